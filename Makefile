@@ -1,0 +1,51 @@
+# Everything a contributor runs; `make help` lists it. The first run makes the environment in .venv from
+# pyproject.toml and the exact versions in constraints.txt; later runs reuse it until one of them changes.
+
+# The Python that makes the environment: 3.11 or newer.
+PYTHON ?= python3
+# Processes that share the tests. Emulated devices run many threads each, so: few.
+WORKERS ?= 2
+# More arguments for the program behind demo, test or bench: make demo ARGS="--replicas 4"
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+# The lock holds for what is installed and, by one name or the other as pip's version has it, for what
+# builds it.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
+
+demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to out/
+	$(BIN)/replicax demo $(ARGS)
+
+test: lint  ## run every check: lint, then the tests and the examples in docstrings
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(READY)  ## style, formatting, types, and which room may import which
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(READY)  ## measure Replicax against hand-written JAX
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+clean:  ## remove the environment, caches and outputs
+	rm -rf .venv build dist out
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp comes last: an installation that broke off is tried again by the next make.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[dev]'
+	touch $@

@@ -1,0 +1,66 @@
+"""Replicax: write the training step for one replica, choose a strategy, and run it anywhere.
+
+>>> import replicax
+>>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+>>> x = strategy.distribute_values_from_function(lambda ctx: float(ctx.replica_id_in_sync_group))
+>>> strategy.run(lambda x: replicax.get_replica_context().all_reduce("sum", x + 1), args=(x,))
+Array(3., dtype=float32)
+"""
+
+from replicax.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    set_strategy,
+)
+from replicax.data import DistributedDataset, DistributedIterator, ValueContext
+from replicax.errors import ContextError, DeadlockError, LocalityError, RetraceWarning, TraceError
+from replicax.execution import Executable, Locality
+from replicax.execution.collectives import Collective
+from replicax.reduction import ReduceOp
+from replicax.strategies import MirroredStrategy, OneDeviceStrategy
+from replicax.strategies.default import DefaultStrategy
+from replicax.strategy import Strategy, StrategyExtended
+from replicax.topology.devices import use_cpu_devices
+from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
+from replicax.values import PerReplica
+from replicax.variables import Aggregation, Synchronization, Variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregation",
+    "Collective",
+    "ContextError",
+    "DeadlockError",
+    "DefaultStrategy",
+    "DistributedDataset",
+    "DistributedIterator",
+    "Executable",
+    "Locality",
+    "LocalityError",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "Optimizer",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "RetraceWarning",
+    "Strategy",
+    "StrategyExtended",
+    "Synchronization",
+    "TraceError",
+    "ValueContext",
+    "Variable",
+    "compute_average_loss",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "scale_regularization_loss",
+    "set_strategy",
+    "use_cpu_devices",
+    "value_and_grad",
+]

@@ -1,0 +1,215 @@
+"""The only file that touches JAX internals or branches on its version.
+
+Everything here is a few lines around something that ``jax`` has, but does not yet promise. When a new JAX
+release moves one of them, this file changes and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import mesh as _mesh
+from jax._src import source_info_util as _source_info
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+from jax.extend import core as _extend
+
+Jaxpr = _extend.Jaxpr
+ClosedJaxpr = _extend.ClosedJaxpr
+Equation = _extend.JaxprEqn
+Literal = _extend.Literal
+Primitive = _extend.Primitive
+ShapedArray = jax.core.ShapedArray
+
+# Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
+_source_info.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
+# --- traces ---------------------------------------------------------------------------------------------
+
+
+def current_trace() -> Any:
+    """The innermost JAX transformation now in progress (an opaque object, compared with ``is``)."""
+    return _core.trace_ctx.trace
+
+
+def eval_trace() -> Any:
+    """What :func:`current_trace` returns when nothing is being traced."""
+    return _core.eval_trace
+
+
+def staging_trace(trace: Any) -> Any:
+    """The innermost trace, at or outside ``trace``, that records a program (``jit``, ``scan``, ``cond``, …)."""
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
+def traced_for(trace: Any) -> str:
+    """What a staging trace is for: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
+    info = getattr(getattr(trace, "frame", None), "debug_info", None)
+    return str(getattr(info, "traced_for", ""))
+
+
+# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
+# that such a function may read a variable, whose traced value is another one in the next step, after a write
+# and inside value_and_grad. A number that is part of JAX's cache keys, and changes whenever a kept program may
+# have gone stale, makes it trace the function again.
+_generation = jax.make_user_context(0)
+_numbers = itertools.count(1)
+
+
+class _StagedReads(threading.local):
+    def __init__(self) -> None:
+        self.happened = False
+        self.generation = 0
+
+
+_staged = _StagedReads()
+
+
+def note_staged_read() -> None:
+    """A variable's traced value has gone into a program that JAX may keep."""
+    _staged.happened = True
+
+
+def renew_kept_programs() -> None:
+    """From here on variables have other values: don't reuse kept programs that hold the old ones."""
+    if _staged.happened:
+        _staged.happened = False
+        _staged.generation = next(_numbers)
+        _generation(_staged.generation).__enter__()  # the enclosing kept_programs() restores it
+
+
+@contextlib.contextmanager
+def kept_programs() -> Iterator[None]:
+    """Trace a step, reusing only such programs as JAX has kept that hold no variable's old value."""
+    with _generation(_staged.generation):
+        renew_kept_programs()
+        yield
+
+
+def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Record operations in ``trace`` (an outer one), whatever transformation is innermost."""
+    manager: contextlib.AbstractContextManager[Any] = _core.set_current_trace(trace)
+    return manager
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Compute concrete values in the middle of a trace, as if nothing were being traced."""
+    axis_env = _core.trace_ctx.axis_env
+    with _core.set_current_trace(_core.eval_trace), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        _core.trace_ctx.set_axis_env(_core.top_axis_env)
+        try:
+            yield
+        finally:
+            _core.trace_ctx.set_axis_env(axis_env)
+
+
+def trace_settings() -> Any:
+    """A hashable digest of every JAX setting that changes what is traced (x64, precision, …)."""
+    return _config.trace_context()
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has made its devices already, so that their number can't change any more."""
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+# --- primitives -----------------------------------------------------------------------------------------
+
+
+def identity_primitive(name: str) -> Primitive:
+    """A one-operand primitive that returns its operand, and survives every transformation.
+
+    Differentiation and batching keep it on the primal value; in compiled code it is nothing at all.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda aval, **_: aval)
+    _mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
+    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (
+        primitive.bind(args[0], **params),
+        dims[0],
+    )
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(primals[0], **params), tangents[0]
+
+    _ad.primitive_jvps[primitive] = jvp
+    return primitive
+
+
+def input_primitive(name: str) -> Primitive:
+    """A primitive without operands that stands for an input of the program that is still being traced."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda *, aval, **_: aval)
+    return primitive
+
+
+# --- programs -------------------------------------------------------------------------------------------
+
+
+def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
+    """The body of the one ``shard_map`` in ``traced``, and what it is applied to.
+
+    The second result has an entry for each input of the body: an ``int``, the position among the traced
+    function's arguments, or a concrete array that the function closed over.
+    """
+    closed = traced.jaxpr
+    equations = closed.jaxpr.eqns
+    if len(equations) != 1 or equations[0].primitive.name != "shard_map":
+        raise AssertionError(f"expected one shard_map, got {[e.primitive.name for e in equations]}")
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    positions = {v: i for i, v in enumerate(closed.jaxpr.invars)}
+    operands = [
+        v.val if isinstance(v, Literal) else constants[v] if v in constants else positions[v]
+        for v in equations[0].invars
+    ]
+    body = equations[0].params["jaxpr"]
+    return getattr(body, "jaxpr", body), operands
+
+
+def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
+    """``jaxpr`` with other inputs, equations and outputs."""
+    return jaxpr.replace(
+        invars=list(invars),
+        eqns=list(equations),
+        outvars=list(outvars),
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
+
+
+def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
+    results: list[Any] = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+    return results
+
+
+def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
+    """The programs inside an equation (a loop's body, a branch, a called function)."""
+    return [getattr(j, "jaxpr", j) for j in _extend.jaxprs_in_params(equation.params)]
+
+
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
+    """A jaxpr without the constants that may be closed over it."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def source_line(equation: Equation) -> str:
+    """``file.py:12 (function)``: the user's line that an equation comes from."""
+    frame = _source_info.user_frame(equation.source_info.traceback)
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"

@@ -1,0 +1,345 @@
+"""Where in a distributed program we are: inside one replica, or looking across all of them.
+
+Each thread has a stack of contexts. At its bottom lies the default replica context, in which code that knows
+nothing of strategies runs. ``with strategy.scope():`` pushes that strategy's cross-replica context, ``run``
+pushes a replica context, and ``merge_call`` goes from a replica context back across.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from replicax.errors import ContextError
+from replicax.reduction import ReduceOp, checked_axes
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class Communicator(Protocol):
+    """How one replica reaches the others. Each executor brings its own."""
+
+    def replica_id(self) -> Any:
+        """This replica's number: an int32 scalar of locality T, or an int."""
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+        """Combine each array with its namesakes on all replicas."""
+
+    def all_gather(self, array: Any, axis: int) -> Any:
+        """Concatenate the replicas' arrays along ``axis``."""
+
+    def from_first(self, array: Any) -> Any:
+        """Replica 0's array."""
+
+    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call ``fn(strategy, *args, **kwargs)`` in cross-replica context, once for all replicas."""
+
+
+class SingleReplica:
+    """The communicator of a replica that is alone: every collective returns what it was given."""
+
+    def replica_id(self) -> Any:
+        return 0
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+        return [jax.numpy.asarray(a) for a in arrays]
+
+    def all_gather(self, array: Any, axis: int) -> Any:
+        array = jax.numpy.asarray(array)
+        checked_axes(axis, array.shape, "all_gather")
+        return array
+
+    def from_first(self, array: Any) -> Any:
+        return array
+
+    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with cross_replica(strategy):
+            return fn(strategy, *args, **kwargs)
+
+
+class ReplicaContext:
+    """One replica's view of a distributed step; get it with :func:`get_replica_context`.
+
+    Outside every strategy's ``run`` there is a default one with a single replica, so code that uses it works
+    everywhere.
+
+    >>> import replicax, jax.numpy as jnp
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def step():
+    ...     ctx = replicax.get_replica_context()
+    ...     mine = jnp.float32(ctx.replica_id_in_sync_group + 1)
+    ...     return ctx.all_reduce("sum", mine), ctx.all_gather(mine[None], axis=0)
+    >>> total, everyone = strategy.run(step)
+    >>> float(total), everyone.tolist()
+    (3.0, [1.0, 2.0])
+    """
+
+    def __init__(self, strategy: Strategy, communicator: Communicator) -> None:
+        self._strategy = strategy
+        self._communicator = communicator
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that runs this replica."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run the step together (a Python int)."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0: an int32 scalar of locality T (with a single replica, 0)."""
+        return self._communicator.replica_id()
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices that the step runs on. A compiled step is one program for all of them."""
+        return self._strategy.extended.worker_devices
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: None = None) -> Any:
+        """Combine a value over all replicas; every replica gets the result.
+
+        Differentiable: each replica differentiates its own loss, so the gradient of SUM is SUM and that of
+        MEAN is MEAN. A value that is the same on all n replicas is still counted n times.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value: a pytree of arrays, each of one replica's shape.
+          options: must be ``None``.
+
+        Returns:
+          The same pytree, locality M. One fused all-reduce for all its leaves.
+        """
+        self._check_current("all_reduce")
+        leaves, treedef = jax.tree_util.tree_flatten(value)
+        reduced = self._communicator.all_reduce(ReduceOp.parse(reduce_op), leaves)
+        return jax.tree_util.tree_unflatten(treedef, reduced)
+
+    def all_gather(self, value: Any, axis: int, options: None = None) -> Any:
+        """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
+
+        Differentiable; the gradient is the slice that this replica put in, summed over all replicas' losses.
+
+        Args:
+          value: a pytree of arrays of rank at least 1, each of one replica's shape ``[…, k, …]``.
+          axis: the dim to concatenate along; negative counts from the end.
+          options: must be ``None``.
+
+        Returns:
+          The same pytree with arrays ``[…, n·k, …]``, locality M. One all-gather a leaf.
+
+        Raises:
+          ValueError: an array is a scalar, or ``axis`` is out of range.
+        """
+        self._check_current("all_gather")
+        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis), value)
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Go across: call ``merge_fn(strategy, *args, **kwargs)`` once, in cross-replica context.
+
+        Computed values among the arguments arrive as :class:`PerReplica` (bare with one replica), so
+        ``merge_fn`` can pass them to ``strategy.reduce`` and its kin; variables and Python objects arrive as
+        themselves. Of what it returns, each replica gets its own component of a ``PerReplica``, and
+        everything else as it is. In compiled code no thread waits: this is just tracing.
+
+        Issues no collective of its own.
+        """
+        self._check_current("merge_call")
+        return self._communicator.merge(self._strategy, merge_fn, tuple(args), dict(kwargs or {}))
+
+    def _check_current(self, method: str) -> None:
+        if get_replica_context() is not self:
+            where = "cross-replica context" if in_cross_replica_context() else "another replica context"
+            raise ContextError(
+                f"ReplicaContext.{method} was called in {where}, on a context that is no longer current: call "
+                "replicax.get_replica_context() anew inside each step, and not inside a merge_fn"
+            )
+
+
+# --- the stack ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Frame:
+    strategy: Strategy
+    replica: ReplicaContext | None  # None: cross-replica context
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.base: _Frame | None = None
+
+
+_stack = _Stack()
+_default: list[Callable[[], Strategy]] = []
+
+
+def register_default_strategy(factory: Callable[[], Strategy]) -> None:
+    """Say how the default strategy is made; called once, by the module that defines it."""
+    _default[:] = [factory]
+
+
+def default_strategy() -> Strategy:
+    """The strategy of code outside every scope: one replica on JAX's default device."""
+    return _default[0]()
+
+
+def _current() -> _Frame:
+    if _stack.frames:
+        return _stack.frames[-1]
+    if _stack.base is None:
+        strategy = default_strategy()
+        _stack.base = _Frame(strategy, ReplicaContext(strategy, SingleReplica()))
+    return _stack.base
+
+
+@contextlib.contextmanager
+def _pushed(frame: _Frame) -> Iterator[None]:
+    _stack.frames.append(frame)
+    try:
+        yield
+    finally:
+        if _stack.frames[-1] is not frame:
+            _stack.frames.remove(frame)
+            raise ContextError("scopes were left in the wrong order: leave the innermost scope first")
+        _stack.frames.pop()
+
+
+def cross_replica(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
+    """Enter the cross-replica context of ``strategy``."""
+    return _pushed(_Frame(strategy, None))
+
+
+def replica(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
+    """Enter a replica context."""
+    return _pushed(_Frame(context.strategy, context))
+
+
+# --- what users ask -------------------------------------------------------------------------------------
+
+
+def get_strategy() -> Strategy:
+    """The strategy whose scope or step we are in; outside all of them, the default one.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     replicax.get_strategy() is strategy
+    True
+    """
+    return _current().strategy
+
+
+def has_strategy() -> bool:
+    """Whether the current strategy is one that somebody chose, and not the default.
+
+    >>> import replicax
+    >>> replicax.has_strategy()
+    False
+    """
+    return get_strategy() is not default_strategy()
+
+
+def in_cross_replica_context() -> bool:
+    """Whether we look across replicas: inside ``scope()`` or a ``merge_fn``, but not inside ``run``.
+
+    >>> import replicax
+    >>> replicax.in_cross_replica_context()
+    False
+    >>> with replicax.MirroredStrategy(["cpu:0"]).scope():
+    ...     replicax.in_cross_replica_context()
+    True
+    """
+    return _current().replica is None
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The current :class:`ReplicaContext`; ``None`` in cross-replica context.
+
+    >>> import replicax
+    >>> replicax.get_replica_context().num_replicas_in_sync  # outside every scope: the default one
+    1
+    """
+    return _current().replica
+
+
+def set_strategy(strategy: Strategy | None) -> None:
+    """Make ``strategy`` this thread's current one, as if the rest of the program stood in its scope.
+
+    Args:
+      strategy: the strategy, or ``None`` to go back to the default.
+
+    Raises:
+      ContextError: called inside a scope or a step.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> replicax.set_strategy(strategy)
+    >>> replicax.get_strategy() is strategy
+    True
+    >>> replicax.set_strategy(None)
+    """
+    if _stack.frames:
+        raise ContextError("set_strategy must be called outside every strategy.scope() and step")
+    is_default = strategy is None or strategy is default_strategy()
+    _stack.base = None if is_default else _Frame(strategy, None)  # type: ignore[arg-type]
+
+
+def check_may_enter(strategy: Strategy) -> None:
+    """Raise unless ``strategy``'s cross-replica context may be entered from here.
+
+    Raises:
+      ContextError: we are in a step, or in another strategy's scope.
+    """
+    frame = _stack.frames[-1] if _stack.frames else _stack.base
+    if frame is None:
+        return
+    if frame.replica is not None and _stack.frames:
+        raise ContextError(
+            "strategy.scope() was entered inside a step: use get_replica_context().merge_call(fn) to act across "
+            "replicas"
+        )
+    if frame.replica is None and frame.strategy is not strategy:
+        raise ContextError(
+            f"mixing different Strategy objects: the scope of {strategy!r} was entered inside that of "
+            f"{frame.strategy!r}. Make one strategy and use it throughout."
+        )
+
+
+def in_step() -> bool:
+    """Whether a step is running on this thread, be it in a ``merge_fn``."""
+    return any(frame.replica is not None for frame in _stack.frames)
+
+
+_USE_MERGE_CALL = (
+    "Inside a step use replicax.get_replica_context().merge_call(lambda strategy, value: …, args=(value,)), or its "
+    "all_reduce and all_gather."
+)
+
+
+def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MERGE_CALL) -> None:
+    """Raise if ``strategy.method`` was called inside a step.
+
+    Raises:
+      ContextError: we are inside a replica, or inside another strategy's scope.
+    """
+    if _stack.frames:
+        frame = _stack.frames[-1]
+        if frame.replica is not None:
+            raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
+        if frame.strategy is not strategy:
+            raise ContextError(
+                f"mixing different Strategy objects: {method} of {strategy!r} was called inside the scope of "
+                f"{frame.strategy!r}"
+            )

@@ -1,0 +1,36 @@
+"""The named errors of Replicax.
+
+Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
+where the meaning is "this input is wrong". Everything else that Replicax raises is a plain ``ValueError``,
+``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was.
+"""
+
+
+class LocalityError(ValueError):
+    """A value has the wrong locality: per-replica where all replicas must agree, or the reverse.
+
+    Raised while a step is traced (see :mod:`replicax.execution.infer`), for example when a per-replica value
+    is assigned to a mirrored variable that has no aggregation.
+    """
+
+
+class DeadlockError(ValueError):
+    """A collective stands where replicas could disagree on whether, or how often, it runs.
+
+    Raised while a step is traced: some replicas would wait for ever for the others.
+    """
+
+
+class ContextError(RuntimeError):
+    """A function was called in the wrong context, or contexts were left in the wrong order.
+
+    For example ``strategy.run`` inside a replica, or ``strategy.reduce`` where only one replica's view exists.
+    """
+
+
+class TraceError(RuntimeError):
+    """A variable was written inside a JAX transformation that would leak the written value."""
+
+
+class RetraceWarning(UserWarning):
+    """A function is traced again and again; the message says which part of its key keeps changing."""

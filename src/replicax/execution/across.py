@@ -1,0 +1,187 @@
+"""Acting across replicas: reduce, gather and local_results, wherever the components are.
+
+Inside a ``merge_fn`` that is being traced the components are one traced value, and collectives over the mesh
+combine them. Outside a step they lie on the devices; then a step is run whose only work is that same
+combination. Components of different shapes, which no single program can hold, are combined on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import context, reduction
+from replicax.execution.run import run
+from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.values import Local, PerReplica, Stacked, is_leaf
+from replicax.variables.store import current_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+Axis = int | tuple[int, ...] | None
+
+
+def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
+    """See :meth:`replicax.Strategy.reduce`."""
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
+    ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
+    reduced = _by_form(
+        strategy,
+        [leaves[i] for i in ours],
+        lambda values: _reduce_local(op, values, axis),
+        lambda values: _reduce_components(op, values, axis),
+        lambda s, values: s.reduce(op, values, axis),
+    )
+    for i, result in zip(ours, reduced, strict=True):
+        results[i] = result
+    return jax.tree_util.tree_unflatten(treedef, results)
+
+
+def gather(strategy: Strategy, value: Any, axis: int) -> Any:
+    """See :meth:`replicax.Strategy.gather`."""
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    several = strategy.num_replicas_in_sync > 1
+    for leaf in leaves:
+        if not isinstance(leaf, PerReplica):
+            if several:
+                raise ValueError(
+                    f"strategy.gather joins the components of PerReplica values, but got {leaf!r}, which all "
+                    f"{strategy.num_replicas_in_sync} replicas share. There is nothing to gather: use it as it is."
+                )
+            checked_axes(axis, np.shape(leaf), "gather")
+    if not several and not any(isinstance(leaf, PerReplica) for leaf in leaves):
+        return value
+    gathered = _by_form(
+        strategy,
+        leaves,
+        lambda values: [reduction.all_gather(v, axis) for v in values],
+        lambda values: [_gather_components(v, axis) for v in values],
+        lambda s, values: s.gather(values, axis),
+    )
+    return jax.tree_util.tree_unflatten(treedef, gathered)
+
+
+def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
+    """See :meth:`replicax.Strategy.local_results`."""
+    if isinstance(value, Variable):
+        if not value.is_stacked:
+            return (value.read_value(),) * strategy.num_replicas_in_sync
+        value = current_store().copies(value)
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    if not any(isinstance(leaf, PerReplica) for leaf in leaves):
+        return (value,)
+    columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
+    count = next(len(c) for c in columns if c is not None)
+    return tuple(
+        jax.tree_util.tree_unflatten(
+            treedef,
+            [leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)],
+        )
+        for i in range(count)
+    )
+
+
+def _components(value: PerReplica) -> Sequence[Any]:
+    if isinstance(value.form, Local):
+        stacked = reduction.stack_replicas(value.form.value)
+        return [stacked[i] for i in range(stacked.shape[0])]
+    return value.values
+
+
+def _by_form(
+    strategy: Strategy,
+    values: list[PerReplica],
+    of_local: Callable[[list[Any]], list[Any]],
+    of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
+    again: Callable[[Any, list[PerReplica]], list[Any]],
+) -> list[Any]:
+    """Combine components: while tracing, as they stand, or by running a step that does ``again``."""
+    if not values:
+        return []
+    forms = {type(v.form) for v in values}
+    if forms == {Local}:
+        return of_local([v.form.value for v in values if isinstance(v.form, Local)])
+    if forms == {Stacked}:
+
+        def step(values: list[Any]) -> Any:
+            replica = context.get_replica_context()
+            assert replica is not None
+            return replica.merge_call(again, args=(values,))
+
+        merged: list[Any] = run(strategy, step, (values,), None)
+        return merged
+    if Local in forms:
+        raise ValueError("values of a step that is being traced can't be combined with values from outside it")
+    return of_components([v.values for v in values])
+
+
+def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
+    n = strategy.num_replicas_in_sync
+    if n > 1 and op is ReduceOp.SUM:
+        raise ValueError(
+            f"strategy.reduce('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "
+            f"{n} replicas share; whether it counts once or {n} times can't be told. Use it as it is, multiply it "
+            f"by {n}, or reduce with 'mean', which returns it."
+        )
+    if axis is None:
+        return value.read_value() if isinstance(value, Variable) else value
+    array = jnp.asarray(value)
+    axes = checked_axes(axis, array.shape, "reduce")
+    return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
+
+
+def _reduce_local(op: ReduceOp, values: list[Any], axis: Axis) -> list[Any]:
+    sums, counts = zip(*(_sum_along(v, axis) for v in values), strict=True)
+    totals = reduction.all_reduce(ReduceOp.SUM, sums)
+    if op is ReduceOp.SUM:
+        return totals
+    n = jax.lax.axis_size(REPLICA_AXIS)
+    return [divide(total, n * count) for total, count in zip(totals, counts, strict=True)]
+
+
+def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis) -> list[Any]:
+    results = []
+    for components in values:
+        arrays = _on_one_device(components, "reduce")
+        if axis is None and len({a.shape for a in arrays}) > 1:
+            raise ValueError(
+                f"strategy.reduce: the components have different shapes {[a.shape for a in arrays]}; pass axis=0 to "
+                "reduce along that dim too"
+            )
+        sums, counts = zip(*(_sum_along(a, axis) for a in arrays), strict=True)
+        total = jnp.sum(jnp.stack(sums), 0)
+        results.append(total if op is ReduceOp.SUM else divide(total, max(1, sum(counts))))
+    return results
+
+
+def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
+    arrays = _on_one_device(components, "gather")
+    for array in arrays:
+        checked_axes(axis, array.shape, "gather")
+    return jnp.concatenate(arrays, axis)
+
+
+def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
+    """The sum along ``axis``, and how many numbers each of its elements is the sum of."""
+    value = jnp.asarray(value)
+    if axis is None:
+        return value, 1
+    axes = checked_axes(axis, value.shape, "reduce")
+    return jnp.sum(value, axes), int(np.prod([value.shape[a] for a in axes]))
+
+
+def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
+    for replica, component in enumerate(components):
+        if not isinstance(component, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            raise TypeError(f"strategy.{what}: the component of replica {replica} is no array: {component!r}")
+    first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
+    device = next(iter(first)) if first else None
+    return [jax.device_put(jnp.asarray(c), device) for c in components]

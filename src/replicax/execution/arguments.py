@@ -1,0 +1,156 @@
+"""A call's arguments, taken apart: what is traced, what is static, and the key of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax.execution.function_key import ById
+from replicax.execution.marks import Locality, M, T
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.values import Components, Local, PerReplica, Stacked, is_leaf
+
+_STATIC = object()
+
+
+class Arguments:
+    """The arguments of one call of a step.
+
+    ``PerReplica`` values are traced with locality T; arrays, NumPy arrays and scalars, ints, floats and complex
+    numbers are traced with locality M; everything else (bools, strings, other Python objects, variables) is
+    static: the step sees the object itself, and another object means another program.
+
+    Attributes:
+      arrays: the traced values, in the order of the flattened arguments.
+      key: what decides whether a program for other arguments fits these.
+    """
+
+    __slots__ = ("_statics", "_tree", "arrays", "key")
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        leaves, self._tree = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_leaf)
+        self.arrays: list[Any] = []
+        self._statics: list[Any] = []
+        keys: list[Any] = []
+        for position, leaf in enumerate(leaves):
+            kind = type(leaf)
+            if kind is PerReplica:
+                array = self._stacked(leaf, position)
+                self.arrays.append(array)
+                keys.append((T, array.shape[1:], array.dtype, False))
+            elif isinstance(leaf, jax.Array):
+                if isinstance(leaf, jax.core.Tracer):
+                    raise self._error(
+                        position,
+                        "is being traced: strategy.run compiles the step itself, so call it outside jax.jit",
+                    )
+                self.arrays.append(leaf)
+                keys.append((M, leaf.shape, leaf.dtype, leaf.weak_type))
+            elif isinstance(leaf, (np.ndarray, np.generic)):
+                self.arrays.append(leaf)
+                keys.append((M, leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False))
+            elif kind is int or kind is float or kind is complex:
+                self.arrays.append(leaf)
+                keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
+            else:
+                self._statics.append((position, leaf))
+                keys.append((_STATIC, kind, _static_key(leaf)))
+                continue
+        self.key = (self._tree, tuple(keys))
+
+    def traced(self) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
+        """One replica's shape and dtype, and the locality, of each traced argument."""
+        return [(jax.ShapeDtypeStruct(k[1], k[2], weak_type=k[3]), k[0]) for k in self.key[1] if k[0] is not _STATIC]
+
+    def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
+        """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
+        tree: Any = self._tree
+        statics = dict(self._statics)
+
+        def build(values: Sequence[Any]) -> tuple[Any, Any]:
+            rest = iter(values)
+            leaves = [statics[i] if i in statics else next(rest) for i in range(tree.num_leaves)]
+            args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+            return args, kwargs
+
+        return build
+
+    def placed(self, mesh: jax.sharding.Mesh) -> list[Any]:
+        """The traced values on the devices of ``mesh``; those that lie elsewhere are copied there."""
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        along = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+        placed = []
+        for array, key in zip(self.arrays, (k for k in self.key[1] if k[0] is not _STATIC), strict=True):
+            if isinstance(array, jax.Array):
+                wanted = along if key[0] is T else everywhere
+                if array.sharding != wanted and not array.sharding.is_equivalent_to(wanted, array.ndim):
+                    array = jax.device_put(array, wanted)
+            placed.append(array)
+        return placed
+
+    def _stacked(self, value: PerReplica, position: int) -> jax.Array:
+        match value.form:
+            case Stacked(array):
+                return array
+            case Local():
+                raise self._error(position, "belongs to a step that is still being traced")
+            case Components(values):
+                shown = ", ".join(_describe(v) for v in values)
+                raise self._error(
+                    position,
+                    "can't run as one compiled program, which needs arrays of one shape and dtype on every replica; "
+                    f"its components are {shown}",
+                )
+
+    def _error(self, position: int, what: str) -> ValueError:
+        return ValueError(f"{path_of(self._tree, position)} {what}")
+
+
+def path_of(tree: Any, position: int) -> str:
+    """``args[0]['x']``: where in ``(args, kwargs)`` the leaf at ``position`` stands."""
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
+    first, *rest = paths[position][0]
+    return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
+
+
+def describe_difference(old: Any, new: Any) -> list[str]:
+    """What differs between two :attr:`Arguments.key`, in words."""
+    (old_tree, old_keys), (new_tree, new_keys) = old, new
+    if old_tree != new_tree:
+        return [f"the structure of the arguments: was {old_tree}, now {new_tree}"]
+    return [
+        f"{path_of(new_tree, i)}: was {_describe_key(a)}, now {_describe_key(b)}"
+        for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))
+        if a != b
+    ]
+
+
+def _describe_key(key: Any) -> str:
+    if key[0] is _STATIC:
+        return f"the Python value {key[2]!r}"
+    weak = ", weakly typed" if key[3] else ""
+    return f"{np.dtype(key[2]).name if not _is_extended(key[2]) else key[2]}{list(key[1])} ({key[0].value}{weak})"
+
+
+def _is_extended(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)
+
+
+def _static_key(leaf: Any) -> Any:
+    if is_leaf(leaf):
+        return ById(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return ById(leaf)
+    return leaf

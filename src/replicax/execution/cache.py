@@ -1,0 +1,91 @@
+"""The programs of a strategy, so that each step is traced once."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from replicax.errors import RetraceWarning
+from replicax.execution.arguments import describe_difference
+from replicax.execution.function_key import FunctionKey, function_key
+from replicax.execution.replicate import Executable
+
+_CAPACITY = 256
+_WARN_AT = 10
+
+
+class ProgramCache:
+    """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
+
+    The least recently used go when there are more than 256, and those whose function is gone go before. The
+    tenth time that one function has to be traced again, a warning says which part of its key changed.
+    """
+
+    def __init__(self) -> None:
+        self._entries: collections.OrderedDict[Any, Executable] = collections.OrderedDict()
+        self._traces: collections.Counter[Any] = collections.Counter()
+        self._last: dict[Any, Any] = {}
+
+    def find(self, key: Any) -> Executable | None:
+        """The executable with this key, if there is one."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def add(self, key: Any, executable: Executable, name: str) -> None:
+        """Keep ``executable``; warn if its function is traced again and again."""
+        for other in [k for k in self._entries if k[0].is_dead]:
+            del self._entries[other]
+        while len(self._entries) >= _CAPACITY:
+            self._entries.popitem(last=False)
+        self._entries[key] = executable
+        code = key[0].code
+        self._traces[code] += 1
+        if self._traces[code] == _WARN_AT + 1:
+            changed = "; ".join(_difference(self._last[code], key))
+            warnings.warn(
+                f"{name} has been traced {self._traces[code]} times, each for a new program. What changed last is "
+                f"{changed}. Pass what changes from call to call as an array, or keep its shape.",
+                RetraceWarning,
+                stacklevel=_outside(),
+            )
+        self._last[code] = key
+
+    def trace_count(self, fn: Callable[..., Any]) -> int:
+        """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""
+        return self._traces[function_key(fn).code]
+
+
+def _difference(old: Any, new: Any) -> list[str]:
+    old_fn: FunctionKey = old[0]
+    new_fn: FunctionKey = new[0]
+    was = dict(old_fn.captured)
+    found = [
+        f"the captured value {name!r}: was {_shown(was.get(name))}, now {_shown(value)}"
+        for name, value in new_fn.captured
+        if was.get(name) != value
+    ]
+    found += describe_difference(old[1], new[1])
+    if old[2] != new[2]:
+        found.append("JAX's settings (such as jax_enable_x64 or the default precision)")
+    return found or ["nothing that Replicax can name"]
+
+
+def _shown(frozen: Any) -> str:
+    if isinstance(frozen, tuple) and len(frozen) == 2 and isinstance(frozen[0], type):
+        frozen = frozen[1]
+    text = repr(frozen)
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def _outside() -> int:
+    """The stack level of the first caller outside Replicax, for a warning."""
+    import sys
+
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "replicax":
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    return level

@@ -1,0 +1,173 @@
+"""Capture: run a step's Python once, and record the program that it is.
+
+The step runs inside the mesh's replica axis, on traced values, with its variables lifted: reading one for the
+first time adds an input to the program, and the last value written becomes an output. Nothing is computed, and
+whatever goes wrong leaves every variable as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _jax, context
+from replicax.errors import ContextError
+from replicax.execution.marks import Locality, M, Obligation, T, mark, variable_p
+from replicax.execution.program import Program, Result, Use
+from replicax.execution.spmd import SpmdCommunicator
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.values import Local, PerReplica, is_leaf
+from replicax.variables.store import check_write_trace, note_read, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class TracedStore:
+    """The store of a step that is being captured; see :class:`replicax.variables.store.Store`."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.values: dict[Variable, Any] = {}
+        self.reads: list[Variable] = []
+        self.writes: list[Variable] = []
+        self.obligations: dict[int, Obligation] = {}
+        self._trace = _jax.current_trace()
+
+    def read(self, variable: Variable) -> Any:
+        self._check_owner(variable)
+        if variable not in self.values:
+            aval = _jax.ShapedArray(variable.shape, variable.dtype)
+            with _jax.set_current_trace(self._trace):
+                self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
+            self.reads.append(variable)
+        note_read(self._trace)
+        return self.values[variable]
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        self._check_owner(variable)
+        check_write_trace(variable, self._trace)
+        if must_be_mirrored is not None:
+            value = self.expect_mirrored(value, must_be_mirrored)
+        self.values[variable] = value
+        _jax.renew_kept_programs()
+        if not any(w is variable for w in self.writes):
+            self.writes.append(variable)
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable)))
+
+    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
+        return self._marked(value, T, otherwise)
+
+    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
+        return self._marked(value, M, otherwise)
+
+    def _marked(self, value: Any, expected: Locality, otherwise: str) -> Any:
+        mark_id = len(self.obligations)
+        self.obligations[mark_id] = Obligation(expected, otherwise)
+        return mark(jnp.asarray(value), mark_id)
+
+    def _check_owner(self, variable: Variable) -> None:
+        if variable.strategy is not self.strategy:
+            raise ContextError(
+                f"{variable.describe()} belongs to {variable.strategy!r}, but the step runs under {self.strategy!r}: "
+                "create it inside this strategy's scope()"
+            )
+
+
+def capture(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
+    rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
+) -> Program:
+    """Trace ``fn`` for one replica of ``strategy``.
+
+    Args:
+      strategy: whose replica to be.
+      fn: the step.
+      arguments: one replica's shape and dtype, and the locality, of each traced argument.
+      rebuild: makes ``(args, kwargs)`` from the traced arguments.
+    """
+    name = getattr(fn, "__name__", type(fn).__name__)
+    store: TracedStore | None = None
+    results: list[Result] = []
+    result_tree: Any = None
+
+    def body(*values: Any) -> tuple[list[Any], list[Any]]:
+        nonlocal store, result_tree
+        store = TracedStore(strategy)
+        replica = context.ReplicaContext(strategy, SpmdCommunicator())
+        args, kwargs = rebuild(values)
+        with context.replica(replica), use_store(store):
+            returned = fn(*args, **kwargs)
+        leaves, result_tree = jax.tree_util.tree_flatten(returned, is_leaf=is_leaf)
+        computed: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, jax.Array):
+                results.append(Result(len(computed)))
+                computed.append(leaf)
+            else:
+                results.append(Result(None, leaf))
+        return [store.values[v] for v in store.writes], computed
+
+    mapped = jax.shard_map(
+        body,
+        mesh=strategy.extended.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    with _jax.kept_programs():
+        traced = jax.jit(mapped).trace(*(aval for aval, _ in arguments))
+    assert store is not None
+    jaxpr, operands = _jax.shard_map_body(traced)
+    inputs, equations = _lift(jaxpr, len(store.reads))
+
+    # The body's own inputs: arguments in their order, and arrays that the step closed over.
+    n_arguments = len(arguments)
+    by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
+    closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
+    unused = [i for i in range(n_arguments) if i not in by_position]
+    assert not unused, f"arguments {unused} were dropped while tracing"
+    everywhere = NamedSharding(strategy.extended.mesh, PartitionSpec())
+    return Program(
+        name=name,
+        jaxpr=_jax.replace_inputs(
+            jaxpr,
+            [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],
+            equations,
+            jaxpr.outvars,
+        ),
+        reads=tuple(map(_use, store.reads)),
+        arguments=tuple(arguments),
+        constants=tuple(jax.device_put(value, everywhere) for _, value in closed_over),
+        writes=tuple(map(_use, store.writes)),
+        results=tuple(results),
+        result_tree=result_tree,
+        obligations=store.obligations,
+    )
+
+
+def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
+    """Split off the equations that stand for variables: their results, in order, and the other equations."""
+    inputs: list[Any] = [None] * n_variables
+    others = []
+    for equation in jaxpr.eqns:
+        if equation.primitive is variable_p:
+            inputs[equation.params["index"]] = equation.outvars[0]
+        else:
+            others.append(equation)
+    return inputs, others
+
+
+def _use(variable: Variable) -> Use:
+    locality = T if variable.is_stacked else M
+    return Use(variable.slot, locality, variable.is_stacked)

@@ -1,0 +1,52 @@
+"""Program: a step as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from replicax import _jax
+from replicax.execution.marks import Locality, Obligation
+from replicax.variables.store import Slot
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """Where one leaf of what the step returned comes from."""
+
+    index: int | None
+    """Its position among the computed results; ``None`` if it is not computed."""
+    value: Any = None
+    """The leaf itself, if it is not computed: a Python object or a variable."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """One variable that a program reads or writes."""
+
+    slot: Slot
+    locality: Locality
+    stacked: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What a step does on one replica, traced once, and where its inputs and outputs belong.
+
+    The jaxpr is over one replica's values. Its inputs are, in this order, the variables it reads, the step's
+    arguments and the arrays it closed over; its outputs the new values of the variables that it writes, and
+    then what the step returns.
+    """
+
+    name: str
+    jaxpr: _jax.Jaxpr
+    reads: tuple[Use, ...]
+    arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]
+    constants: tuple[jax.Array, ...]
+    writes: tuple[Use, ...]
+    results: tuple[Result, ...]
+    result_tree: Any
+    obligations: Mapping[int, Obligation]

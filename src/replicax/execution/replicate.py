@@ -1,0 +1,149 @@
+"""Replicate: one program for one replica becomes one compiled program for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax import _jax
+from replicax.execution.collectives import Collective, collectives_in
+from replicax.execution.infer import infer
+from replicax.execution.marks import Locality, M, T
+from replicax.execution.program import Program
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.variables.store import Slot
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A program ready to run on a mesh; get one with ``strategy.extended.trace``.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> program = strategy.extended.trace(lambda x: x * 2, args=(1.0,))
+    >>> program.localities
+    (<Locality.MIRRORED: 'M'>,)
+
+    ``call(donated, kept, arguments, constants)`` takes the arrays of the variables that are read and written,
+    of those that are only read, and the rest; it returns the arrays of the written variables and the results.
+    """
+
+    program: Program
+    localities: tuple[Locality, ...]
+    """Of the step's computed results."""
+    call: Any
+    donated: tuple[Slot, ...]
+    kept: tuple[Slot, ...]
+    written: tuple[Slot, ...]
+    mesh: Mesh
+
+    def compiled_text(self) -> str:
+        """The optimised HLO of the program, as one device runs it."""
+        n = self.mesh.shape[REPLICA_AXIS]
+        arguments = [
+            jax.ShapeDtypeStruct(
+                (n, *aval.shape) if locality is T else aval.shape,
+                aval.dtype,
+                sharding=NamedSharding(self.mesh, _spec(locality is T)),
+                weak_type=aval.weak_type,
+            )
+            for aval, locality in self.program.arguments
+        ]
+        groups = [[slot.array for slot in slots] for slots in (self.donated, self.kept)]
+        text: str = self.call.lower(*groups, arguments, self.program.constants).compile().as_text()
+        return text
+
+    def collectives(self) -> list[Collective]:
+        """The collectives that one run of the compiled program issues, in order."""
+        return collectives_in(self.compiled_text())
+
+
+def replicate(program: Program, mesh: Mesh) -> Executable:
+    """Compile ``program`` for the replicas of ``mesh``, after checking that it means the same for all.
+
+    Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
+    those of locality M as one replicated array. The layout of every output is pinned, so that the next call
+    finds what it expects. Variables that are read and written are donated: their old arrays are reused.
+
+    Raises:
+      LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.
+    """
+    several = mesh.shape[REPLICA_AXIS] > 1
+    inputs = (
+        [u.locality for u in program.reads]
+        + [locality for _, locality in program.arguments]
+        + [M] * len(program.constants)
+    )
+    outputs = infer(program.jaxpr, inputs, program.obligations, check=several)
+    n_written = len(program.writes)
+    result_localities = outputs[n_written:]
+
+    written_slots = {use.slot for use in program.writes}
+    donated = [i for i, use in enumerate(program.reads) if use.slot in written_slots]
+    kept = [i for i in range(len(program.reads)) if i not in set(donated)]
+
+    # A single replica's results come back bare, so nothing is stacked there.
+    stack_results = [several and locality is T for locality in result_localities]
+    stack_in = (
+        [program.reads[i].stacked for i in donated],
+        [program.reads[i].stacked for i in kept],
+        [locality is T for _, locality in program.arguments],
+        (False,) * len(program.constants),
+    )
+    stack_out = ([use.stacked for use in program.writes], stack_results)
+
+    def body(*groups: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        local = jax.tree_util.tree_map(_unstack, groups, stack_in)
+        reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
+        values = [reads[i] for i in range(len(program.reads))]
+        results = _jax.evaluate(program.jaxpr, [*values, *local[2], *local[3]])
+        groups_out = (results[:n_written], results[n_written:])
+        return jax.tree_util.tree_map(_stack, groups_out, stack_out)
+
+    specs_in: Any = jax.tree_util.tree_map(_spec, stack_in)
+    specs_out: Any = jax.tree_util.tree_map(_spec, stack_out)
+    mapped = jax.shard_map(
+        _named(body, program.name),
+        mesh=mesh,
+        in_specs=specs_in,
+        out_specs=specs_out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shardings = jax.tree_util.tree_map(lambda spec: NamedSharding(mesh, spec), specs_out)
+    call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
+    return Executable(
+        program=program,
+        localities=tuple(result_localities),
+        call=call,
+        donated=tuple(program.reads[i].slot for i in donated),
+        kept=tuple(program.reads[i].slot for i in kept),
+        written=tuple(use.slot for use in program.writes),
+        mesh=mesh,
+    )
+
+
+def _unstack(value: jax.Array, stacked: bool) -> jax.Array:
+    return value.reshape(value.shape[1:]) if stacked else value
+
+
+def _stack(value: jax.Array, stacked: bool) -> jax.Array:
+    return value[None] if stacked else value
+
+
+def _spec(stacked: bool) -> PartitionSpec:
+    return PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+
+
+def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``fn`` under ``name``, which profilers show."""
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call

@@ -1,0 +1,88 @@
+"""Run: find or make the program of a step, and call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax, context
+from replicax.errors import ContextError
+from replicax.execution.arguments import Arguments
+from replicax.execution.capture import capture
+from replicax.execution.function_key import function_key
+from replicax.execution.marks import T
+from replicax.execution.replicate import Executable, replicate
+from replicax.values import PerReplica, Stacked
+from replicax.variables.store import lent
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
+    executable, arguments = prepare(strategy, fn, args, kwargs)
+    if lent:
+        _take_back(executable)
+    written, computed = executable.call(
+        [slot.array for slot in executable.donated],
+        [slot.array for slot in executable.kept],
+        arguments.placed(strategy.extended.mesh),
+        executable.program.constants,
+    )
+    for slot, array in zip(executable.written, written, strict=True):
+        slot.array = array
+    if lent:
+        lent.difference_update(executable.written)
+    return _results(executable, computed, strategy.num_replicas_in_sync)
+
+
+def prepare(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[Executable, Arguments]:
+    """The executable of ``fn`` for these arguments, traced now if it is new.
+
+    Raises:
+      ContextError: called inside a step, or in another strategy's scope.
+    """
+    context.check_cross_replica(strategy, "strategy.run", "A step can't run another: call the function itself.")
+    if context.in_step():
+        raise ContextError("strategy.run was called in a merge_fn, inside a step that is still running")
+    if _jax.current_trace() is not _jax.eval_trace():
+        raise ContextError("strategy.run compiles the step itself: call it outside jax.jit, jax.grad and the like")
+    if not callable(fn):
+        raise TypeError(f"strategy.run(fn, args=(), kwargs=None): fn must be callable, got {fn!r}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"strategy.run(fn, args): args must be a tuple of arguments, got {args!r}; for one: args=(x,)")
+    arguments = Arguments(tuple(args), dict(kwargs or {}))
+    key = (function_key(fn), arguments.key, _jax.trace_settings())
+    cache = strategy.extended.programs
+    executable = cache.find(key)
+    if executable is None:
+        program = capture(strategy, fn, arguments.traced(), arguments.rebuild())
+        executable = replicate(program, strategy.extended.mesh)
+        cache.add(key, executable, program.name)
+    return executable, arguments
+
+
+def _take_back(executable: Executable) -> None:
+    """Give variables about to be donated an array of their own, if somebody outside holds the present one."""
+    for slot in executable.donated:
+        if slot in lent:
+            slot.array = jnp.copy(slot.array)
+            lent.discard(slot)
+
+
+def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int) -> Any:
+    leaves = []
+    for result in executable.program.results:
+        if result.index is None:
+            leaves.append(result.value)
+        else:
+            array = computed[result.index]
+            stacked = num_replicas > 1 and executable.localities[result.index] is T
+            leaves.append(PerReplica(Stacked(array)) if stacked else array)
+    return jax.tree_util.tree_unflatten(executable.program.result_tree, leaves)

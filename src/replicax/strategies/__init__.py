@@ -1,0 +1,7 @@
+"""The strategies: each a short file that chooses devices."""
+
+from replicax.strategies import default
+from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.one_device import OneDeviceStrategy
+
+__all__ = ["MirroredStrategy", "OneDeviceStrategy", "default"]

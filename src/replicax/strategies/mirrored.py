@@ -1,0 +1,31 @@
+"""``MirroredStrategy``: synchronous data parallelism on the devices of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from replicax.strategy import Strategy, StrategyExtended
+from replicax.topology.devices import resolve_devices
+
+
+class MirroredStrategy(Strategy):
+    """A replica on each of several devices, with a copy of every variable on each.
+
+    Each replica works on its slice of the batch; gradients are summed across replicas, and every copy of a
+    variable changes alike.
+
+    Args:
+      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
+
+    Raises:
+      ValueError: a device is named twice, or does not exist; the message lists those that do.
+
+    >>> import replicax
+    >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    MirroredStrategy([cpu:0, cpu:1])
+    """
+
+    def __init__(self, devices: Sequence[str | jax.Device] | None = None) -> None:
+        super().__init__(StrategyExtended(resolve_devices(devices)))

@@ -1,0 +1,29 @@
+"""``OneDeviceStrategy``: everything on one device of your choice."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax.strategy import Strategy, StrategyExtended
+from replicax.topology.devices import resolve_device
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica, with its variables and its input, on ``device``.
+
+    The reference that other strategies are compared with: the same step, and no collectives.
+
+    Args:
+      device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
+
+    Raises:
+      ValueError: there is no such device; the message lists those there are.
+
+    >>> import replicax
+    >>> strategy = replicax.OneDeviceStrategy("cpu:1")
+    >>> strategy.run(lambda x: x + 1, args=(1.0,)).devices()
+    {CpuDevice(id=1)}
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(StrategyExtended([resolve_device(device)]))

@@ -1,0 +1,384 @@
+"""``Strategy`` and ``StrategyExtended``: the contract, with the whole story told once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import context, data
+from replicax.execution import across
+from replicax.execution.cache import ProgramCache
+from replicax.execution.replicate import Executable
+from replicax.execution.run import prepare, run
+from replicax.reduction import ReduceOp
+from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
+from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+
+class Strategy:
+    """Where the replicas of a step run, and where its variables live.
+
+    Write the step for one replica, choose a strategy, and run it::
+
+        strategy = replicax.MirroredStrategy()
+        with strategy.scope():
+            w = replicax.Variable(jnp.zeros(3), name="w")
+
+
+        def step(x):  # one replica's slice of the batch
+            ...
+
+
+        for batch in strategy.distribute_dataset(dataset):
+            result = strategy.run(step, args=(batch,))
+
+    A strategy is a *placement*: it chooses devices. How steps run is the same for all of them.
+
+    Two contexts matter. Inside ``scope()`` but outside ``run`` we are in *cross-replica context*: variables
+    are created there, and ``reduce``, ``gather`` and ``local_results`` look at all replicas at once. Inside
+    ``run`` we are in a *replica context*, with one replica's view of everything; ``merge_call`` goes back
+    across.
+
+    A value's *locality* says whether replicas may differ in it: T (per replica) or M (mirrored, the same on
+    every replica). It is worked out from the traced step, with no annotation in anybody's code.
+
+    Attributes:
+      extended: further methods and properties, for library code; see :class:`StrategyExtended`.
+    """
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        self.extended = extended
+        extended.strategy = self
+
+    def __repr__(self) -> str:
+        devices = self.extended.worker_devices
+        names = ", ".join(f"{d.platform}:{d.id}" for d in devices[:8])
+        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}])"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run a step together, and share in each global batch (a Python int)."""
+        return self.extended.num_replicas
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Make this the current strategy, and enter its cross-replica context.
+
+        Variables created inside belong to this strategy. ``run`` enters the scope by itself.
+
+        Raises:
+          ContextError: entered inside a step or another strategy's scope; or left in the wrong order.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     w = replicax.Variable([1.0, 2.0], name="w")
+        >>> w
+        <Variable 'w' float32[2] mirrored on 2 replicas: [1. 2.]>
+        """
+        context.check_may_enter(self)
+        with context.cross_replica(self):
+            yield self
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: None = None,
+    ) -> Any:
+        """Run ``fn`` once on each replica, as one compiled program for all of them.
+
+        The Python of ``fn`` runs once, to be traced; later calls with arguments of the same structure, shapes,
+        dtypes and localities reuse the program. So does a lambda made anew with the same code and the same
+        captured values.
+
+        Args:
+          fn: the step, written for one replica.
+          args: a tuple of pytrees. Of a ``PerReplica`` each replica gets its component (T). Arrays, ints and
+            floats are traced and the same for all (M). Bools, strings and other Python objects are static: the
+            step sees them as they are. Variables arrive as themselves.
+          kwargs: the same, by name.
+          options: must be ``None``.
+
+        Returns:
+          What ``fn`` returned, with ``PerReplica`` for arrays that differ between replicas (T), plain arrays
+          for those that do not (M), and Python objects and variables as themselves. With one replica all
+          arrays come back bare.
+
+        Raises:
+          LocalityError: replicas would have to agree on a value, and do not (or the reverse).
+          DeadlockError: a collective in a loop or branch on which replicas may disagree.
+          ContextError: called inside a step, under another strategy's scope, or with its variables.
+          ValueError: components of different shapes.
+          All of these before anything runs, with every variable as it was.
+
+        Issues the collectives that ``fn`` asks for, and no other.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: 10.0 * ctx.replica_id_in_sync_group)
+        >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
+        (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
+        """
+        _no_options(options, "run")
+        return run(self, fn, args, kwargs)
+
+    # --- looking across replicas ------------------------------------------------------------------------
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+        """Combine a value across replicas, and along ``axis`` too if one is given.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value: a pytree with ``PerReplica`` leaves, such as ``run`` returns.
+          axis: dims of one replica's array to reduce along as well, usually 0, the batch. MEAN is then the sum
+            of everything over the number of everything: batches of 4 and 2 are divided by 6. ``None`` reduces
+            across replicas only, and needs components of one shape.
+
+        Returns:
+          The same pytree of plain arrays (M). The mean of integers is a float.
+
+        A leaf that is not ``PerReplica`` is shared by all replicas. With several of them MEAN returns it and SUM
+        is an error, since nobody can tell whether it should count once or n times; with one replica both
+        return it.
+
+        Raises:
+          ValueError: unknown op; an axis out of range; a shared value with SUM; different shapes without axis.
+          ContextError: called inside a replica.
+
+        One fused all-reduce for all leaves.
+
+        >>> import replicax, jax.numpy as jnp
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: jnp.arange(4 - 2 * ctx.replica_id_in_sync_group))
+        >>> float(strategy.reduce("mean", x, axis=0))  # (0 + 1 + 2 + 3 + 0 + 1) / 6
+        1.1666666269302368
+        """
+        context.check_cross_replica(self, "strategy.reduce")
+        if axis is not None and not isinstance(axis, int):
+            axis = tuple(axis)
+        return across.reduce(self, ReduceOp.parse(reduce_op), value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate the components of a value along ``axis``, in the order of the replicas.
+
+        Args:
+          value: a pytree of ``PerReplica`` values, of components of rank at least 1.
+          axis: the dim to concatenate along; negative counts from the end. Components may differ in it.
+
+        Returns:
+          The same pytree of plain arrays (M).
+
+        Raises:
+          ValueError: a scalar; an axis out of range; with several replicas, a value that all share.
+          ContextError: called inside a replica.
+
+        One all-gather a leaf.
+
+        >>> import replicax, jax.numpy as jnp
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: jnp.full(2, ctx.replica_id_in_sync_group))
+        >>> strategy.gather(x, axis=0).tolist()
+        [0, 0, 1, 1]
+        """
+        context.check_cross_replica(self, "strategy.gather")
+        return across.gather(self, value, axis)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value, as a tuple.
+
+        Args:
+          value: a ``PerReplica``, a variable, or a pytree with such leaves; anything else gives ``(value,)``.
+
+        Returns:
+          A tuple with an entry for each local replica. Of a pytree each entry is a pytree, in which leaves that
+          all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components.
+
+        Raises:
+          ContextError: called inside a replica.
+
+        No collective outside a step; inside a ``merge_fn`` one all-gather a leaf.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+        >>> [int(v) for v in strategy.local_results(x)]
+        [0, 1]
+        >>> strategy.local_results("anything else")
+        ('anything else',)
+        """
+        context.check_cross_replica(self, "strategy.local_results")
+        return across.local_results(self, value)
+
+    # --- input ------------------------------------------------------------------------------------------
+
+    def distribute_dataset(self, dataset: Any, options: None = None) -> data.DistributedDataset:
+        """Feed the replicas from ``dataset``, whose elements are *global* batches.
+
+        Args:
+          dataset: a Grain dataset, any re-iterable of pytrees of NumPy arrays, or one such pytree, whose slices
+            along dim 0 are the batches. Dim 0 of every array of a batch is divided over the replicas in order.
+          options: must be ``None``.
+
+        Returns:
+          A re-iterable of pytrees with ``PerReplica`` leaves (bare arrays with one replica). Each iteration
+          starts anew.
+
+        Raises:
+          TypeError: ``dataset`` is an iterator, which can be gone through only once, or not iterable.
+          ValueError: while iterating: a batch that does not split evenly, or has no dim to split.
+
+        >>> import replicax, numpy as np
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> batches = [{"x": np.arange(4.0)}, {"x": np.arange(4.0, 8.0)}]
+        >>> for batch in strategy.distribute_dataset(batches):
+        ...     print(strategy.reduce("sum", batch["x"], axis=0))
+        6.0
+        22.0
+        """
+        _no_options(options, "distribute_dataset")
+        context.check_cross_replica(self, "strategy.distribute_dataset")
+        return data.DistributedDataset(dataset, self.extended.mesh)
+
+    def distribute_values_from_function(self, value_fn: Callable[[data.ValueContext], Any]) -> Any:
+        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica.
+
+        Args:
+          value_fn: gets a :class:`ValueContext` (``replica_id_in_sync_group``, ``num_replicas_in_sync``) and
+            returns that replica's component: an array, a number, or a pytree of them.
+
+        Returns:
+          The pytree with ``PerReplica`` leaves, also with a single replica.
+
+        Raises:
+          ValueError: the replicas' pytrees differ in structure.
+          ContextError: called inside a replica.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.distribute_values_from_function(lambda ctx: ctx.num_replicas_in_sync)
+        PerReplica(int32[], 2 replicas)
+        """
+        context.check_cross_replica(self, "strategy.distribute_values_from_function")
+        return data.values_from_function(value_fn, self.extended.mesh)
+
+    def make_numpy_dataset(self, numpy_input: Any) -> Any:
+        """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.
+
+        The arrays stay where they are; nothing is copied until an example is read. Shuffle and batch it with
+        Grain, and hand it to :meth:`distribute_dataset`.
+
+        Args:
+          numpy_input: a pytree of NumPy arrays with the same dim 0.
+
+        Returns:
+          A ``grain.MapDataset`` of pytrees of the same structure.
+
+        Raises:
+          ValueError: scalars, or arrays that differ in dim 0; the message names the leaf.
+
+        >>> import replicax, numpy as np
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> examples = strategy.make_numpy_dataset({"x": np.arange(6.0)})
+        >>> for batch in strategy.distribute_dataset(examples.batch(2)):
+        ...     print(strategy.gather(batch["x"], axis=0))
+        [0. 1.]
+        [2. 3.]
+        [4. 5.]
+        """
+        return data.numpy_examples(numpy_input)
+
+    experimental_local_results = local_results
+    experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_values_from_function = distribute_values_from_function
+    experimental_make_numpy_dataset = make_numpy_dataset
+
+
+class StrategyExtended:
+    """The part of a strategy that library code uses: its devices, and a closer look at its programs.
+
+    A strategy subclasses nothing but its own constructor: it makes one of these from the devices it chose.
+
+    Attributes:
+      strategy: the strategy that this is the lower level of.
+      worker_devices: the devices that replicas run on, in the order of the replicas.
+      mesh: the device mesh, with an axis along which the replicas lie.
+      programs: the strategy's cache of compiled steps.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> [d.id for d in strategy.extended.worker_devices]
+    [0, 1]
+    """
+
+    strategy: Strategy
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self.worker_devices: tuple[jax.Device, ...] = tuple(devices)
+        self.mesh: Mesh = replica_mesh(self.worker_devices)
+        self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
+        self.programs = ProgramCache()
+
+    @property
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
+        """The devices that hold variables."""
+        return self.worker_devices
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether ``v`` belongs to this strategy.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = replicax.Variable(1.0)
+        >>> strategy.extended.variable_created_in_scope(v)
+        True
+        """
+        return isinstance(v, Variable) and v.strategy.extended is self
+
+    def trace(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Executable:
+        """The program that ``strategy.run(fn, args, kwargs)`` would run, without running it.
+
+        Returns:
+          An :class:`Executable`: ``localities`` of the results, ``compiled_text()``, ``collectives()``.
+
+        >>> import replicax, jax.numpy as jnp
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def step(x):
+        ...     total = replicax.get_replica_context().all_reduce("sum", x)
+        ...     return total, x * replicax.get_replica_context().replica_id_in_sync_group
+        >>> program = strategy.extended.trace(step, args=(jnp.ones(8),))
+        >>> program.localities
+        (<Locality.MIRRORED: 'M'>, <Locality.PER_REPLICA: 'T'>)
+        >>> program.collectives()
+        [Collective(kind='all-reduce', bytes=32, arrays=1)]
+        """
+        return prepare(self.strategy, fn, args, kwargs)[0]
+
+    def trace_count(self, fn: Callable[..., Any]) -> int:
+        """How often the Python of ``fn`` has been run under this strategy to trace it.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> step = lambda x: x + 1
+        >>> _ = strategy.run(step, args=(1,)), strategy.run(step, args=(2,)), strategy.run(step, args=(3.0,))
+        >>> strategy.extended.trace_count(step)  # for an int, and for a float
+        2
+        """
+        return self.programs.trace_count(fn)
+
+
+def _no_options(options: Any, method: str) -> None:
+    if options is not None:
+        raise TypeError(f"strategy.{method}: options must be None, got {options!r}")

@@ -1,0 +1,107 @@
+"""Choosing devices by name, and emulating many of them on one CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+
+from replicax import _jax
+
+
+def use_cpu_devices(n: int) -> None:
+    """Emulate ``n`` CPU devices, so that code for many devices runs on one machine.
+
+    Call it once, before anything asks JAX for a device. Besides the number of devices it sets how many threads
+    XLA may use (the environment variable ``NPROC``): with fewer than two a device, replicas that meet in a
+    collective wait for each other for ever. JAX then uses the CPU even where it finds an accelerator.
+
+    Args:
+      n: how many devices, at least 1.
+
+    Raises:
+      ValueError: ``n`` is not a positive integer.
+      RuntimeError: JAX has made its devices already, and they are not ``n`` CPU devices.
+
+    >>> import replicax
+    >>> replicax.use_cpu_devices(8)  # a second call with the same number does nothing
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"use_cpu_devices(n): n must be a positive integer, got {n!r}")
+    threads = 2 * n
+    if _jax.backends_are_initialized():
+        devices = jax.devices()
+        ready = devices[0].platform == "cpu" and len(devices) == n
+        if ready and (n == 1 or _thread_limit() >= threads):
+            return
+        have = f"{len(devices)} {devices[0].platform} device(s)"
+        if ready:
+            have += f" whose thread pool may be too small for collectives (NPROC is {_thread_limit()})"
+        raise RuntimeError(
+            f"use_cpu_devices({n}) comes too late: JAX has already made its devices, {have}. Call it at the "
+            "top of the program, before any array is made and before jax.devices() is called."
+        )
+    os.environ["NPROC"] = str(max(threads, _thread_limit()))
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", n)
+
+
+def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Device, ...]:
+    """The devices that ``devices`` names, in order; ``None`` names all local ones.
+
+    Args:
+      devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"`` or ``"/device:GPU:0"``.
+
+    Raises:
+      ValueError: a device is named twice, does not exist (the message lists those that do), belongs to
+        another process, or the list is empty.
+      TypeError: an entry is neither a string nor a device.
+    """
+    if devices is None:
+        return tuple(jax.local_devices())
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
+    found = tuple(resolve_device(d) for d in devices)
+    if not found:
+        raise ValueError("devices is empty: name at least one, or pass None for all local devices")
+    for i, device in enumerate(found):
+        if device in found[:i]:
+            raise ValueError(
+                f"devices names {_name(device)} twice (entries {found.index(device)} and {i}): each replica needs "
+                "a device of its own. replicax.use_cpu_devices(n) emulates more CPU devices."
+            )
+    return found
+
+
+def resolve_device(device: str | jax.Device) -> jax.Device:
+    """One device, from a JAX device or its name. Raises as :func:`resolve_devices` does."""
+    if isinstance(device, jax.Device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
+    match = re.fullmatch(r"(?:/?(?:.*/)?device:)?([a-zA-Z]+)(?::(\d+))?", device)
+    available = jax.local_devices()
+    if match:
+        platform, index = match[1].lower(), int(match[2] or 0)
+        try:
+            available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
+        except RuntimeError:
+            available = jax.local_devices()
+        else:
+            if index < len(available):
+                return available[index]
+    raise ValueError(
+        f"there is no device {device!r}; available: {', '.join(map(_name, available))}"
+        + (". replicax.use_cpu_devices(n) emulates more CPU devices." if available[0].platform == "cpu" else "")
+    )
+
+
+def _name(device: jax.Device) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _thread_limit() -> int:
+    value = os.environ.get("NPROC", "")
+    return int(value) if value.isdigit() else 0

@@ -1,0 +1,7 @@
+"""Training: gradients with respect to variables, losses that scale, and optimizers."""
+
+from replicax.training.gradients import value_and_grad
+from replicax.training.losses import compute_average_loss, scale_regularization_loss
+from replicax.training.optimizer import Optimizer
+
+__all__ = ["Optimizer", "compute_average_loss", "scale_regularization_loss", "value_and_grad"]

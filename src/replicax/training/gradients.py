@@ -1,0 +1,110 @@
+"""``value_and_grad``: differentiate with respect to variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax.values import is_leaf
+from replicax.variables.store import DerivedStore, current_store, use_store
+from replicax.variables.variable import Variable
+
+
+def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False) -> Callable[..., Any]:
+    """A function that computes ``fn`` and its gradient with respect to ``variables``.
+
+    Each replica differentiates its own loss, and nothing is summed behind your back: the gradients have the
+    locality T. Writes inside ``fn`` (the statistics of a batch normalisation, say) take effect.
+
+    Args:
+      fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of it and a pytree of anything. It uses
+        the variables from wherever it has them; they are not passed to it.
+      variables: a list of variables, or any pytree of them.
+      has_aux: whether ``fn`` returns a pair.
+
+    Returns:
+      A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``;
+      the gradients have the structure of ``variables``, and each its variable's shape and dtype.
+
+    Raises:
+      TypeError: ``variables`` holds something else, or a variable whose dtype has no gradient; the loss is not a
+        float scalar.
+      LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
+        would differentiate all of it, and the gradients would add up to n times what they should.
+
+    No collective.
+
+    >>> import replicax
+    >>> x = replicax.Variable(3.0, name="x")
+    >>> loss, (grad,) = replicax.value_and_grad(lambda: x * x, [x])()
+    >>> float(loss), float(grad)
+    (9.0, 6.0)
+    """
+    chosen, tree = jax.tree_util.tree_flatten(variables, is_leaf=is_leaf)
+    for v in chosen:
+        if not isinstance(v, Variable):
+            raise TypeError(f"value_and_grad(fn, variables): expected Variables, got {v!r}")
+        if not jnp.issubdtype(v.dtype, jnp.inexact):
+            raise TypeError(f"value_and_grad: {v.describe()} has no gradient; leave it out of variables")
+
+    def with_gradient(*args: Any, **kwargs: Any) -> Any:
+        outer = current_store()
+        written: dict[Variable, str | None] = {}
+        aux_leaves: list[Any] = []
+        aux_tree: Any = None
+
+        def loss_of(values: list[Any]) -> tuple[Any, tuple[list[Any], list[Any]]]:
+            nonlocal aux_leaves, aux_tree
+            store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
+            with use_store(store):
+                returned = fn(*args, **kwargs)
+            loss, aux = _split(returned, has_aux)
+            written.update(store.written)
+            # Only arrays can leave a differentiated function; other objects in aux go around it.
+            aux_leaves, aux_tree = jax.tree_util.tree_flatten(aux, is_leaf=is_leaf)
+            arrays = [leaf for leaf in aux_leaves if isinstance(leaf, jax.Array)]
+            return loss, ([store.values[v] for v in store.written], arrays)
+
+        differentiated = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, (values, arrays)), gradients = differentiated([outer.read(v) for v in chosen])
+        _jax.renew_kept_programs()
+        for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
+            outer.write(variable, value, must_be_mirrored)
+        loss = outer.expect_per_replica(loss, _MIRRORED_LOSS)
+        gradients = jax.tree_util.tree_unflatten(tree, gradients)
+        if not has_aux:
+            return loss, gradients
+        rest = iter(arrays)
+        aux_leaves = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in aux_leaves]
+        return (loss, jax.tree_util.tree_unflatten(aux_tree, aux_leaves)), gradients
+
+    return with_gradient
+
+
+_MIRRORED_LOSS = (
+    "value_and_grad: the loss is the same on every replica, usually because it ends in an all-reduce. Each replica "
+    "would differentiate all of it, and the summed gradients would be counted once for every replica. Differentiate "
+    "this replica's share (replicax.compute_average_loss), and reduce the loss afterwards, to show it."
+)
+
+
+def _split(returned: Any, has_aux: bool) -> tuple[Any, Any]:
+    if has_aux:
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(f"value_and_grad(has_aux=True): fn must return a pair (loss, aux), got {returned!r}")
+        loss, aux = returned
+    else:
+        loss, aux = returned, None
+    if isinstance(loss, Variable):
+        loss = loss.read_value()
+    shape, dtype = jnp.shape(loss), jnp.result_type(loss)
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        hint = ""
+        if shape:
+            hint = "; replicax.compute_average_loss turns per-example losses into one"
+        raise TypeError(f"value_and_grad: the loss must be a float scalar, got {dtype.name}{list(shape)}{hint}")
+    return jnp.asarray(loss), aux

@@ -1,0 +1,97 @@
+"""Losses that mean the same on any number of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any | None = None, global_batch_size: int | jax.Array | None = None
+) -> jax.Array:
+    """This replica's share of the mean loss over the *global* batch: its sum over the global count.
+
+    What loss functions should end with. The replicas' shares add up to the mean, and the sum of their gradients,
+    which is what ``Optimizer.apply_gradients`` computes, is the mean's gradient. (A mean over the replica's own
+    batch would be counted once for each replica.)
+
+    Args:
+      per_example_loss: ``[batch, …]``, this replica's losses; further dims are added up within an example.
+      sample_weight: factors for the losses, of a shape that broadcasts to theirs from the left. They scale the
+        sum and not the count.
+      global_batch_size: how many examples all replicas have together. By default they are counted, which costs
+        nothing in a compiled step, where every replica has a batch of the same shape.
+
+    Returns:
+      A scalar, T if the losses are. No collective.
+
+    Raises:
+      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; ``sample_weight`` does
+        not fit; ``global_batch_size`` is not positive.
+      ContextError: called in cross-replica context.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> for losses in strategy.distribute_dataset([np.array([1.0, 2.0, 3.0, 6.0], np.float32)]):
+    ...     share = strategy.run(replicax.compute_average_loss, args=(losses,))
+    ...     [float(s) for s in strategy.local_results(share)], float(strategy.reduce("sum", share))
+    ([0.75, 2.25], 3.0)
+    """
+    replica = _replica("compute_average_loss")
+    losses = jnp.asarray(per_example_loss)
+    if losses.ndim == 0:
+        raise ValueError(
+            "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
+            "Don't take the mean before: that is what this function is for."
+        )
+    if sample_weight is not None:
+        weight = jnp.asarray(sample_weight)
+        if weight.shape != losses.shape[: weight.ndim]:
+            raise ValueError(
+                f"compute_average_loss: sample_weight of shape {weight.shape} does not fit per_example_loss of shape "
+                f"{losses.shape}"
+            )
+        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim)).astype(losses.dtype)
+    if global_batch_size is None:
+        global_batch_size = losses.shape[0] * replica.num_replicas_in_sync
+    elif isinstance(global_batch_size, int) and global_batch_size <= 0:
+        raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
+    return jnp.sum(losses) / jnp.maximum(jnp.asarray(global_batch_size, losses.dtype), 1)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """This replica's share of a loss that does not depend on the data, such as weight decay: 1/n of it.
+
+    Every replica computes the same regularization loss; their shares add up to it once.
+
+    Args:
+      regularization_loss: an array or number; usually a scalar of locality M.
+
+    Returns:
+      An array of the same shape, and its locality. No collective.
+
+    Raises:
+      ContextError: called in cross-replica context.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> float(strategy.run(replicax.scale_regularization_loss, args=(3.0,)))
+    1.5
+    """
+    replica = _replica("scale_regularization_loss")
+    return jnp.asarray(regularization_loss) / replica.num_replicas_in_sync
+
+
+def _replica(what: str) -> context.ReplicaContext:
+    replica = context.get_replica_context()
+    if replica is None:
+        from replicax.errors import ContextError
+
+        raise ContextError(
+            f"replicax.{what} computes one replica's share: call it inside the step, not across replicas"
+        )
+    return replica

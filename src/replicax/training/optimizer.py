@@ -1,0 +1,155 @@
+"""``Optimizer``: any Optax transformation, applied to variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from replicax import _jax, context
+from replicax.errors import ContextError
+from replicax.values import is_leaf
+from replicax.variables import Variable
+from replicax.variables.store import current_store
+
+
+class Optimizer:
+    """Changes variables by their gradients, with the rule of an Optax transformation.
+
+    Its state is made of variables too (*slots*, such as momenta, and counters), which live where the variables
+    that they belong to live. They are created when the optimizer first meets its variables: by :meth:`build`, or
+    in the first step.
+
+    Args:
+      tx: an ``optax.GradientTransformation``.
+
+    Raises:
+      TypeError: ``tx`` is something else.
+
+    >>> import replicax, optax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     w = replicax.Variable([1.0, 1.0], name="w")
+    ...     optimizer = replicax.Optimizer(optax.sgd(0.1))
+    >>> def step(x):
+    ...     loss, grads = replicax.value_and_grad(lambda: (x * w).sum(), [w])()
+    ...     optimizer.apply_gradients(zip(grads, [w]))
+    >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    >>> strategy.run(step, args=(x,))
+    >>> w
+    <Variable 'w' float32[2] mirrored on 2 replicas: [0.7 0.7]>
+    """
+
+    def __init__(self, tx: optax.GradientTransformation) -> None:
+        if not (hasattr(tx, "init") and hasattr(tx, "update")):
+            raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}")
+        self.tx = tx
+        self._variables: list[Variable] = []
+        self._state: Any = None
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The optimizer's own state, as variables; empty before it is built."""
+        return [s for s in jax.tree_util.tree_leaves(self._state, is_leaf=is_leaf) if isinstance(s, Variable)]
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Create the state for ``variables``; a second call for the same variables does nothing.
+
+        Args:
+          variables: those that the optimizer is to change, of one strategy.
+
+        Raises:
+          ValueError: there are none, one is listed twice, or the optimizer has been built for others.
+          TypeError: one of them is on-read or not a float, so that no gradient could change it.
+        """
+        variables = list(variables)
+        if self._variables:
+            self._check_same(variables)
+            return
+        if not variables:
+            raise ValueError("Optimizer: there are no variables to optimise")
+        strategy = variables[0].strategy
+        for i, v in enumerate(variables):
+            if not isinstance(v, Variable):
+                raise TypeError(f"Optimizer: expected Variables, got {v!r}")
+            if v.is_stacked or not jnp.issubdtype(v.dtype, jnp.inexact):
+                raise TypeError(f"Optimizer: {v.describe()} can't be optimised; it must be a float, and on-write")
+            if v.strategy is not strategy:
+                raise ValueError(
+                    f"Optimizer: {variables[0].describe()} belongs to {strategy!r}, {v.describe()} to {v.strategy!r}"
+                )
+            if any(v is other for other in variables[:i]):
+                raise ValueError(f"Optimizer: {v.describe()} is listed twice")
+        with _jax.outside_tracing(), context.cross_replica(strategy):
+            values = [v.slot.array for v in variables]
+            state = jax.jit(self.tx.init)(values)
+            paths, tree = jax.tree_util.tree_flatten_with_path(state)
+            slots = [
+                Variable(leaf, name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False) for path, leaf in paths
+            ]
+        self._state = jax.tree_util.tree_unflatten(tree, slots)
+        self._variables = variables
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]], aggregate: bool = True) -> None:
+        """Change each variable by its gradient.
+
+        Args:
+          grads_and_vars: pairs of a gradient, of its variable's shape, and the variable, as from
+            ``zip(gradients, variables)``. Pairs whose gradient is ``None`` are left out. Each call must name the
+            same variables.
+          aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
+            ``False`` they have been reduced already (M).
+
+        Raises:
+          LocalityError: with ``aggregate``, a gradient that is already the same on every replica, which would
+            be counted n times; without, one that differs.
+          ValueError: a gradient of another shape; other variables than before; no gradient at all.
+          ContextError: called in cross-replica context.
+
+        With ``aggregate``, one fused all-reduce for all gradients.
+        """
+        replica = context.get_replica_context()
+        if replica is None:
+            raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        store = current_store()
+        for gradient, v in pairs:
+            if isinstance(v, Variable) and jnp.shape(gradient) != v.shape:
+                raise ValueError(
+                    f"apply_gradients: the gradient of {v.describe()} has shape {jnp.shape(gradient)}; "
+                    f"expected {v.shape}"
+                )
+        self.build(v for _, v in pairs)
+        expect = store.expect_per_replica if aggregate else store.expect_mirrored
+        problem = _ALREADY_REDUCED if aggregate else _NOT_REDUCED
+        gradients = [expect(g, f"apply_gradients: the gradient of {v.describe()} {problem}") for g, v in pairs]
+        if aggregate:
+            gradients = replica.all_reduce("sum", gradients)
+        by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(gradients, pairs, strict=True)}
+
+        values = [store.read(v) for v in self._variables]
+        state = jax.tree_util.tree_map(store.read, self._state, is_leaf=is_leaf)
+        updates, state = self.tx.update([by_variable[v] for v in self._variables], state, values)
+        for v, value in zip(self._variables, optax.apply_updates(values, updates), strict=True):
+            store.write(v, value, f"{v.describe()}: its update differs between replicas")
+        for slot, value in zip(self.variables, jax.tree_util.tree_leaves(state), strict=True):
+            store.write(slot, value, f"{slot.describe()}: its update differs between replicas")
+
+    def _check_same(self, variables: list[Variable]) -> None:
+        if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):
+            return
+        ours, theirs = ([v.name for v in vs] for vs in (self._variables, variables))
+        raise ValueError(
+            f"Optimizer: built for the variables {ours}, but got gradients of {theirs}. Each call must name the same "
+            "variables; use an optimizer for each group."
+        )
+
+
+_ALREADY_REDUCED = (
+    "is already the same on every replica, so summing it would count it once for every replica: pass "
+    "aggregate=False, or pass this replica's own gradient"
+)
+_NOT_REDUCED = "differs between replicas, and aggregate=False says that it has been reduced: pass aggregate=True"

@@ -1,0 +1,153 @@
+"""Values that differ between replicas, seen from outside a replica.
+
+A value that is the same on every replica (*mirrored*) needs no wrapper: it is an ordinary array. A value that
+differs is a :class:`PerReplica`, which holds one *component* for each replica in one of three forms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Stacked:
+    """All components in one global array ``[num_replicas, *shape]``, one slice on each replica's device."""
+
+    array: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Components:
+    """A tuple with one Python object a replica: arrays of different shapes, or no arrays at all."""
+
+    values: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Local:
+    """This replica's component, inside a step that is being traced once for all replicas."""
+
+    value: Any
+
+
+class PerReplica:
+    """One component for each replica: what ``run`` returns for a value that differs between replicas.
+
+    Locality: T. Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own
+    component), combine it with ``strategy.reduce`` or ``strategy.gather``, or take it apart with
+    ``strategy.local_results``. It is not an array, and JAX functions refuse it with a message that says so.
+
+    Attributes:
+      form: how the components are held; see the classes of this module. Not for use outside Replicax.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group * 10)
+    >>> ids
+    PerReplica(int32[], 2 replicas)
+    >>> [int(x) for x in strategy.local_results(ids)]
+    [0, 10]
+    """
+
+    __slots__ = ("__weakref__", "_values", "form")
+
+    def __init__(self, form: Stacked | Components | Local) -> None:
+        self.form = form
+        self._values: tuple[Any, ...] | None = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components in the order of the replicas, each on its replica's device."""
+        if self._values is None:
+            match self.form:
+                case Stacked(array):
+                    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
+                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in shards)
+                case Components(values):
+                    self._values = values
+                case Local():
+                    raise TypeError(
+                        "the components of this PerReplica value are not known while a step is traced: "
+                        "use strategy.local_results(value), which gathers them on every replica"
+                    )
+        return self._values
+
+    def __repr__(self) -> str:
+        match self.form:
+            case Stacked(array):
+                shape = ",".join(map(str, array.shape[1:]))
+                return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas)"
+            case Components(values):
+                return f"PerReplica{values!r}"
+            case Local(value):
+                return f"PerReplica({value!r}, traced)"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} holds one value for each replica and is not an array. Pass it to a step through "
+            "strategy.run(step, args=(value,)), combine it with strategy.reduce(op, value, axis), or take it "
+            "apart with strategy.local_results(value)."
+        )
+
+    # JAX looks this up before it says that it knows no such type; ours is the better explanation.
+    __jax_array__ = property(_refuse)
+    __array__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __getitem__ = __len__ = __iter__ = _refuse
+
+
+def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
+    """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves.
+
+    The same object on every replica stays itself (unless ``always_wrap``); anything else becomes a
+    ``PerReplica`` with a component for each replica.
+
+    Args:
+      trees: one pytree a replica, in the order of the replicas, all of the same structure.
+      always_wrap: make a ``PerReplica`` even of identical objects.
+
+    Raises:
+      ValueError: the structures differ; the message names the first replica that does, and both structures.
+
+    >>> from replicax.values import regroup
+    >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
+    {'a': PerReplica(1, 2), 'b': 'x'}
+    """
+    flat: list[tuple[list[Any], Any]] = [jax.tree_util.tree_flatten(tree, is_leaf=is_leaf) for tree in trees]
+    treedef = flat[0][1]
+    for replica, (_, other) in enumerate(flat):
+        if other != treedef:
+            raise ValueError(
+                f"replicas must agree on the structure of a value: replica 0 has {treedef}, "
+                f"replica {replica} has {other}"
+            )
+    merged = [
+        leaves[0]
+        if not always_wrap and all(leaf is leaves[0] for leaf in leaves)
+        else PerReplica(Components(tuple(leaves)))
+        for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(treedef, merged)
+
+
+def unwrap(tree: Any, replica: int) -> Any:
+    """One replica's view of a pytree: its component of each ``PerReplica``; other leaves as they are."""
+    return jax.tree_util.tree_map(
+        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, tree, is_leaf=is_leaf
+    )
+
+
+class Opaque:
+    """Base of the objects that stay whole when Replicax flattens a pytree, though JAX may look into them."""
+
+    __slots__ = ()
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether Replicax treats ``value`` as a leaf where ``jax.tree`` would go on (variables)."""
+    return isinstance(value, Opaque)

@@ -1,0 +1,82 @@
+"""What reading and assigning a variable means: synchronization × aggregation, in both contexts.
+
+============  ==================  ==========================  =================================
+              cross assign        replica assign              cross read
+============  ==================  ==========================  =================================
+on-write      set every copy      combine, set every copy     the value
+on-read       set or share out    set this replica's copy     combine the copies
+============  ==================  ==========================  =================================
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+
+class Synchronization(enum.Enum):
+    """When the replicas' copies of a variable are brought together.
+
+    >>> import replicax
+    >>> replicax.Synchronization("on_read")
+    <Synchronization.ON_READ: 'on_read'>
+    """
+
+    AUTO = "auto"
+    """``ON_WRITE``."""
+    NONE = "none"
+    """Never: one value, for a variable with a single copy. Like ``ON_WRITE`` here."""
+    ON_WRITE = "on_write"
+    """Always equal: an assignment changes all copies alike (a *mirrored* variable)."""
+    ON_READ = "on_read"
+    """Each replica updates its own copy; they are combined when the variable is read from outside a replica."""
+
+
+class Aggregation(enum.Enum):
+    """How the replicas' values become one.
+
+    >>> import replicax
+    >>> replicax.Aggregation("mean")
+    <Aggregation.MEAN: 'mean'>
+    """
+
+    NONE = "none"
+    """They don't: replicas must agree on what they assign."""
+    SUM = "sum"
+    """Add up. A value that all n replicas share counts n times."""
+    MEAN = "mean"
+    """The mean."""
+    ONLY_FIRST_REPLICA = "only_first_replica"
+    """Replica 0's."""
+
+
+def parse_synchronization(value: Synchronization | str) -> Synchronization:
+    """``ON_WRITE`` or ``ON_READ``.
+
+    Raises:
+      ValueError: not a ``Synchronization``, nor the name of one.
+    """
+    parsed = _parse(Synchronization, value, "synchronization")
+    return Synchronization.ON_READ if parsed is Synchronization.ON_READ else Synchronization.ON_WRITE
+
+
+def parse_aggregation(value: Aggregation | str) -> Aggregation:
+    """The ``Aggregation`` that ``value`` names.
+
+    Raises:
+      ValueError: not an ``Aggregation``, nor the name of one.
+    """
+    return _parse(Aggregation, value, "aggregation")
+
+
+_Enum = TypeVar("_Enum", Synchronization, Aggregation)
+
+
+def _parse(kind: type[_Enum], value: _Enum | str, what: str) -> _Enum:
+    if isinstance(value, kind):
+        return value
+    names = [member.value for member in kind]
+    name = value.lower().replace("-", "_") if isinstance(value, str) else None
+    if name in names:
+        return kind(name)
+    raise ValueError(f"{what} must be one of {', '.join(map(repr, names))} or a {kind.__name__}, got {value!r}")

@@ -1,0 +1,173 @@
+"""Where the values of variables are read and written right now.
+
+A variable is a handle. Outside a step its value is an array in a :class:`Slot`; inside a step that is being
+traced, or inside ``value_and_grad``, it is a traced value. A :class:`Store` answers for the difference, and
+the innermost one of the thread is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from replicax import _jax
+from replicax.errors import TraceError
+from replicax.values import Local, PerReplica, Stacked
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
+
+
+class Slot:
+    """The array of one variable, as it lies on the devices.
+
+    Compiled programs hold slots, not variables: a variable that nobody uses any more frees its array, even
+    while a cached program still knows its slot.
+    """
+
+    __slots__ = ("__weakref__", "array")
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+
+
+lent: set[Slot] = set()
+"""Slots whose array somebody outside has been given: it must not be donated to a compiled program."""
+
+
+class Store(Protocol):
+    """Reads and writes one replica's values of variables."""
+
+    def read(self, variable: Variable) -> Any:
+        """This replica's value; outside a step, the array as it is stored."""
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        """Set this replica's value.
+
+        If ``must_be_mirrored`` is a text, all replicas must agree on the value; it says what to do if not.
+        """
+
+    def copies(self, variable: Variable) -> PerReplica:
+        """Every replica's copy of an on-read variable, seen from across."""
+
+    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
+        """Return ``value``; raise, once its locality is known, if all replicas agree on it."""
+
+    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
+        """Return ``value``; raise, once its locality is known, if replicas differ in it."""
+
+
+class ConcreteStore:
+    """The store outside every step: values are arrays on devices."""
+
+    def read(self, variable: Variable) -> Any:
+        staging = _jax.staging_trace(_jax.current_trace())
+        if staging is not None:
+            raise TraceError(
+                f"{variable.describe()} was read inside jax.{_jax.traced_for(staging)}, outside a step: its present "
+                "value would be frozen into a program that JAX keeps. Run the whole function with strategy.run "
+                "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
+                "argument."
+            )
+        lent.add(variable.slot)
+        return variable.slot.array
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_write_trace(variable, _jax.eval_trace())
+        variable.slot.array = variable.to_storage(value)
+        lent.discard(variable.slot)
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Stacked(self.read(variable)))
+
+    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
+        return value
+
+    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
+        return value
+
+
+class DerivedStore:
+    """A store on top of another, in which some variables have other values and writes are held back.
+
+    ``value_and_grad`` differentiates through it: the variables it differentiates have traced values, and what
+    is written inside comes out as ordinary results.
+    """
+
+    def __init__(self, outer: Store, values: dict[Variable, Any]) -> None:
+        self.outer = outer
+        self.values = dict(values)
+        self.written: dict[Variable, str | None] = {}
+        self._trace = _jax.current_trace()
+        _jax.renew_kept_programs()
+
+    def read(self, variable: Variable) -> Any:
+        if variable in self.values:
+            note_read(self._trace)
+            return self.values[variable]
+        return self.outer.read(variable)
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_write_trace(variable, self._trace)
+        self.values[variable] = value
+        self.written[variable] = must_be_mirrored
+        _jax.renew_kept_programs()
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable)))
+
+    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
+        return self.outer.expect_per_replica(value, otherwise)
+
+    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
+        return self.outer.expect_mirrored(value, otherwise)
+
+
+def check_write_trace(variable: Variable, allowed: Any) -> None:
+    """Raise unless ``allowed`` is the innermost JAX transformation.
+
+    Raises:
+      TraceError: a write here would let a value escape from ``jax.grad``, ``scan``, ``cond``, ``jit``, …
+    """
+    if _jax.current_trace() is allowed:
+        return
+    what = _jax.traced_for(_jax.current_trace())
+    inside = f"inside jax.{what}" if what else "inside a raw JAX transformation (jax.grad, jax.vmap, …)"
+    raise TraceError(
+        f"{variable.describe()} was written {inside}, where the written value can't leave. For gradients use "
+        "replicax.value_and_grad, which lets writes out; in a loop or branch (jax.lax.scan, while_loop, cond, jit, "
+        "checkpoint) return the new value from the body and assign it afterwards."
+    )
+
+
+def note_read(own: Any) -> None:
+    """A store whose trace is ``own`` hands out a traced value; remember it if a program inside takes it in."""
+    if _jax.staging_trace(_jax.current_trace()) is not _jax.staging_trace(own):
+        _jax.note_staged_read()
+
+
+class _Stores(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Store] = [ConcreteStore()]
+
+
+_stores = _Stores()
+
+
+def current_store() -> Store:
+    """The innermost store of this thread."""
+    return _stores.stack[-1]
+
+
+@contextlib.contextmanager
+def use_store(store: Store) -> Iterator[None]:
+    """Read and write variables through ``store``."""
+    _stores.stack.append(store)
+    try:
+        yield
+    finally:
+        _stores.stack.pop()

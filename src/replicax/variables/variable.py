@@ -1,0 +1,440 @@
+"""``Variable``: a handle to an array that outlives a step."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _jax, context
+from replicax.errors import ContextError, LocalityError
+from replicax.reduction import ReduceOp
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.values import Opaque, PerReplica
+from replicax.variables.rules import (
+    Aggregation,
+    Synchronization,
+    parse_aggregation,
+    parse_synchronization,
+)
+from replicax.variables.store import Slot, current_store, lent
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+_counter = itertools.count()
+_CHOOSE = (
+    "but it differs between replicas, and the variable has no aggregation. Reduce the value first "
+    "(replicax.get_replica_context().all_reduce), or create the variable with an aggregation."
+)
+
+
+class Variable(Opaque):
+    """A value that steps read and change, placed by the strategy in whose scope it is created.
+
+    Inside a step a variable is this replica's value; outside it is the value as a whole. It acts like an array
+    in operators, indexing and ``jax.numpy`` functions. JAX functions that accept a pytree take it as its
+    present value. (``jax.lax`` functions accept neither: pass them ``variable.value``.)
+
+    Synchronization ``"on_write"`` (the default): *mirrored*, the same on every replica; reading gives M. An
+    assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must agree
+    already, which is checked before anything runs. ``"on_read"``: each replica has a copy of its own; reading
+    gives T inside a step, and the copies combined by ``aggregation`` outside. The whole table is in
+    :mod:`replicax.variables.rules`.
+
+    Args:
+      initial_value: an array, a number, or a callable without arguments that returns one. A callable runs
+        compiled, on the variable's final placement, so that the value never lies on one device whole.
+      trainable: whether optimizers should change it; by default true, false for on-read variables.
+      name: used in messages; made up if missing.
+      dtype: of the value; by default that of ``initial_value``.
+      synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
+      aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
+
+    Raises:
+      ValueError: unknown options; an integer dtype with aggregation ``"mean"``; a trainable on-read variable.
+      ContextError: created inside a step.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     v = replicax.Variable(10.0, name="v", aggregation="mean")
+    >>> def step():
+    ...     v.assign(1.0 + replicax.get_replica_context().replica_id_in_sync_group)
+    >>> strategy.run(step)
+    >>> v
+    <Variable 'v' float32[] mirrored on 2 replicas: 1.5>
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        *,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: Synchronization | str = "auto",
+        aggregation: Aggregation | str = "none",
+    ) -> None:
+        self.name = f"variable_{next(_counter)}" if name is None else name
+        self.synchronization = parse_synchronization(synchronization)
+        self.aggregation = parse_aggregation(aggregation)
+        self.strategy: Strategy = context.get_strategy()
+        on_read = self.synchronization is Synchronization.ON_READ
+        if on_read and trainable:
+            raise ValueError(
+                f"variable {self.name!r}: an on-read variable can't be trainable, because its copies differ between "
+                "replicas; use synchronization='on_write'"
+            )
+        self.trainable = not on_read if trainable is None else bool(trainable)
+        if _jax.current_trace() is not _jax.eval_trace():
+            raise ContextError(
+                f"variable {self.name!r} was created while a step is traced. Create variables once, inside "
+                "strategy.scope() and outside strategy.run."
+            )
+        self.slot = Slot(self._initialise(initial_value, dtype))
+        self._finalizer = weakref.finalize(self, _release, self.slot)
+        self._finalizer.atexit = False
+
+    def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
+        if isinstance(initial_value, PerReplica):
+            raise LocalityError(
+                f"variable {self.name!r}: the initial value must be the same on every replica, got {initial_value!r}"
+            )
+        make: Callable[[], Any] = initial_value if callable(initial_value) else lambda: None
+        kind = jax.eval_shape(make) if callable(initial_value) else jnp.asarray(initial_value, dtype)
+        if dtype is None:
+            dtype = kind.dtype
+        if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+            raise ValueError(
+                f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
+                "dtype or another aggregation"
+            )
+        self._aval = jax.ShapeDtypeStruct(kind.shape, dtype)
+        if callable(initial_value):
+            init = jax.jit(lambda: self._laid_out(jnp.asarray(make(), dtype)), out_shardings=self.sharding)
+            return init()
+        return self.to_storage(np.array(kind) if not _is_key(dtype) else kind)
+
+    # --- what it is -------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one copy."""
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the value."""
+        return self._aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dims one copy has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements one copy has."""
+        return self._aval.size
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether each of several replicas has a copy of its own, held as ``[num_replicas, *shape]``."""
+        return self.synchronization is Synchronization.ON_READ and self.strategy.num_replicas_in_sync > 1
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """How the stored array lies on the strategy's devices."""
+        spec = PartitionSpec(REPLICA_AXIS) if self.is_stacked else PartitionSpec()
+        return NamedSharding(self.strategy.extended.mesh, spec)
+
+    def describe(self) -> str:
+        """The variable in an error message: its name, dtype and shape."""
+        return f"variable {self.name!r} ({_kind(self)})"
+
+    def __repr__(self) -> str:
+        replicas = self.strategy.num_replicas_in_sync
+        where = "one device" if replicas == 1 else f"{replicas} replicas"
+        how = "a copy on each of" if self.is_stacked else "mirrored on" if replicas > 1 else "on"
+        with _jax.outside_tracing():
+            value = self.slot.array
+            shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not _is_key(self.dtype) else value
+        inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
+        return f"<Variable {self.name!r} {_kind(self)} {how} {where}{inside}: {shown}>"
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def read_value(self) -> Any:
+        """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole one.
+
+        Issues no collective, except for an on-read variable read from across (one all-reduce).
+
+        Raises:
+          LocalityError: an on-read variable without aggregation is read from across.
+        """
+        if self.is_stacked and not self._in_replica():
+            return self._read_across()
+        return current_store().read(self)
+
+    value = property(read_value, doc="The same as :meth:`read_value`.")
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The value as a new NumPy array."""
+        return np.array(self.read_value())
+
+    def _read_across(self) -> Any:
+        if self.aggregation is Aggregation.NONE:
+            raise LocalityError(
+                f"{self.describe()} has a copy on each replica and no aggregation, so it has no single value: read "
+                "strategy.local_results(variable), or create it with an aggregation"
+            )
+        copies = current_store().copies(self)
+        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
+            return self.strategy.local_results(copies)[0]
+        return self.strategy.reduce(ReduceOp.parse(self.aggregation.value), copies)
+
+    def _in_replica(self) -> bool:
+        current = context.get_replica_context()
+        return current is not None and current.strategy is self.strategy
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def assign(self, value: Any) -> Variable:
+        """Set the value, and return the variable.
+
+        Inside a step: on-write variables combine the replicas' values by the aggregation (one all-reduce; none
+        for aggregation ``"none"``, where the value must be M); on-read variables change this replica's copy.
+        Elsewhere: all copies are set alike; an on-read sum variable is shared out, so that it reads as ``value``.
+
+        Args:
+          value: of the variable's shape, and of a dtype that casts to the variable's within its kind.
+
+        Raises:
+          ValueError: another shape.
+          TypeError: a dtype of another kind (a float for an integer variable).
+          LocalityError: replicas differ in the value and there is no aggregation; or a ``PerReplica`` value
+            is assigned from across.
+          TraceError: inside a raw JAX transformation, out of which the value could not come.
+        """
+        value = self._checked(value)
+        if self._in_replica():
+            return self._write(self._combined(value))
+        if self.is_stacked and self.aggregation is Aggregation.SUM:
+            value = self._checked(value / self.strategy.num_replicas_in_sync)
+        return self._write(value)
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
+
+        Raises:
+          ValueError: on an on-read sum variable from across: it is not clear which copy should grow.
+        """
+        return self._assign_change(delta, operator.add, "assign_add")
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtract ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
+
+        Raises:
+          ValueError: on an on-read sum variable from across: it is not clear which copy should shrink.
+        """
+        return self._assign_change(delta, operator.sub, "assign_sub")
+
+    def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
+        delta = self._checked(delta)
+        store = current_store()
+        if self._in_replica():
+            return self._write(change(store.read(self), self._combined(delta)))
+        if not self.is_stacked:
+            return self._write(change(store.read(self), delta))
+        if self.aggregation is Aggregation.SUM:
+            raise ValueError(
+                f"{self.describe()}: {method} from across would not say which replica's copy should change; call it "
+                "inside a step, or use assign"
+            )
+        if context.in_cross_replica_context() and _jax.current_trace() is not _jax.eval_trace():
+            return self._write(change(store.read(self), delta))
+        self.strategy.run(getattr(Variable, method), args=(self, delta))
+        return self
+
+    def _combined(self, value: Any) -> Any:
+        if self.synchronization is Synchronization.ON_READ or self.aggregation is Aggregation.NONE:
+            return value
+        replica = context.get_replica_context()
+        assert replica is not None
+        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
+            return replica._communicator.from_first(value)
+        return replica.all_reduce(self.aggregation.value, value)
+
+    def _write(self, value: Any) -> Variable:
+        value = jnp.asarray(value, self.dtype)
+        mirrored = self.synchronization is not Synchronization.ON_READ
+        current_store().write(self, value, f"{self.describe()} was assigned a value, {_CHOOSE}" if mirrored else None)
+        return self
+
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, PerReplica):
+            raise LocalityError(
+                f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
+                "strategy.reduce, or assign inside a step."
+            )
+        value = jnp.asarray(value)
+        if value.shape != self.shape:
+            raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
+        weak = getattr(value, "weak_type", False) and jnp.issubdtype(self.dtype, jnp.inexact)
+        if not weak and not _casts(value.dtype, self.dtype):
+            raise TypeError(
+                f"{self.describe()} was assigned a value of dtype {value.dtype.name}, which does not cast to "
+                f"{jnp.dtype(self.dtype).name} within its kind; convert it with .astype first"
+            )
+        return value.astype(self.dtype)
+
+    # --- storage ----------------------------------------------------------------------------------------
+
+    def to_storage(self, value: Any) -> jax.Array:
+        """A new array on the strategy's devices that holds ``value`` in every copy."""
+        if self.is_stacked:
+            value = self._laid_out(value)
+        return jax.device_put(value, self.sharding, may_alias=False)
+
+    def _laid_out(self, value: Any) -> Any:
+        if not self.is_stacked:
+            return value
+        return jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *self.shape))
+
+    # --- acting like an array ---------------------------------------------------------------------------
+
+    __array_priority__ = 100  # NumPy arrays on the left leave operators to us
+
+    def __jax_array__(self) -> Any:
+        return self.read_value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self.read_value(), dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read_value()[index]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.describe()} is a scalar and has no len()")
+        return self.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable has no word on.
+        if name.startswith("_") or name in {"slot", "strategy"}:
+            raise AttributeError(name)
+        if not hasattr(jax.Array, name):
+            raise AttributeError(f"a Variable has no attribute {name!r}, nor has an array")
+        return getattr(self.read_value(), name)
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self) -> int:
+        return int(self.read_value())
+
+    def __float__(self) -> float:
+        return float(self.read_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.read_value())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
+
+
+def _release(slot: Slot) -> None:
+    slot.array = None  # type: ignore[assignment]
+    lent.discard(slot)
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _casts(source: Any, target: Any) -> bool:
+    if _is_key(source) or _is_key(target):
+        return bool(source == target)
+    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
+    return rank[0] <= rank[1]
+
+
+def _kind(variable: Variable) -> str:
+    name = getattr(variable.dtype, "name", str(variable.dtype))
+    return f"{name}[{','.join(map(str, variable.shape))}]"
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: Variable, *args: Any) -> Any:
+        operands = [a.read_value() if isinstance(a, Variable) else a for a in args]
+        return getattr(jnp.asarray(self.read_value()), name)(*operands)
+
+    method.__name__ = name
+    return method
+
+
+def _refuse_in_place(name: str) -> Callable[..., Any]:
+    def method(self: Variable, other: Any) -> NoReturn:
+        raise TypeError(
+            f"{self.describe()}: in-place operators would rebind the Python name and leave the variable as it was; "
+            "use assign, assign_add or assign_sub"
+        )
+
+    method.__name__ = name
+    return method
+
+
+_BINARY = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
+for _name in _BINARY:
+    setattr(Variable, f"__{_name}__", _forward(f"__{_name}__"))
+    setattr(Variable, f"__r{_name}__", _forward(f"__r{_name}__"))
+    setattr(Variable, f"__i{_name}__", _refuse_in_place(f"__i{_name}__"))
+for _name in (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "divmod",
+    "rdivmod",
+    "round",
+):
+    setattr(Variable, f"__{_name}__", _forward(f"__{_name}__"))
+
+# To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
+# variables; what comes back is arrays. Replicax itself keeps variables whole (see values.is_leaf).
+jax.tree_util.register_pytree_node(Variable, lambda v: ((v.read_value(),), None), lambda _, children: children[0])

@@ -1,0 +1,35 @@
+"""Eight emulated devices for every test, and no silent promotion in our own code."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+import replicax
+
+replicax.use_cpu_devices(8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def strategy_of(replicas: int) -> replicax.MirroredStrategy:
+    """A MirroredStrategy on the first ``replicas`` devices."""
+    return replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+
+
+@pytest.fixture(params=[1, 2, 4], ids="{}-replicas".format)
+def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
+    return strategy_of(request.param)
+
+
+@pytest.fixture
+def pair() -> replicax.MirroredStrategy:
+    return strategy_of(2)
+
+
+@pytest.fixture(autouse=True)
+def no_context_left_behind():
+    """Every test leaves the stack of contexts as it found it."""
+    yield
+    assert not replicax.has_strategy()
+    assert not replicax.in_cross_replica_context()

@@ -1,0 +1,133 @@
+"""The form of the programs that test_programs.py runs, and what plain JAX on one device makes of them.
+
+A program is a step for one replica, in ordinary JAX. The other files ``programs_*.py`` hold the programs, a
+theme each. What a program computes is told by the same function without Replicax: on each replica's input in
+turn, or, where replicas communicate, by a function of all the inputs at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+AXIS = "replica"
+"""What collectives of ``jax.lax`` call the axis along which the replicas lie."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """One program.
+
+    Attributes:
+      step: what one replica computes: ``step(x, *shared)``.
+      localities: ``"T"`` or ``"M"`` for each leaf of its result, in order.
+      data: makes a replica's own argument, of locality T, from the replica's number.
+      shared: makes the further arguments, the same on every replica.
+      across: makes the results of all replicas from the list of their arguments; by default each replica's
+        result is that of ``step``, jitted.
+      variables: whether the leaves of ``shared`` are Replicax variables under Replicax. (The reference always
+        gets plain arrays.)
+      differ: whether results of locality T are to differ between replicas. Without it the locality is an upper
+        bound, because replicas agree for a reason that no dataflow can see.
+    """
+
+    step: Callable[..., Any]
+    localities: str
+    data: Callable[[int], Any]
+    shared: Callable[[], tuple[Any, ...]]
+    across: Callable[..., list[Any]] | None
+    variables: bool
+    differ: bool
+
+    @property
+    def name(self) -> str:
+        return self.step.__name__
+
+    def reference(self, replicas: int) -> list[Any]:
+        """What each of the replicas should get, computed without Replicax."""
+        if self.across is not None:
+            return self.across([self.data(i) for i in range(replicas)], *self.shared())
+        return [_alone(self, i) for i in range(replicas)]
+
+
+PROGRAMS: list[Program] = []
+
+
+def program(
+    localities: str,
+    data: Callable[[int], Any],
+    *,
+    shared: Callable[[], tuple[Any, ...]] = tuple,
+    across: Callable[..., list[Any]] | None = None,
+    variables: bool = False,
+    differ: bool = True,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a step; see :class:`Program`."""
+
+    def register(step: Callable[..., Any]) -> Callable[..., Any]:
+        assert all(p.name != step.__name__ for p in PROGRAMS), step.__name__
+        PROGRAMS.append(Program(step, localities, data, shared, across, variables, differ))
+        return step
+
+    return register
+
+
+@functools.cache
+def _alone(which: Program, replica: int) -> Any:
+    return _jitted(which)(which.data(replica), *which.shared())
+
+
+@functools.cache
+def _jitted(which: Program) -> Any:
+    return jax.jit(which.step)
+
+
+def by_replica(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The reference ``fn(replica_id, x, *shared)`` of a program that asks for its replica's number."""
+
+    def across(xs: list[Any], *shared: Any) -> list[Any]:
+        jitted = jax.jit(fn)
+        return [jitted(np.int32(i), x, *shared) for i, x in enumerate(xs)]
+
+    return across
+
+
+# --- data -----------------------------------------------------------------------------------------------
+
+
+def normal(*shape: int, seed: int = 0) -> Callable[[int], np.ndarray[Any, Any]]:
+    """Data drawn anew for each replica."""
+
+    def data(replica: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng([seed, replica]).normal(size=shape).astype(np.float32)
+
+    return data
+
+
+def integers(low: int, high: int, *shape: int) -> Callable[[int], np.ndarray[Any, Any]]:
+    """Integers drawn anew for each replica."""
+
+    def data(replica: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng([1, replica]).integers(low, high, size=shape, dtype=np.int32)
+
+    return data
+
+
+def weights(*shapes: tuple[int, ...]) -> Callable[[], tuple[np.ndarray[Any, Any], ...]]:
+    """Shared arrays of these shapes."""
+
+    def shared() -> tuple[np.ndarray[Any, Any], ...]:
+        rng = np.random.default_rng(9)
+        return tuple((0.5 * rng.normal(size=shape)).astype(np.float32) for shape in shapes)
+
+    return shared
+
+
+def together(**makers: Callable[[int], Any]) -> Callable[[int], dict[str, Any]]:
+    """A dict of data."""
+    return lambda replica: {name: make(replica) for name, make in makers.items()}

@@ -1,0 +1,54 @@
+"""Every example in a docstring runs and prints what it says; every public name has one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+
+import jax
+import pytest
+
+import replicax
+
+MODULES = sorted(
+    name for _, name, _ in pkgutil.walk_packages(replicax.__path__, "replicax.") if not name.startswith("replicax.cli")
+)
+
+
+@pytest.mark.parametrize("name", ["replicax", *MODULES])
+def test_examples(name: str) -> None:
+    # Readers' sessions have JAX's defaults, not this suite's strict ones.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+def _documented(obj: object) -> bool:
+    return bool(inspect.getdoc(obj))
+
+
+@pytest.mark.parametrize("name", replicax.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    obj = getattr(replicax, name)
+    assert _documented(obj), name
+    if inspect.isclass(obj) and obj.__module__.startswith("replicax"):
+        for member, value in vars(obj).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                assert _documented(value), f"{name}.{member}"
+
+
+def _examples_of(obj: object) -> str:
+    texts = [inspect.getdoc(obj) or ""]
+    if inspect.isclass(obj):
+        texts += [inspect.getdoc(value) or "" for value in vars(obj).values() if callable(value)]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("name", replicax.__all__)
+def test_public_names_have_an_example(name: str) -> None:
+    obj = getattr(replicax, name)
+    if inspect.isclass(obj) and issubclass(obj, (Exception, Warning)):
+        return  # the functions that raise them show them
+    assert ">>>" in _examples_of(obj), name

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax import reduction
+from tests.conftest import strategy_of
+
+
+def per_replica(strategy: replicax.Strategy, fn):
+    return strategy.distribute_values_from_function(lambda ctx: fn(ctx.replica_id_in_sync_group))
+
+
+def context() -> replicax.ReplicaContext:
+    replica = replicax.get_replica_context()
+    assert replica is not None
+    return replica
+
+
+# --- ReduceOp -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sum", "SUM", "Sum", replicax.ReduceOp.SUM])
+def test_reduce_op_in_any_case(name) -> None:
+    assert replicax.ReduceOp.parse(name) is replicax.ReduceOp.SUM
+
+
+@pytest.mark.parametrize("bad", ["total", None, 3])
+def test_unknown_reduce_op(bad) -> None:
+    with pytest.raises(ValueError, match="must be 'sum', 'mean' or a ReduceOp"):
+        replicax.ReduceOp.parse(bad)
+
+
+# --- all_reduce -----------------------------------------------------------------------------------------
+
+SHAPES = [(), (3,), (0,), (7, 5), (1, 1, 2), (200, 100)]  # the last is too large to be packed
+DTYPES = [np.float32, np.int32, jnp.bfloat16, np.bool_, np.complex64]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_all_reduce_is_numpy_over_shapes_and_dtypes(strategy: replicax.Strategy, op: str) -> None:
+    rng = np.random.default_rng(0)
+    n = strategy.num_replicas_in_sync
+    trees = [[rng.integers(0, 4, shape).astype(dtype) for shape in SHAPES for dtype in DTYPES] for _ in range(n)]
+    value = strategy.distribute_values_from_function(lambda ctx: trees[ctx.replica_id_in_sync_group])
+    result = strategy.run(lambda v: context().all_reduce(op, v), args=(value,))
+    for got, *parts in zip(result, *trees, strict=True):
+        wide = np.sum(np.stack(parts).astype(np.complex128), 0) / (n if op == "mean" else 1)
+        np.testing.assert_allclose(np.asarray(got).astype(np.complex128), wide, rtol=1e-2)
+        assert got.shape == parts[0].shape
+        if op == "mean":
+            assert jnp.issubdtype(got.dtype, jnp.inexact)
+
+
+def test_many_arrays_are_one_all_reduce(pair: replicax.Strategy) -> None:
+    values = [jnp.ones((4, i + 1)) for i in range(50)] + [jnp.ones((300, 100))]
+    program = pair.extended.trace(lambda v: context().all_reduce("sum", v), args=(values,))
+    (collective,) = program.collectives()
+    assert collective.kind == "all-reduce"
+    assert collective.arrays == 2  # the packed ones, and the one that is too large to pack
+    assert collective.bytes == sum(v.nbytes for v in values)
+
+
+def test_a_value_that_all_replicas_share_counts_n_times(strategy: replicax.Strategy) -> None:
+    total = strategy.run(lambda x: context().all_reduce("sum", x), args=(jnp.ones(3),))
+    np.testing.assert_array_equal(total, np.full(3, strategy.num_replicas_in_sync))
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_the_gradient_of_a_reduction_is_the_same_reduction(strategy: replicax.Strategy, op: str) -> None:
+    n = strategy.num_replicas_in_sync
+
+    def step(w):
+        # Replica i's loss is w_i times the reduction; the sum of all losses depends on x through each of them.
+        return jax.grad(lambda x: w * context().all_reduce(op, x * x))(jnp.float32(3.0))
+
+    got = strategy.run(step, args=(per_replica(strategy, lambda i: i + 1.0),))
+    weights = np.arange(n) + 1.0
+    combined = weights.sum() if op == "sum" else weights.mean()
+    np.testing.assert_allclose(got, combined * 6.0, rtol=1e-6)  # one value: it is the same on every replica
+
+
+def test_packing_keeps_what_each_array_is() -> None:
+    pair = strategy_of(2)
+    values = [jnp.arange(6, dtype=jnp.float32).reshape(2, 3), jnp.float32(7), jnp.arange(4, dtype=jnp.float32)]
+    for limit in (0, 8, 1 << 20):
+        before, reduction.PACK_LIMIT = reduction.PACK_LIMIT, limit
+        try:
+            got = strategy_of(2).run(lambda v: context().all_reduce("sum", v), args=(values,))
+        finally:
+            reduction.PACK_LIMIT = before
+        for a, b in zip(got, values, strict=True):
+            np.testing.assert_array_equal(a, 2 * b)
+    assert pair.num_replicas_in_sync == 2
+
+
+# --- all_gather -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_all_gather_concatenates(strategy: replicax.Strategy, axis: int) -> None:
+    parts = [np.arange(6.0, dtype=np.float32).reshape(2, 3) + 10 * i for i in range(strategy.num_replicas_in_sync)]
+    value = per_replica(strategy, lambda i: parts[i])
+    got = strategy.run(lambda x: context().all_gather({"x": x}, axis)["x"], args=(value,))
+    np.testing.assert_array_equal(got, np.concatenate(parts, axis))
+    np.testing.assert_array_equal(strategy.gather(value, axis), np.concatenate(parts, axis))
+
+
+def test_the_gradient_of_all_gather_is_its_slice(pair: replicax.Strategy) -> None:
+    def step(scale):
+        mine = jnp.ones(2)
+        return jax.grad(lambda x: jnp.sum(jnp.arange(4.0) * context().all_gather(x, 0)) * scale)(mine)
+
+    grads = pair.run(step, args=(per_replica(pair, lambda i: i + 1.0),))
+    np.testing.assert_allclose(pair.gather(grads, 0), np.arange(4.0) * 3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "axis", "message"),
+    [(1.0, 0, "a scalar has no axis"), (jnp.ones(2), 1, "axis 1 is out of range"), (jnp.ones(2), -2, "out of range")],
+)
+def test_gathering_what_has_no_such_axis(strategy: replicax.Strategy, value, axis: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        strategy.run(lambda v: context().all_gather(v, axis), args=(value,))
+    with pytest.raises(ValueError, match=message):
+        strategy.gather(per_replica(strategy, lambda _: value), axis)
+
+
+def test_gather_of_a_shared_value(pair: replicax.Strategy) -> None:
+    with pytest.raises(ValueError, match="all 2 replicas share"):
+        pair.gather(jnp.ones(2), 0)
+    one = replicax.OneDeviceStrategy("cpu:0")
+    assert one.gather(jnp.ones(2), 0).shape == (2,)
+
+
+def test_gather_of_uneven_components(pair: replicax.Strategy) -> None:
+    value = per_replica(pair, lambda i: np.full(3 - 2 * i, i))
+    np.testing.assert_array_equal(pair.gather(value, 0), [0, 0, 0, 1])
+
+
+# --- reduce ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1), (0, -1), [1]])
+def test_reduce_is_numpy(strategy: replicax.Strategy, op: str, axis) -> None:
+    n = strategy.num_replicas_in_sync
+    parts = [np.random.default_rng(i).normal(size=(4, 3)).astype(np.float32) for i in range(n)]
+    got = strategy.reduce(op, {"v": per_replica(strategy, lambda i: parts[i])}, axis)["v"]
+    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    stacked = np.stack(parts)
+    reducer = np.sum if op == "sum" else np.mean
+    expected = reducer(stacked, axis=(0, *(a + 1 if a >= 0 else a for a in axes)))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mean_with_an_axis_counts_elements(pair: replicax.Strategy) -> None:
+    value = per_replica(pair, lambda i: [np.arange(4.0), np.array([10.0, 20.0])][i])
+    assert float(pair.reduce("mean", value, axis=0)) == pytest.approx((0 + 1 + 2 + 3 + 10 + 20) / 6)
+    with pytest.raises(ValueError, match=r"different shapes \[\(4,\), \(2,\)\]; pass axis=0"):
+        pair.reduce("sum", value)
+
+
+def test_empty_components_give_no_nan(pair: replicax.Strategy) -> None:
+    value = per_replica(pair, lambda i: np.zeros(0 if i else 2, np.float32) + 3)
+    assert float(pair.reduce("mean", value, axis=0)) == 3.0
+    nothing = per_replica(pair, lambda i: np.zeros(0, np.float32))
+    assert float(pair.reduce("sum", nothing, axis=0)) == 0.0
+
+
+def test_the_mean_of_integers_is_a_float(strategy: replicax.Strategy) -> None:
+    value = per_replica(strategy, lambda i: np.int32(i))
+    n = strategy.num_replicas_in_sync
+    assert float(strategy.reduce("mean", value)) == pytest.approx((n - 1) / 2)
+
+
+@pytest.mark.parametrize("shared", [0, 1.5, np.ones(3, np.float32)])
+def test_reduce_of_a_shared_value(pair: replicax.Strategy, shared) -> None:
+    with pytest.raises(ValueError, match="all 2 replicas share"):
+        pair.reduce("sum", shared)
+    assert pair.reduce("mean", shared) is shared
+    one = replicax.OneDeviceStrategy("cpu:0")
+    assert one.reduce("sum", shared) is shared
+    assert one.reduce("mean", shared) is shared
+
+
+def test_reduce_along_an_axis_of_a_shared_value() -> None:
+    one = replicax.OneDeviceStrategy("cpu:0")
+    assert float(one.reduce("sum", jnp.arange(4.0), axis=0)) == 6.0
+    assert float(strategy_of(2).reduce("mean", jnp.arange(4.0), axis=0)) == 1.5
+
+
+@pytest.mark.parametrize("axis", [2, -3, (0, 2), (0, 0), (0, -2), True])
+def test_reduce_along_an_axis_that_is_not_there(strategy: replicax.Strategy, axis) -> None:
+    with pytest.raises(ValueError, match="axis"):
+        strategy.reduce("sum", per_replica(strategy, lambda i: np.ones((2, 3))), axis)
+
+
+def test_reduce_of_a_tree_is_one_all_reduce(pair: replicax.Strategy) -> None:
+    def step(tree):
+        return context().merge_call(lambda s, t: s.reduce("sum", t), args=(tree,))
+
+    tree = {"a": jnp.ones(3), "b": [jnp.ones(()), jnp.ones((2, 2))]}
+    assert [c.kind for c in pair.extended.trace(step, args=(tree,)).collectives()] == ["all-reduce"]
+
+
+def test_reducing_again_and_again_traces_once(pair: replicax.Strategy) -> None:
+    for i in range(12):  # the tenth retrace would warn, and warnings are errors
+        pair.reduce("sum", per_replica(pair, lambda r, i=i: np.float32(r + i)), axis=None)
+
+
+# --- local_results --------------------------------------------------------------------------------------
+
+
+def test_local_results(pair: replicax.Strategy) -> None:
+    value = per_replica(pair, lambda i: np.int32(i))
+    assert [int(v) for v in pair.local_results(value)] == [0, 1]
+    assert pair.local_results(5) == (5,)
+    first, second = pair.local_results({"v": value, "c": "x"})
+    assert (int(first["v"]), first["c"], int(second["v"]), second["c"]) == (0, "x", 1, "x")
+    with pair.scope():
+        v = replicax.Variable(3.0)
+    assert [float(x) for x in pair.local_results(v)] == [3.0, 3.0]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax.values import Components, PerReplica, regroup, unwrap
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def test_regroup_keeps_what_is_the_same_object() -> None:
+    shared = object()
+    merged = regroup([(shared, 1.5, [None]), (shared, 2.5, [None])])
+    assert merged[0] is shared
+    assert merged[1].values == (1.5, 2.5)
+    assert merged[2] == [None]
+
+
+def test_regroup_keeps_the_types_of_containers() -> None:
+    merged = regroup([Point(1, {"a": [2]}), Point(3, {"a": [4]})])
+    assert type(merged) is Point
+    assert merged.x.values == (1, 3)
+    assert merged.y["a"][0].values == (2, 4)
+
+
+def test_regroup_of_one_variable_is_that_variable(pair: replicax.Strategy) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    assert regroup([v, v]) is v
+    assert isinstance(regroup([v, v], always_wrap=True), PerReplica)
+
+
+def test_regroup_names_the_replica_that_differs() -> None:
+    with pytest.raises(ValueError, match="replica 2 has"):
+        regroup([[1], [2], [1, 2]])
+
+
+def test_unwrap_is_the_inverse() -> None:
+    trees = [{"a": 1, "b": (2, "x")}, {"a": 3, "b": (4, "x")}]
+    merged = regroup(trees)
+    assert [unwrap(merged, i) for i in range(2)] == trees
+
+
+def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: np.full(3, ctx.replica_id_in_sync_group))
+    first, second = x.values
+    assert first.devices() == {jax.devices()[0]}
+    assert second.devices() == {jax.devices()[1]}
+    np.testing.assert_array_equal(second, [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: 1 - x,
+        lambda x: x @ x,
+        lambda x: -x,
+        lambda x: x[0],
+        lambda x: x < 1,
+        bool,
+        float,
+        len,
+        iter,
+        np.asarray,
+        jnp.sin,
+        lambda x: jnp.stack([x, x]),
+    ],
+)
+def test_it_is_no_array(pair: replicax.Strategy, use) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    with pytest.raises(TypeError, match="PerReplica"):
+        use(x)
+
+
+def test_repr_says_what_it_holds(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: np.zeros((2, 3), np.int32))
+    assert repr(x) == "PerReplica(int32[2,3], 2 replicas)"
+    assert repr(PerReplica(Components(("a", "b")))) == "PerReplica('a', 'b')"
+
+
+def test_values_from_function_wraps_a_single_replica_too() -> None:
+    one = replicax.OneDeviceStrategy("cpu:0")
+    x = one.distribute_values_from_function(lambda ctx: {"n": ctx.num_replicas_in_sync})
+    assert isinstance(x["n"], PerReplica)
+    assert int(one.run(lambda x: x["n"] + 1, args=(x,))) == 2
+
+
+def test_values_from_function_of_different_shapes(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: jnp.zeros(1 + ctx.replica_id_in_sync_group))
+    assert [v.shape for v in pair.local_results(x)] == [(1,), (2,)]
+    with pytest.raises(ValueError, match=r"args\[0\] can't run as one compiled program.*float32\[1\], float32\[2\]"):
+        pair.run(lambda x: x, args=(x,))
+
+
+def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: f"replica {ctx.replica_id_in_sync_group}")
+    assert pair.local_results(x) == ("replica 0", "replica 1")
+    with pytest.raises(TypeError, match="component of replica 0 is no array: 'replica 0'"):
+        pair.reduce("sum", x)
+
+
+def test_value_context_checks_its_numbers() -> None:
+    with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
+        replicax.ValueContext(2, 2)

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+# The table of docs/architecture.md: two replicas, initial value 10; in a step, replica i assigns i + 1.
+# synchronization, aggregation, after a cross assign of 6, after the step's assign, cross read afterwards
+TABLE = [
+    ("on_write", "none", [6, 6], replicax.LocalityError, None),
+    ("on_write", "sum", [6, 6], [3, 3], 3),
+    ("on_write", "mean", [6, 6], [1.5, 1.5], 1.5),
+    ("on_write", "only_first_replica", [6, 6], [1, 1], 1),
+    ("on_read", "none", [6, 6], [1, 2], replicax.LocalityError),
+    ("on_read", "sum", [3, 3], [1, 2], 3),
+    ("on_read", "mean", [6, 6], [1, 2], 1.5),
+    ("on_read", "only_first_replica", [6, 6], [1, 2], 1),
+]
+table = pytest.mark.parametrize(
+    ("synchronization", "aggregation", "across", "inside", "read"), TABLE, ids=[f"{r[0]}-{r[1]}" for r in TABLE]
+)
+
+
+def make(strategy: replicax.Strategy, value=10.0, **options) -> replicax.Variable:
+    with strategy.scope():
+        return replicax.Variable(value, name="v", **options)
+
+
+def copies(v: replicax.Variable) -> list[float]:
+    return [float(x) for x in v.strategy.local_results(v)]
+
+
+def one_based() -> jax.Array:
+    replica = replicax.get_replica_context()
+    assert replica is not None
+    return jnp.float32(replica.replica_id_in_sync_group + 1)
+
+
+@table
+def test_the_table(pair, synchronization, aggregation, across, inside, read) -> None:
+    v = make(pair, synchronization=synchronization, aggregation=aggregation)
+    assert copies(v) == [10, 10]
+    if isinstance(inside, list):
+        pair.run(lambda: v.assign(one_based()))
+        assert copies(v) == inside
+        if isinstance(read, type):
+            with pytest.raises(read, match="local_results"):
+                v.read_value()
+        else:
+            assert float(v.read_value()) == read
+            # in a merge_fn, which looks across as well, inside a step
+            merged = pair.run(lambda: replicax.get_replica_context().merge_call(lambda s: v.read_value()))
+            assert float(merged) == read
+    else:
+        with pytest.raises(inside, match="'v'.*no aggregation.*Reduce the value first"):
+            pair.run(lambda: v.assign(one_based()))
+        assert copies(v) == [10, 10]
+    v.assign(6.0)
+    assert copies(v) == across
+    with pair.scope():
+        v.assign(8.0)
+    assert sum(copies(v)) == sum(across) * 8 / 6
+
+
+# After the step's assign_add of i + 1 to 10, and after a cross assign_add of 4 to that.
+ADDED = {
+    ("on_write", "sum"): ([13, 13], [17, 17]),
+    ("on_write", "mean"): ([11.5, 11.5], [15.5, 15.5]),
+    ("on_write", "only_first_replica"): ([11, 11], [15, 15]),
+    ("on_read", "none"): ([11, 12], [15, 16]),
+    ("on_read", "sum"): ([11, 12], ValueError),
+    ("on_read", "mean"): ([11, 12], [15, 16]),
+    ("on_read", "only_first_replica"): ([11, 12], [15, 16]),
+}
+
+
+@pytest.mark.parametrize(("kind", "expected"), ADDED.items(), ids=[f"{a}-{b}" for a, b in ADDED])
+def test_assign_add_and_sub(pair, kind, expected) -> None:
+    v = make(pair, synchronization=kind[0], aggregation=kind[1])
+    pair.run(lambda: v.assign_add(one_based()))
+    assert copies(v) == expected[0]
+    if expected[1] is ValueError:
+        with pytest.raises(ValueError, match="assign_add from across would not say which"):
+            v.assign_add(4.0)
+        with pytest.raises(ValueError, match="assign_sub from across"):
+            v.assign_sub(4.0)
+    else:
+        v.assign_add(4.0)
+        assert copies(v) == expected[1]
+        v.assign_sub(4.0)
+    pair.run(lambda: v.assign_sub(one_based()))
+    assert copies(v) == [10, 10]
+
+
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+def test_a_value_that_replicas_share(pair, aggregation) -> None:
+    v = make(pair, aggregation=aggregation)
+    pair.run(lambda: v.assign(4.0))
+    assert copies(v) == ([8, 8] if aggregation == "sum" else [4, 4])
+
+
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+def test_one_replica_is_an_ordinary_variable(synchronization, aggregation) -> None:
+    one = strategy_of(1)
+    v = make(one, synchronization=synchronization, aggregation=aggregation)
+    one.run(lambda: v.assign(one_based() + 1))
+    assert float(v.value) == 2.0
+    v.assign_add(3.0)
+    assert float(v.value) == 5.0
+
+
+def test_reads_are_mirrored_or_per_replica(pair) -> None:
+    on_write, on_read = make(pair), make(pair, synchronization="on_read")
+    program = pair.extended.trace(lambda: (on_write + 1, on_read + 1))
+    assert [x.value for x in program.localities] == ["M", "T"]
+
+
+def test_a_mirrored_variable_may_take_what_is_the_same_everywhere(pair) -> None:
+    v = make(pair, [3.0, 4.0])
+    pair.run(lambda: v.assign(v / jnp.linalg.norm(v.value)))
+    np.testing.assert_allclose(v.numpy(), [0.6, 0.8], rtol=1e-6)
+
+
+def test_across_a_per_replica_value_is_refused(pair) -> None:
+    v = make(pair, aggregation="mean")
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    with pytest.raises(replicax.LocalityError, match="'v'.*one value for each replica"):
+        v.assign(x)
+    with pytest.raises(replicax.LocalityError, match="'v'.*one value for each replica"):
+        pair.run(lambda x: replicax.get_replica_context().merge_call(lambda s, x: v.assign(x), args=(x,)), args=(x,))
+    assert copies(v) == [10, 10]
+
+
+def test_across_inside_a_step_all_must_agree(pair) -> None:
+    v = make(pair)
+
+    def merge(strategy, x):
+        v.assign(strategy.reduce("sum", x))
+
+    pair.run(lambda: replicax.get_replica_context().merge_call(merge, args=(one_based(),)))
+    assert copies(v) == [3, 3]
+
+
+# --- creation -------------------------------------------------------------------------------------------
+
+
+def test_a_callable_is_initialised_on_its_placement(strategy) -> None:
+    v = make(strategy, lambda: jax.random.normal(jax.random.key(3), (4, 5)))
+    assert v.slot.array.devices() == set(strategy.extended.worker_devices)
+    np.testing.assert_array_equal(v.numpy(), jax.random.normal(jax.random.key(3), (4, 5)))
+
+
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_initialisers_give_every_replica_the_same(pair, synchronization) -> None:
+    v = make(pair, lambda: jax.random.uniform(jax.random.key(0), ()), synchronization=synchronization)
+    first, second = copies(v)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(1, jnp.int32), (1.0, jnp.float32), (True, jnp.bool_), (np.float16(1), jnp.float16)]
+)
+def test_the_dtype_is_that_of_the_value(value, dtype) -> None:
+    assert replicax.Variable(value).dtype == dtype
+    assert replicax.Variable(value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    assert replicax.Variable(lambda: jnp.asarray(value), dtype=jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_trainable_and_name() -> None:
+    assert replicax.Variable(1.0).trainable
+    assert not replicax.Variable(1.0, trainable=False).trainable
+    assert not replicax.Variable(1.0, synchronization="on_read").trainable
+    assert replicax.Variable(1.0).name != replicax.Variable(1.0).name
+    with pytest.raises(ValueError, match="on-read variable can't be trainable"):
+        replicax.Variable(1.0, synchronization="on_read", trainable=True)
+
+
+@pytest.mark.parametrize("option", ["synchronization", "aggregation"])
+def test_unknown_options_are_listed(option) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be one of .*got 'sometimes'"):
+        replicax.Variable(1.0, **{option: "sometimes"})
+
+
+def test_options_as_enums_and_in_other_spellings() -> None:
+    v = replicax.Variable(1.0, synchronization="ON-READ", aggregation=replicax.Aggregation.MEAN)
+    assert v.synchronization is replicax.Synchronization.ON_READ
+    assert v.aggregation is replicax.Aggregation.MEAN
+
+
+def test_the_mean_of_integers_is_refused() -> None:
+    with pytest.raises(ValueError, match="mean of int32 values"):
+        replicax.Variable(1, aggregation="mean")
+
+
+def test_it_is_not_created_while_a_step_is_traced(pair) -> None:
+    with pytest.raises(replicax.ContextError, match="created while a step is traced"):
+        pair.run(lambda: replicax.Variable(1.0))
+
+
+def test_it_takes_no_part_in_its_initial_array(pair) -> None:
+    initial = jax.device_put(jnp.ones(3), jax.NamedSharding(pair.extended.mesh, jax.P()))
+    a, b = make(pair, initial), make(pair, initial)
+    array = np.ones(3, np.float32)
+    c = make(pair, array)
+    array[:] = 7
+
+    def step() -> None:
+        for v in (a, b, c):
+            v.assign_add(jnp.ones(3))
+
+    pair.run(step)
+    for v in (a, b, c):
+        np.testing.assert_array_equal(v.numpy(), [2, 2, 2])
+    np.testing.assert_array_equal(initial, [1, 1, 1])
+
+
+def test_a_random_key_can_be_a_variable(pair) -> None:
+    key = make(pair, jax.random.key(0))
+
+    def step():
+        ours, rest = jax.random.split(key.value)
+        key.assign(rest)
+        return jax.random.uniform(ours)
+
+    first, second = float(pair.run(step)), float(pair.run(step))
+    assert first != second
+    assert "key" in repr(key)
+
+
+# --- assigning ------------------------------------------------------------------------------------------
+
+
+def test_another_shape_is_refused() -> None:
+    v = replicax.Variable(jnp.zeros(3), name="v")
+    with pytest.raises(ValueError, match=r"'v' \(float32\[3\]\) was assigned a value of shape \(2,\); expected \(3,\)"):
+        v.assign(jnp.ones(2))
+
+
+def test_a_dtype_of_another_kind_is_refused() -> None:
+    v = replicax.Variable(1, name="v")
+    with pytest.raises(TypeError, match="dtype float32, which does not cast to int32"):
+        v.assign(jnp.float32(1.5))
+    w = replicax.Variable(jnp.bfloat16(1), name="w")
+    w.assign(jnp.float32(1.5))
+    w.assign(2)
+    assert w.dtype == jnp.bfloat16
+
+
+def test_it_returns_itself(pair) -> None:
+    v = make(pair)
+    assert v.assign(1.0) is v
+    assert pair.run(lambda: v.assign(2.0)) is v
+
+
+def test_swapping_two_variables(pair) -> None:
+    a, b = make(pair, 1.0), make(pair, 2.0)
+
+    def swap() -> None:
+        old = a.value
+        a.assign(b)
+        b.assign(old)
+
+    for expected in ((2, 1), (1, 2), (2, 1)):
+        pair.run(swap)
+        assert (float(a), float(b)) == expected
+
+
+def test_two_variables_never_share_a_buffer(pair) -> None:
+    a, b = make(pair, 1.0), make(pair, 2.0)
+    x = jnp.float32(5)
+
+    def both(x) -> None:
+        a.assign(x)
+        b.assign(x)
+
+    pair.run(both, args=(x,))
+    pair.run(lambda: (a.assign_add(1.0), b.assign_add(2.0)))
+    assert (float(a), float(b), float(x)) == (6, 7, 5)
+
+
+def test_a_value_read_outside_stays_valid(strategy) -> None:
+    v = make(strategy, jnp.ones(3))
+    before = v.value
+    strategy.run(lambda: v.assign_add(jnp.ones(3)))
+    strategy.run(lambda: v.assign_add(jnp.ones(3)))
+    np.testing.assert_array_equal(before, [1, 1, 1])
+    np.testing.assert_array_equal(v.value, [3, 3, 3])
+
+
+def test_its_array_goes_with_it(pair) -> None:
+    v = make(pair, jnp.ones(3))
+    pair.run(lambda: v.assign_add(jnp.ones(3)))
+    slot, array = v.slot, weakref.ref(v.slot.array)
+    del v
+    gc.collect()
+    assert slot.array is None
+    assert array() is None
+
+
+# --- acting like an array -------------------------------------------------------------------------------
+
+OPERATORS = [
+    lambda v: v + 2.0,
+    lambda v: 2.0 - v,
+    lambda v: v * v,
+    lambda v: v / 2.0,
+    lambda v: 2.0 / v,
+    lambda v: v // 2.0,
+    lambda v: v % 2.0,
+    lambda v: v**2.0,
+    lambda v: v @ v,
+    lambda v: jnp.ones(3) @ v,
+    lambda v: np.ones(3, np.float32) * v,
+    lambda v: -v,
+    lambda v: abs(v),
+    lambda v: v > 1.0,
+    lambda v: v == 2.0,
+    lambda v: v != 2.0,
+    lambda v: v[1:],
+    lambda v: v[0],
+    lambda v: v.sum(),
+    lambda v: v.T,
+    lambda v: v.astype(jnp.int32),
+    lambda v: v.at[0].set(5.0),
+    lambda v: jnp.exp(v),
+    lambda v: jnp.dot(v, v),
+    lambda v: jnp.stack([v, v]),
+    lambda v: jnp.where(v.value > 1, v, 0.0),
+    lambda v: jax.nn.relu(v),
+    lambda v: jax.tree.map(lambda x: x * 2, {"v": v})["v"],
+    lambda v: jax.grad(lambda x: jnp.sum(x * x))(v),
+]
+
+
+@pytest.mark.parametrize("use", OPERATORS)
+def test_it_acts_like_its_value(use) -> None:
+    value = np.array([1.0, 2.0, 3.0], np.float32)
+    np.testing.assert_allclose(use(replicax.Variable(value)), use(jnp.asarray(value)), rtol=1e-6)
+    pair = strategy_of(2)
+    v = make(pair, value)
+    np.testing.assert_allclose(pair.run(lambda: use(v)), use(jnp.asarray(value)), rtol=1e-6)
+
+
+def test_conversions() -> None:
+    v = replicax.Variable(2.0)
+    assert (float(v), int(v), bool(v), v.shape, v.ndim, v.size) == (2.0, 2, True, (), 0, 1)
+    assert np.asarray(v) == 2.0
+    assert len(replicax.Variable(jnp.zeros(4))) == 4
+    with pytest.raises(TypeError, match="has no len"):
+        len(v)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = v.nonsense
+    assert [10, 20, 30][replicax.Variable(1)] == 20
+
+
+def test_in_place_operators_say_what_to_use() -> None:
+    v = replicax.Variable(2.0)
+    with pytest.raises(TypeError, match="use assign, assign_add or assign_sub"):
+        v += 1.0
+
+
+def test_it_can_be_a_key_but_not_a_copy() -> None:
+    v = replicax.Variable(2.0)
+    assert {v: 1}[v] == 1
+    for copier in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="can't be copied"):
+            copier(v)
+
+
+def test_repr(pair) -> None:
+    assert repr(make(pair)) == "<Variable 'v' float32[] mirrored on 2 replicas: 10.>"
+    assert "a copy on each of 2 replicas: [10. 10.]" in repr(make(pair, synchronization="on_read"))
+    assert "on one device" in repr(replicax.Variable(1.0))
+    seen = []
+    v = make(pair)
+    pair.run(lambda: seen.append(repr(v)))
+    assert "before the step" in seen[0]
