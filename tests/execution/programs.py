@@ -97,6 +97,17 @@ def by_replica(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
     return across
 
 
+def third_party(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Flax and Optax promote dtypes and ranks as NumPy does; our own code here is not allowed to."""
+
+    @functools.wraps(step)
+    def relaxed(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return step(*args)
+
+    return relaxed
+
+
 # --- data -----------------------------------------------------------------------------------------------
 
 

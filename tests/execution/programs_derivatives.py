@@ -41,9 +41,7 @@ def clip_gradient(limit: float, x: Array) -> Array:
     return x
 
 
-clip_gradient.defvjp(
-    lambda limit, x: (x, None), lambda limit, _, g: (jnp.clip(g, -limit, limit),)
-)
+clip_gradient.defvjp(lambda limit, x: (x, None), lambda limit, _, g: (jnp.clip(g, -limit, limit),))
 
 
 @jax.custom_vjp
@@ -139,9 +137,7 @@ def custom_root_and_linear_solve(x: Array) -> Any:
 
     def solve(b: Array) -> Array:
         diagonal = jnp.array([1.0, 2.0, 4.0])
-        return lax.custom_linear_solve(
-            lambda v: diagonal * v, b, lambda _, b: b / diagonal, symmetric=True
-        )
+        return lax.custom_linear_solve(lambda v: diagonal * v, b, lambda _, b: b / diagonal, symmetric=True)
 
     a = 1 + x[0] ** 2
     return cube_root(a), jax.grad(cube_root)(a), jax.grad(lambda b: (solve(b) ** 2).sum())(x)

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 import replicax
-from tests.execution import programs_derivatives, programs_loops  # noqa: F401
+from tests.execution import (  # noqa: F401
+    programs_collectives,
+    programs_derivatives,
+    programs_loops,
+    programs_models,
+    programs_nnx,
+    programs_numerics,
+    programs_optax,
+    programs_random,
+    programs_variables,
+)
 from tests.execution.programs import PROGRAMS, Program
 
 T = replicax.Locality.PER_REPLICA

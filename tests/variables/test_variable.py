@@ -297,10 +297,12 @@ def test_a_value_read_outside_stays_valid(strategy) -> None:
 
 
 def test_its_array_goes_with_it(pair) -> None:
-    v = make(pair, jnp.ones(3))
-    pair.run(lambda: v.assign_add(jnp.ones(3)))
-    slot, array = v.slot, weakref.ref(v.slot.array)
-    del v
+    def use():
+        v = make(pair, jnp.ones(3))
+        pair.run(lambda: v.assign_add(jnp.ones(3)))
+        return v.slot, weakref.ref(v.slot.array)
+
+    slot, array = use()
     gc.collect()
     assert slot.array is None
     assert array() is None
@@ -334,7 +336,7 @@ OPERATORS = [
     lambda v: jnp.exp(v),
     lambda v: jnp.dot(v, v),
     lambda v: jnp.stack([v, v]),
-    lambda v: jnp.where(v.value > 1, v, 0.0),
+    lambda v: jnp.where(v > 1, v, 0.0),
     lambda v: jax.nn.relu(v),
     lambda v: jax.tree.map(lambda x: x * 2, {"v": v})["v"],
     lambda v: jax.grad(lambda x: jnp.sum(x * x))(v),

@@ -52,7 +52,8 @@ def as_reiterable(dataset: Any) -> Iterable[Any]:
     if isinstance(dataset, Iterator):
         raise TypeError(
             "distribute_dataset needs something that can be iterated anew for each epoch, got the iterator "
-            f"{dataset!r}. Pass the dataset itself, a list of batches, or an object whose __iter__ makes a new iterator."
+            f"{dataset!r}. "
+            "Pass the dataset itself, a list of batches, or an object whose __iter__ makes a new iterator."
         )
     if _is_array_tree(dataset):
         slices = _Slices(dataset)

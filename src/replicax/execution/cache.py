@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ _WARN_AT = 10
 class ProgramCache:
     """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
 
-    The least recently used go when there are more than 256, and those whose function is gone go before. The
+    The least recently used go when there are more than 256; those whose function or variables are gone go before. The
     tenth time that one function has to be traced again, a warning says which part of its key changed.
     """
 
@@ -42,6 +43,9 @@ class ProgramCache:
         while len(self._entries) >= _CAPACITY:
             self._entries.popitem(last=False)
         self._entries[key] = executable
+        ours = weakref.ref(self)
+        for slot in {*executable.donated, *executable.kept, *executable.written}:
+            slot.on_release.append(lambda: _forget(ours, key))
         code = key[0].code
         self._traces[code] += 1
         if self._traces[code] == _WARN_AT + 1:
@@ -57,6 +61,12 @@ class ProgramCache:
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""
         return self._traces[function_key(fn).code]
+
+
+def _forget(cache: weakref.ref[ProgramCache], key: Any) -> None:
+    alive = cache()
+    if alive is not None:
+        alive._entries.pop(key, None)
 
 
 def _difference(old: Any, new: Any) -> list[str]:

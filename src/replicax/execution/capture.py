@@ -7,6 +7,7 @@ whatever goes wrong leaves every variable as it was.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def capture(
                 results.append(Result(len(computed)))
                 computed.append(leaf)
             else:
-                results.append(Result(None, leaf))
+                results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
         return [store.values[v] for v in store.writes], computed
 
     mapped = jax.shard_map(

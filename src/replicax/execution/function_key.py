@@ -59,13 +59,15 @@ class FunctionKey:
     Attributes:
       code: the function's code object, or the callable itself.
       captured: each captured value, by name.
+      places: the same, with those of captured functions, by code and name.
     """
 
-    __slots__ = ("_hash", "captured", "code")
+    __slots__ = ("_hash", "captured", "code", "places")
 
-    def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...]) -> None:
+    def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
         self.code = code
         self.captured = captured
+        self.places = places
         self._hash = hash((code, captured))
 
     @property
@@ -87,58 +89,142 @@ class FunctionKey:
         )
 
 
-# A function that lives on and captures the same objects as last time keeps its key, whatever its size.
-_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[tuple[ById, ...], FunctionKey]]
+# A function that lives on and captures the same objects as last time keeps its key, however much it captures.
+_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[list[_Captured], FunctionKey]]
 _keys = weakref.WeakKeyDictionary()
 
 
 def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` of one, or any callable object."""
-    if not isinstance(fn, types.FunctionType):
-        captured: list[tuple[str, Any]] = []
-        return FunctionKey(_collect(fn, captured, set()), tuple(captured))
-    contents = _contents(fn)
-    known = _keys.get(fn)
-    if known is not None and all(a.value is b for a, b in zip(known[0], contents, strict=True)):
-        return known[1]
-    captured = []
-    key = FunctionKey(_collect(fn, captured, set()), tuple(captured))
-    _keys[fn] = tuple(map(ById, contents)), key
+    if isinstance(fn, types.FunctionType):
+        known = _keys.get(fn)
+        if known is not None and all(c.is_current for c in known[0]):
+            return known[1]
+    return _new_key(fn)
+
+
+def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKey:
+    """The key under which to file the program of ``fn``, whose key was ``before`` until it was traced.
+
+    A step may change what it captures while it is traced: append to a list, count its calls. Such a thing is an
+    output and not an input, and the next call must not be told apart by it.
+    """
+    after = _new_key(fn)
+    changed = {place for place, value in after.places.items() if before.places.get(place, value) != value}
+    if not changed:
+        return after
+    _changed_by_tracing.update(changed)
+    return _new_key(fn)
+
+
+_changed_by_tracing: set[tuple[types.CodeType, str]] = set()
+
+
+def _new_key(fn: Callable[..., Any]) -> FunctionKey:
+    collector = _Collector(fn)
+    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
+    if isinstance(fn, types.FunctionType):
+        _keys[fn] = collector.sources, key
     return key
 
 
-def _contents(fn: types.FunctionType) -> list[Any]:
-    return [_cell(cell) for cell in fn.__closure__ or ()]
+class _Captured:
+    """One captured value: where it is looked up, and what stood there."""
+
+    __slots__ = ("_function", "_index", "name", "seen")
+
+    def __init__(self, name: str, function: types.FunctionType, index: int | None) -> None:
+        self.name = name
+        self._function = weakref.ref(function)  # a function may capture itself
+        self._index = index
+        self.seen = ById(self.now)
+
+    @property
+    def now(self) -> Any:
+        function = self._function()
+        if function is None:
+            return None
+        if self._index is None:
+            return function.__globals__.get(self.name)
+        try:
+            return (function.__closure__ or ())[self._index].cell_contents
+        except ValueError:  # not assigned yet
+            return None
+
+    @property
+    def is_current(self) -> bool:
+        return self.seen.value is self.now
 
 
-def _cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+class _Collector:
+    """Goes through everything that a function captures."""
+
+    def __init__(self, fn: Any) -> None:
+        self.sources: list[_Captured] = []
+        self.frozen: list[tuple[str, Any]] = []
+        self.places: dict[tuple[types.CodeType, str], Any] = {}
+        self._visited: dict[int, int] = {}
+        # Libraries don't change under a program: only globals of the function's own module are looked at.
+        self._module: Any = getattr(_innermost(fn), "__globals__", None)
+        self.code = self._function(fn, self.frozen)
+
+    def _function(self, fn: Any, frozen: list[tuple[str, Any]]) -> Any:
+        """Add what ``fn`` captures to ``frozen``; return what stands for its code."""
+        self._visited[id(fn)] = len(self._visited)
+        if isinstance(fn, functools.partial):
+            frozen += [(f"args[{i}]", self._freeze(value)) for i, value in enumerate(fn.args)]
+            frozen += [(name, self._freeze(value)) for name, value in fn.keywords.items()]
+            return self._function(fn.func, frozen)
+        if isinstance(fn, types.MethodType):
+            frozen.append(("self", ById(fn.__self__)))
+            return self._function(fn.__func__, frozen)
+        if not isinstance(fn, types.FunctionType):
+            return ById(fn)
+        captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
+        if fn.__globals__ is self._module:
+            names = (name for name in _global_names(fn.__code__) if name in self._module)
+            captured += [_Captured(name, fn, None) for name in names]
+        captured = [c for c in captured if not isinstance(c.now, types.ModuleType)]
+        self.sources += captured
+        for source in captured:
+            place = fn.__code__, source.name
+            value = source.now
+            if place not in _changed_by_tracing:
+                self.places[place] = self._freeze(value)
+                frozen.append((source.name, self.places[place]))
+            elif type(value) not in _BY_VALUE:
+                frozen.append((source.name, ById(value)))
+        frozen += [(name, self._freeze(value)) for name, value in _defaults(fn)]
+        return fn.__code__
+
+    def _freeze(self, value: Any) -> Any:
+        if type(value) in _BY_VALUE:
+            # repr, because 0.0 == -0.0
+            return type(value), repr(value) if type(value) in (float, complex) else value
+        is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
+        if not is_function and type(value) not in (tuple, list, dict):
+            return ById(value)
+        if id(value) in self._visited:
+            return "the same as", self._visited[id(value)]
+        if is_function:
+            nested: list[tuple[str, Any]] = []
+            return self._function(value, nested), tuple(nested)
+        self._visited[id(value)] = len(self._visited)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return type(value), tuple((self._freeze(k), self._freeze(v)) for k, v in items)
 
 
-def _any_dead(value: Any) -> bool:
-    if isinstance(value, ById):
-        return value.is_dead
-    return isinstance(value, tuple) and any(map(_any_dead, value))
+def _innermost(fn: Any) -> Any:
+    while isinstance(fn, functools.partial | types.MethodType):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    return fn
 
 
-def _collect(fn: Any, captured: list[tuple[str, Any]], seen: set[int]) -> Any:
-    seen = seen | {id(fn)}
-    if isinstance(fn, functools.partial):
-        captured += [(f"args[{i}]", _freeze(value, seen)) for i, value in enumerate(fn.args)]
-        captured += [(name, _freeze(value, seen)) for name, value in fn.keywords.items()]
-        return _collect(fn.func, captured, seen)
-    if isinstance(fn, types.MethodType):
-        captured.append(("self", ById(fn.__self__)))
-        return _collect(fn.__func__, captured, seen)
-    if not isinstance(fn, types.FunctionType):
-        return ById(fn)
-    names = fn.__code__.co_freevars
-    captured += [(name, _freeze(value, seen)) for name, value in zip(names, _contents(fn), strict=True)]
-    captured += [(name, _freeze(value, seen)) for name, value in _defaults(fn)]
-    return fn.__code__
+@functools.cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that ``code``, and functions defined inside it, may look up among the globals."""
+    inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c))
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
 def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
@@ -148,17 +234,7 @@ def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
     return pairs + list((fn.__kwdefaults__ or {}).items())
 
 
-def _freeze(value: Any, seen: set[int]) -> Any:
-    if type(value) in _BY_VALUE:
-        # repr, because 0.0 == -0.0
-        return type(value), repr(value) if type(value) in (float, complex) else value
-    if id(value) in seen:
-        return ById(value)
-    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-        nested: list[tuple[str, Any]] = []
-        return _collect(value, nested, seen), tuple(nested)
-    if type(value) in (tuple, list, dict):
-        seen = seen | {id(value)}
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return type(value), tuple((_freeze(k, seen), _freeze(v, seen)) for k, v in items)
-    return ById(value)
+def _any_dead(value: Any) -> bool:
+    if isinstance(value, ById):
+        return value.is_dead
+    return isinstance(value, tuple) and any(map(_any_dead, value))

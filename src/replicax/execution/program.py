@@ -20,7 +20,7 @@ class Result:
     index: int | None
     """Its position among the computed results; ``None`` if it is not computed."""
     value: Any = None
-    """The leaf itself, if it is not computed: a Python object or a variable."""
+    """The leaf itself, if it is not computed: a Python object, or a variable (weakly, so that it can go)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
-from replicax.execution.function_key import function_key
+from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.marks import T
 from replicax.execution.replicate import Executable, replicate
 from replicax.values import PerReplica, Stacked
@@ -64,7 +65,7 @@ def prepare(
     if executable is None:
         program = capture(strategy, fn, arguments.traced(), arguments.rebuild())
         executable = replicate(program, strategy.extended.mesh)
-        cache.add(key, executable, program.name)
+        cache.add((key_after_tracing(fn, key[0]), *key[1:]), executable, program.name)
     return executable, arguments
 
 
@@ -80,7 +81,8 @@ def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas
     leaves = []
     for result in executable.program.results:
         if result.index is None:
-            leaves.append(result.value)
+            value = result.value
+            leaves.append(value() if isinstance(value, weakref.ref) else value)
         else:
             array = computed[result.index]
             stacked = num_replicas > 1 and executable.localities[result.index] is T

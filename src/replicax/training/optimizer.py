@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.values import is_leaf
 from replicax.variables import Variable
 from replicax.variables.store import current_store
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Optimizer:
@@ -71,10 +73,11 @@ class Optimizer:
             return
         if not variables:
             raise ValueError("Optimizer: there are no variables to optimise")
-        strategy = variables[0].strategy
-        for i, v in enumerate(variables):
+        for v in variables:
             if not isinstance(v, Variable):
                 raise TypeError(f"Optimizer: expected Variables, got {v!r}")
+        strategy = variables[0].strategy
+        for i, v in enumerate(variables):
             if v.is_stacked or not jnp.issubdtype(v.dtype, jnp.inexact):
                 raise TypeError(f"Optimizer: {v.describe()} can't be optimised; it must be a float, and on-write")
             if v.strategy is not strategy:
@@ -111,6 +114,8 @@ class Optimizer:
 
         With ``aggregate``, one fused all-reduce for all gradients.
         """
+        import optax  # a tenth of a second, and whoever gets here has loaded it
+
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")

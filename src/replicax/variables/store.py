@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -29,10 +29,19 @@ class Slot:
     while a cached program still knows its slot.
     """
 
-    __slots__ = ("__weakref__", "array")
+    __slots__ = ("__weakref__", "array", "on_release")
 
     def __init__(self, array: jax.Array) -> None:
         self.array = array
+        self.on_release: list[Callable[[], None]] = []
+        """Called when the variable is gone: programs that use it can never run again."""
+
+    def release(self) -> None:
+        """Free the array; the variable is gone."""
+        self.array = None  # type: ignore[assignment]
+        lent.discard(self)
+        for forget in self.on_release:
+            forget()
 
 
 lent: set[Slot] = set()

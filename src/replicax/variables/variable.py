@@ -24,7 +24,7 @@ from replicax.variables.rules import (
     parse_aggregation,
     parse_synchronization,
 )
-from replicax.variables.store import Slot, current_store, lent
+from replicax.variables.store import Slot, current_store
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -100,7 +100,7 @@ class Variable(Opaque):
                 "strategy.scope() and outside strategy.run."
             )
         self.slot = Slot(self._initialise(initial_value, dtype))
-        self._finalizer = weakref.finalize(self, _release, self.slot)
+        self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
 
     def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
@@ -355,11 +355,6 @@ class Variable(Opaque):
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
-
-
-def _release(slot: Slot) -> None:
-    slot.array = None  # type: ignore[assignment]
-    lent.discard(slot)
 
 
 def _is_key(dtype: Any) -> bool:

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
+
+
+def rows(strategy, dataset):
+    """Every batch, put together again from what the replicas got."""
+    return [jax.tree.map(np.asarray, strategy.gather(batch, 0)) for batch in strategy.distribute_dataset(dataset)]
+
+
+class Reiterable:
+    def __iter__(self):
+        return iter(BATCHES)
+
+
+SOURCES = {
+    "a list": BATCHES,
+    "a re-iterable": Reiterable(),
+    "a pytree of arrays": {"x": np.stack([b["x"] for b in BATCHES]), "y": np.stack([b["y"] for b in BATCHES])},
+    "grain map": grain.MapDataset.source(BATCHES),
+    "grain iter": grain.MapDataset.source(BATCHES).to_iter_dataset(),
+    "grain batched": grain.MapDataset.source(
+        [{"x": b["x"][i], "y": b["y"][i]} for b in BATCHES for i in range(4)]
+    ).batch(4),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_replica_gets_its_share_in_order(strategy, name) -> None:
+    for _ in range(2):  # iterating again restarts
+        got = rows(strategy, SOURCES[name])
+        assert len(got) == len(BATCHES)
+        for a, b in zip(got, BATCHES, strict=True):
+            np.testing.assert_array_equal(a["x"], b["x"])
+            np.testing.assert_array_equal(a["y"], b["y"])
+
+
+def test_components_have_the_per_replica_shape(pair) -> None:
+    element = next(iter(pair.distribute_dataset(BATCHES)))
+    assert isinstance(element["x"], replicax.PerReplica)
+    first, second = pair.local_results(element)
+    np.testing.assert_array_equal(first["x"], BATCHES[0]["x"][:2])
+    np.testing.assert_array_equal(second["x"], BATCHES[0]["x"][2:])
+    assert second["x"].devices() == {jax.devices()[1]}
+
+
+def test_one_replica_gets_bare_arrays() -> None:
+    one = replicax.OneDeviceStrategy("cpu:3")
+    element = next(iter(one.distribute_dataset(BATCHES)))
+    assert isinstance(element["x"], jax.Array)
+    assert element["x"].devices() == {jax.devices()[3]}
+
+
+def test_structures_are_kept(pair) -> None:
+    element = next(iter(pair.distribute_dataset([(np.zeros(2), [np.ones((2, 1))], None)])))
+    assert isinstance(element, tuple)
+    assert isinstance(element[1], list)
+    assert element[2] is None
+
+
+def test_jax_arrays_are_batches_too(pair) -> None:
+    np.testing.assert_array_equal(rows(pair, [jnp.arange(4)])[0], np.arange(4))
+
+
+def test_an_iterator_ends(pair) -> None:
+    iterator = iter(pair.distribute_dataset(BATCHES[:1]))
+    iterator.get_next()
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (np.zeros(5), ValueError, r"element 1: a batch of 5 does not divide over 2 replicas \(5 = 2 × 2 \+ 1\)"),
+        ({"x": np.float32(1)}, ValueError, r"element 1\['x'\] is a scalar.*batch the dataset by the global batch"),
+        ({"x": 3}, ValueError, r"element 1\['x'\] is a scalar"),
+        ((np.zeros(4), np.zeros(2)), ValueError, r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"),
+        ({"name": "x"}, TypeError, r"element 1\['name'\] is str 'x'; a batch is a pytree of arrays"),
+    ],
+)
+def test_a_batch_that_does_not_split(pair, batch, error, message) -> None:
+    iterator = iter(pair.distribute_dataset([np.zeros(4), batch]))
+    next(iterator)
+    with pytest.raises(error, match=message):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (iter(BATCHES), "iterated anew for each epoch, got the iterator"),
+        ((b for b in BATCHES), "iterated anew"),
+        (3, "takes a Grain dataset.*got 3"),
+        (None, "takes a Grain dataset.*got None"),
+    ],
+)
+def test_what_is_no_dataset(pair, dataset, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        pair.distribute_dataset(dataset)
+
+
+def test_next_inside_a_step(pair) -> None:
+    iterator = iter(pair.distribute_dataset(BATCHES))
+    with pytest.raises(replicax.ContextError, match=r"next\(iterator\) was called inside a step"):
+        pair.run(lambda: next(iterator))
+    assert next(iterator)["x"].values[0].shape == (2, 3)  # nothing was taken
+
+
+def test_an_exception_in_the_dataset_reaches_the_caller(pair) -> None:
+    class Broken:
+        def __iter__(self):
+            yield np.zeros(2)
+            raise OSError("disk on fire")
+
+    iterator = iter(pair.distribute_dataset(Broken()))
+    next(iterator)
+    with pytest.raises(OSError, match="disk on fire"):
+        next(iterator)
+
+
+# --- make_numpy_dataset ---------------------------------------------------------------------------------
+
+
+def test_numpy_examples_are_shuffled_and_batched_by_grain(strategy) -> None:
+    x, y = np.arange(24.0, dtype=np.float32).reshape(12, 2), np.arange(12)
+    dataset = strategy.make_numpy_dataset({"x": x, "y": y}).seed(0).shuffle().batch(4)
+    got = rows(strategy, dataset)
+    order = np.concatenate([b["y"] for b in got])
+    assert sorted(order) == list(range(12))
+    assert list(order) != list(range(12))
+    np.testing.assert_array_equal(np.concatenate([b["x"] for b in got]), x[order])
+    assert [b["y"].tolist() for b in rows(strategy, dataset)] == [b["y"].tolist() for b in got]
+
+
+def test_numpy_examples_are_not_copied(pair) -> None:
+    x = np.zeros((4, 2))
+    assert np.shares_memory(pair.make_numpy_dataset(x)[1], x)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.zeros(3), "b": np.zeros(4)}, r"same dim 0.*input\['a'\]': 3, \"input\['b'\]\": 4|same dim 0"),
+        ({"a": np.float32(1)}, r"input\['a'\] is a scalar"),
+        ([], "at least one array"),
+    ],
+)
+def test_numpy_examples_that_do_not_fit(pair, arrays, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        pair.make_numpy_dataset(arrays)

@@ -1,0 +1,203 @@
+"""The dataflow pass by itself, on programs small enough to know the answer."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import replicax
+
+
+def localities(strategy, fn, *mirrored) -> str:
+    """The localities of the outputs of ``fn(x, *mirrored)``, where x differs between replicas."""
+    x = strategy.distribute_values_from_function(lambda ctx: np.float32(ctx.replica_id_in_sync_group))
+    return "".join(v.value for v in strategy.extended.trace(fn, args=(x, *mirrored)).localities)
+
+
+ONE, ZERO = jnp.float32(1), jnp.float32(0)
+COLLECTIVES = {
+    "psum": (lambda x: lax.psum(x, "replica"), "M"),
+    "pmean": (lambda x: lax.pmean(x, "replica"), "M"),
+    "pmax": (lambda x: lax.pmax(x, "replica"), "M"),
+    "pmin": (lambda x: lax.pmin(x, "replica"), "M"),
+    "all_gather": (lambda x: lax.all_gather(x, "replica"), "M"),
+    "psum of a constant": (lambda x: lax.psum(2.0, "replica") * ONE, "M"),
+    "psum in groups": (lambda x: lax.psum(x, "replica", axis_index_groups=[[0], [1]]), "T"),
+    "ppermute": (lambda x: lax.ppermute(ONE, "replica", [(0, 1), (1, 0)]), "T"),
+    "all_to_all": (lambda x: lax.all_to_all(jnp.arange(2.0), "replica", 0, 0), "T"),
+    "psum_scatter": (lambda x: lax.psum_scatter(jnp.ones(2), "replica"), "T"),
+    "axis_index": (lambda x: lax.axis_index("replica"), "T"),
+    "psum of a vmapped axis": (lambda x: jax.vmap(lambda y: lax.psum(y, "rows"), axis_name="rows")(x[None]), "T"),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(pair, name) -> None:
+    fn, expected = COLLECTIVES[name]
+    assert localities(pair, fn) == expected
+
+
+def test_a_carry_becomes_per_replica_only_where_data_reaches_it(pair) -> None:
+    def step(x):
+        # b takes two turns to be reached: x -> a -> b; c never is.
+        def turn(carry, _):
+            a, b, c = carry
+            return (a + x, b + a, c * 2), c
+
+        (a, b, c), cs = lax.scan(turn, (ZERO, ZERO, ONE), None, length=3)
+        return a, b, c, cs
+
+    assert localities(pair, step) == "TTMM"
+
+
+def test_a_collective_in_a_loop_makes_the_carry_mirrored_again(pair) -> None:
+    def step(x):
+        return lax.fori_loop(0, 3, lambda _, total: total + lax.psum(x, "replica"), ZERO)
+
+    assert localities(pair, step) == "M"
+
+
+def test_a_loop_whose_trips_differ_makes_everything_differ(pair) -> None:
+    def step(x):
+        return lax.while_loop(lambda c: c[0] < x, lambda c: (c[0] + 1, c[1] * 2), (ZERO, ONE))
+
+    assert localities(pair, step) == "TT"
+
+
+def test_a_predicate_that_becomes_per_replica_in_the_loop(pair) -> None:
+    def step(x):
+        return lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1 + c[1], x, c[2] + 1), (ZERO, ZERO, ZERO))
+
+    assert localities(pair, step) == "TTT"
+
+
+def test_branches_join_with_their_predicate(pair) -> None:
+    def step(x, m):
+        same = lax.cond(m > 0, lambda: m, lambda: m + 1)
+        one_differs = lax.cond(m > 0, lambda: m, lambda: x)
+        choice_differs = lax.cond(x > 0, lambda: m, lambda: m + 1)
+        return same, one_differs, choice_differs
+
+    assert localities(pair, step, ONE) == "MTT"
+
+
+def test_calls_are_looked_into(pair) -> None:
+    def step(x, m):
+        pair_ = jax.jit(lambda a, b: (a + 1, b + 1))(x, m)
+        kept = jax.checkpoint(lambda a, b: (jnp.sin(a), jnp.sin(b)))(x, m)
+        return *pair_, *kept
+
+    assert localities(pair, step, ONE) == "TMTM"
+
+
+def test_custom_derivatives_are_looked_into(pair) -> None:
+    @jax.custom_vjp
+    def f(a, b):
+        return a * 2, b * 2
+
+    f.defvjp(lambda a, b: (f(a, b), None), lambda _, ct: ct)
+
+    @jax.custom_jvp
+    def g(a, b):
+        return a * 2, b * 2
+
+    g.defjvp(lambda primals, tangents: (g(*primals), g(*tangents)))
+    assert localities(pair, lambda x, m: (*f(x, m), *g(x, m)), ONE) == "TMTM"
+
+
+def test_host_callbacks(pair) -> None:
+    def step(x, m):
+        pure = jax.pure_callback(lambda v: v, ONE, m)
+        pure_of_x = jax.pure_callback(lambda v: v, ONE, x)
+        impure = jax.experimental.io_callback(lambda v: v, ONE, m)
+        return pure, pure_of_x, impure
+
+    assert localities(pair, step, ONE) == "MTT"
+
+
+# --- deadlocks ------------------------------------------------------------------------------------------
+
+
+def psum(x):
+    return lax.psum(x, "replica")
+
+
+DEADLOCKS = {
+    "body of a while": lambda x: lax.while_loop(lambda c: c < x, lambda c: c + psum(c), ONE),
+    "test of a while": lambda x: lax.while_loop(lambda c: psum(c) < x, lambda c: c + 1, ZERO),
+    "branch": lambda x: lax.cond(x > 0, lambda: psum(x), lambda: x),
+    "switch": lambda x: lax.switch(x.astype(jnp.int32), [lambda: x, lambda: psum(x), lambda: x]),
+    "scan in a branch": lambda x: lax.cond(
+        x > 0, lambda: lax.scan(lambda c, _: (psum(c), None), x, None, length=2)[0], lambda: x
+    ),
+    "jit in a branch": lambda x: lax.cond(x > 0, lambda: jax.jit(psum)(x), lambda: x),
+    "gather in a branch": lambda x: lax.cond(x > 0, lambda: lax.all_gather(x, "replica")[0], lambda: x),
+    "gradient in a branch": lambda x: lax.cond(x > 0, lambda: jax.grad(lambda y: psum(y * y))(x), lambda: x),
+    "while in a scan": lambda x: lax.scan(
+        lambda c, _: (lax.while_loop(lambda d: d < c, lambda d: d + psum(d), ONE), None), x, None, length=2
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", DEADLOCKS)
+def test_a_collective_that_replicas_may_disagree_on(pair, name) -> None:
+    with pytest.raises(replicax.DeadlockError, match=r"test_infer.py:\d+.*differs between replicas"):
+        localities(pair, DEADLOCKS[name])
+
+
+ALLOWED = {
+    "mirrored predicate": lambda x: lax.cond(psum(x) > 0, lambda: psum(x), lambda: x),
+    "while with a mirrored test": lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + psum(c), ONE),
+    "scan": lambda x: lax.scan(lambda c, _: (psum(c), None), x, None, length=2)[0],
+    "vmap of cond is a select": lambda x: jax.vmap(lambda y: lax.cond(y > 0, lambda: psum(y), lambda: y))(x[None]),
+    "no collective in the loop": lambda x: psum(lax.while_loop(lambda c: c < x, lambda c: c + 1, ZERO)),
+    "replica id in a branch": lambda x: lax.cond(x > 0, lambda: lax.axis_index("replica"), lambda: 0),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_collectives_that_all_replicas_reach(pair, name) -> None:
+    if name == "vmap of cond is a select":
+        # All examples take both branches, so every replica gets there.
+        assert localities(pair, ALLOWED[name]) == "T"
+        return
+    x = pair.distribute_values_from_function(lambda ctx: np.float32(ctx.replica_id_in_sync_group))
+    jax.block_until_ready(jax.tree.leaves(pair.local_results(pair.run(ALLOWED[name], args=(x,)))))
+
+
+def test_one_replica_has_nobody_to_wait_for() -> None:
+    one = replicax.MirroredStrategy(["cpu:0"])
+    for fn in DEADLOCKS.values():
+        one.run(fn, args=(jnp.float32(0.0),))
+
+
+# --- marks ----------------------------------------------------------------------------------------------
+
+
+def test_a_mark_is_found_inside_control_flow(pair) -> None:
+    """The loss of an inner value_and_grad is asked about inside the scan that contains it."""
+    with pair.scope():
+        w = replicax.Variable(2.0)
+
+    def step(x, mirrored):
+        def turn(c, _):
+            scale = mirrored if mirrored is not None else x
+            return c + replicax.value_and_grad(lambda: w * scale, [w])()[0], None
+
+        return lax.scan(turn, ZERO, None, length=2)[0]
+
+    assert localities(pair, step, None) == "T"
+    with pytest.raises(replicax.LocalityError, match=r"the loss is the same on every replica.*\n.*test_infer.py:\d+"):
+        localities(pair, step, ONE)
+
+
+def test_nested_loops_are_not_searched_again_and_again(pair) -> None:
+    def nest(depth, x):
+        if depth == 0:
+            return x * 2
+        return lax.scan(lambda c, _: (nest(depth - 1, c), None), x, None, length=1)[0]
+
+    assert localities(pair, lambda x: nest(12, x)) == "T"

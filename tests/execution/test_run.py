@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import gc
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+
+def ids(strategy: replicax.Strategy):
+    return strategy.distribute_values_from_function(lambda ctx: np.float32(ctx.replica_id_in_sync_group))
+
+
+# --- arguments and results ------------------------------------------------------------------------------
+
+
+def test_each_replica_gets_its_component(strategy) -> None:
+    n = strategy.num_replicas_in_sync
+    out = strategy.run(lambda x, y: {"x": x * 2, "y": y + 1}, args=(ids(strategy),), kwargs={"y": jnp.ones(2)})
+    assert [float(v) for v in strategy.local_results(out["x"])] == [2.0 * i for i in range(n)]
+    np.testing.assert_array_equal(out["y"], [2, 2])
+    assert isinstance(out["x"], replicax.PerReplica) == (n > 1)  # one replica: bare values
+    assert isinstance(out["y"], jax.Array)
+
+
+def test_python_objects_come_back_as_themselves(pair) -> None:
+    thing = object()
+    array = np.ones(2)
+    out = pair.run(lambda flag, name: (flag, name, None, thing, [3, 2.5], array), args=(True, "name"))
+    assert out == (True, "name", None, thing, [3, 2.5], array)
+    assert out[5] is array
+
+
+def test_bools_and_strings_are_static_and_numbers_are_traced(pair) -> None:
+    seen = []
+
+    def step(x, flag):
+        seen.append((isinstance(x, jax.core.Tracer), flag))
+        return x + 1 if flag else x - 1
+
+    assert [float(pair.run(step, args=(x, flag))) for x in (1, 2) for flag in (True, False)] == [2, 0, 3, 1]
+    assert seen == [(True, True), (True, False)]
+
+
+@pytest.mark.parametrize("value", [3, 2.5, 1 + 2j, np.float32(1), np.ones(2, np.float64), np.int64(7), np.bool_(True)])
+def test_numbers_keep_jax_types(pair, value) -> None:
+    got = pair.run(lambda x: x, args=(value,))
+    assert got.dtype == jnp.asarray(value).dtype
+    assert got.weak_type == jnp.asarray(value).weak_type
+    np.testing.assert_array_equal(got, np.asarray(value).astype(got.dtype))
+
+
+def test_arrays_may_lie_anywhere(pair) -> None:
+    elsewhere = jax.device_put(jnp.ones(3), jax.devices()[5])
+    np.testing.assert_array_equal(pair.run(lambda x: x + 1, args=(elsewhere,)), [2, 2, 2])
+    np.testing.assert_array_equal(pair.run(lambda: elsewhere + 1), [2, 2, 2])
+    other = strategy_of(4)
+    spread = other.run(lambda: jnp.ones(3) * 2)
+    np.testing.assert_array_equal(pair.run(lambda x: x + 1, args=(spread,)), [3, 3, 3])
+
+
+def test_an_unhashable_object_is_an_argument_too(pair) -> None:
+    class Config:
+        __hash__ = None
+        scale = 3.0
+
+    config = Config()
+    for _ in range(2):
+        assert float(pair.run(lambda c, x: c.scale * x, args=(config, 2.0))) == 6.0
+
+
+def test_variables_arrive_as_themselves(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    pair.run(lambda given: given["v"].assign_add(1.0), args=({"v": v},))
+    assert float(v) == 2.0
+
+
+def test_an_array_that_a_step_closes_over_is_not_baked_in(pair) -> None:
+    table = jnp.arange(1000.0)
+    program = pair.extended.trace(lambda i: table[i], args=(3,))
+    assert len(program.program.constants) == 1
+    assert "constant({" not in program.compiled_text()
+    assert float(pair.run(lambda i: table[i], args=(3,))) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.run(3), "fn must be callable, got 3"),
+        (lambda s: s.run(lambda x: x, args=5), r"for one: args=\(x,\)"),
+        (lambda s: s.run(lambda: 1, options={}), "options must be None"),
+    ],
+)
+def test_calls_that_are_off(pair, call, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(pair)
+
+
+def test_it_is_not_for_the_inside_of_jax_jit(pair) -> None:
+    for transform in (jax.jit, jax.grad):
+        with pytest.raises(replicax.ContextError, match="outside jax.jit"):
+            transform(lambda x: pair.run(lambda y: y, args=(x,)))(1.0)
+
+
+# --- the cache ------------------------------------------------------------------------------------------
+
+
+def test_the_python_runs_once(strategy) -> None:
+    with strategy.scope():
+        v = replicax.Variable(0.0)
+    calls = []
+
+    def step(x):
+        calls.append(x)
+        v.assign_add(1.0)
+        return x
+
+    for _ in range(5):
+        strategy.run(step, args=(ids(strategy),))
+    assert len(calls) == strategy.extended.trace_count(step) == 1
+    assert float(v) == 5.0
+
+
+def test_lambdas_made_anew_share_a_program(pair) -> None:
+    calls = []
+    with pair.scope():
+        v = replicax.Variable(0.0)
+    for i in range(4):
+        pair.run(lambda x: (calls.append(1), v.assign_add(x))[1], args=(float(i),))
+    assert len(calls) == 1
+    assert float(v) == 6.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [(1,), (1.0,)],
+        [(1.0,), (jnp.float32(1),)],
+        [(jnp.ones(2),), (jnp.ones(3),)],
+        [(jnp.ones(2),), (jnp.ones(2, jnp.int32),)],
+        [([1.0],), ((1.0,),)],
+        [("a",), ("b",)],
+        [(True,), (1,)],
+        [(None,), (1,)],
+    ],
+)
+def test_what_makes_another_program(pair, arguments) -> None:
+    def step(x):
+        return x
+
+    for args in arguments * 2:
+        pair.run(step, args=args)
+    assert pair.extended.trace_count(step) == 2
+
+
+def test_locality_makes_another_program(pair) -> None:
+    def step(x):
+        return x
+
+    pair.run(step, args=(ids(pair),))
+    pair.run(step, args=(jnp.float32(1),))
+    assert pair.extended.trace_count(step) == 2
+
+
+def test_jax_settings_make_another_program(pair) -> None:
+    def step(x):
+        return x @ x
+
+    x = jnp.ones((2, 2))
+    pair.run(step, args=(x,))
+    with jax.default_matmul_precision("highest"):
+        pair.run(step, args=(x,))
+    assert pair.extended.trace_count(step) == 2
+
+
+def test_the_tenth_retrace_says_what_changes() -> None:
+    pair = strategy_of(2)
+
+    def step(x):
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(10):
+            pair.run(step, args=({"x": jnp.ones(n)},))
+    with pytest.warns(replicax.RetraceWarning, match=r"step has been traced 11 times.*args\[0\]\['x'\]") as record:
+        pair.run(step, args=({"x": jnp.ones(10)},))
+    assert "was float32[9] (M), now float32[10] (M)" in str(record[0].message)
+    assert record[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair.run(step, args=({"x": jnp.ones(11)},))  # once is enough
+
+
+def test_the_tenth_retrace_names_a_captured_value() -> None:
+    pair = strategy_of(2)
+    with pytest.warns(replicax.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
+        for epoch in range(11):
+            pair.run(lambda x: x + epoch, args=(1.0,))  # noqa: B023
+
+
+def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
+    cache = pair.extended.programs
+    before = len(cache._entries)
+    with pair.scope():
+        holder = {"v": replicax.Variable(1.0)}
+
+    def step():
+        return holder["v"] + 1
+
+    assert float(pair.run(step)) == 2.0
+    assert len(cache._entries) == before + 1
+    with pair.scope():
+        holder["v"] = replicax.Variable(5.0)
+    gc.collect()
+    assert len(cache._entries) == before
+    assert float(pair.run(step)) == 6.0
+
+
+# --- failing leaves everything as it was ----------------------------------------------------------------
+
+
+def test_an_error_while_tracing_changes_nothing(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable([1.0, 2.0])
+        w = replicax.Variable(0.0)
+
+    def bad(x):
+        v.assign_add(jnp.ones(2))
+        w.assign(x)  # differs between replicas
+
+    for _ in range(2):
+        with pytest.raises(replicax.LocalityError):
+            pair.run(bad, args=(ids(pair),))
+        np.testing.assert_array_equal(v.numpy(), [1, 2])
+    pair.run(lambda: v.assign_add(jnp.ones(2)))
+    np.testing.assert_array_equal(v.numpy(), [2, 3])
+
+
+def test_another_strategys_variable(pair) -> None:
+    with strategy_of(4).scope():
+        v = replicax.Variable(1.0, name="theirs")
+    ours = replicax.Variable(1.0, name="nobodys")
+    for variable, owner in ((v, "MirroredStrategy"), (ours, "DefaultStrategy")):
+        for use in (lambda x: x + 1, lambda x: x.assign(2.0)):
+            with pytest.raises(replicax.ContextError, match=f"'{variable.name}'.* belongs to {owner}.*inside this"):
+                pair.run(use, args=(variable,))
+    assert float(v) == float(ours) == 1.0
+
+
+def test_a_deadlock_is_found_before_anything_runs(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(0.0)
+
+    def step(x):
+        v.assign_add(1.0)
+        all_reduce = replicax.get_replica_context().all_reduce
+        return jax.lax.cond(x > 0, lambda: all_reduce("sum", x), lambda: x)
+
+    with pytest.raises(replicax.DeadlockError, match=r"psum at .*test_run.py:\d+ .*inside a branch"):
+        pair.run(step, args=(ids(pair),))
+    assert float(v) == 0.0
+
+
+# --- devices --------------------------------------------------------------------------------------------
+
+
+def test_donation_reuses_the_buffers_of_variables(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(jnp.zeros((64, 64)))
+    program = pair.extended.trace(lambda: v.assign_add(jnp.ones((64, 64))))
+    assert "input_output_alias" in program.compiled_text()
+
+
+def test_the_layout_of_variables_does_not_drift(strategy) -> None:
+    with strategy.scope():
+        v = replicax.Variable(jnp.ones((8, 8)))
+    sharding = v.slot.array.sharding
+
+    def step() -> None:
+        v.assign(v @ v / 8)
+
+    for _ in range(3):
+        strategy.run(step)
+        assert v.slot.array.sharding == sharding
+    assert strategy.extended.trace(step).call._cache_size() == 1

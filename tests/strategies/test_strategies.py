@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+
+def test_the_default_strategy_runs_compiled() -> None:
+    strategy = replicax.get_strategy()
+    assert isinstance(strategy, replicax.DefaultStrategy)
+    assert strategy is replicax.get_strategy()
+    assert strategy.num_replicas_in_sync == 1
+    v = replicax.Variable(1.0)
+
+    def step(x):
+        assert isinstance(x, jax.core.Tracer)
+        v.assign_add(x)
+        return replicax.get_replica_context().all_reduce("sum", v.value)
+
+    assert float(strategy.run(step, args=(2.0,))) == 3.0
+    assert float(v) == 3.0
+
+
+def test_one_device_keeps_everything_there() -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:5")
+    with strategy.scope():
+        v = replicax.Variable(jnp.ones(3))
+    device = {jax.devices()[5]}
+    assert v.slot.array.devices() == device
+    out = strategy.run(lambda x: v + x, args=(jnp.ones(3),))
+    assert out.devices() == device
+    assert strategy.extended.worker_devices == strategy.extended.parameter_devices == (jax.devices()[5],)
+
+
+def test_mirrored_variables_are_on_every_device() -> None:
+    strategy = strategy_of(4)
+    with strategy.scope():
+        v = replicax.Variable(jnp.arange(3.0))
+    strategy.run(lambda: v.assign(v * 2))
+    shards = v.slot.array.addressable_shards
+    assert [s.device.id for s in shards] == [0, 1, 2, 3]
+    for shard in shards:
+        np.testing.assert_array_equal(shard.data, [0, 2, 4])
+
+
+def test_variable_created_in_scope(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    assert pair.extended.variable_created_in_scope(v)
+    assert not pair.extended.variable_created_in_scope(replicax.Variable(1.0))
+    assert not pair.extended.variable_created_in_scope(1.0)
+
+
+def test_experimental_names_are_the_same_objects() -> None:
+    for name in ("local_results", "distribute_dataset", "distribute_values_from_function", "make_numpy_dataset"):
+        assert getattr(replicax.Strategy, f"experimental_{name}") is getattr(replicax.Strategy, name)
+
+
+def test_repr() -> None:
+    assert repr(strategy_of(2)) == "MirroredStrategy([cpu:0, cpu:1])"
+    assert repr(replicax.OneDeviceStrategy("cpu:1")) == "OneDeviceStrategy([cpu:1])"
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+def test_training_is_the_same_on_any_number_of_replicas(replicas: int) -> None:
+    """The whole loop against plain JAX on one device: 20 steps, parameters within 1e-5."""
+    import optax
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(24, 5)).astype(np.float32), rng.normal(size=(24,)).astype(np.float32)
+    start = rng.normal(size=(5,)).astype(np.float32)
+
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        w = replicax.Variable(start, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.05, momentum=0.9))
+
+    def step(batch):
+        inputs, targets = batch
+
+        def loss():
+            return replicax.compute_average_loss((inputs @ w - targets) ** 2)
+
+        value, grads = replicax.value_and_grad(loss, [w])()
+        optimizer.apply_gradients(zip(grads, [w], strict=True))
+        return value
+
+    plain, tx = jnp.asarray(start), optax.sgd(0.05, momentum=0.9)
+    state = tx.init(plain)
+    for batch in strategy.distribute_dataset([(x, y)] * 20):
+        value = strategy.reduce("sum", strategy.run(step, args=(batch,)))
+        expected, grad = jax.value_and_grad(lambda p: jnp.mean((x @ p - y) ** 2))(plain)
+        updates, state = tx.update(grad, state)
+        plain = optax.apply_updates(plain, updates)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(w.numpy(), plain, atol=1e-5)
+    assert strategy.extended.trace_count(step) == 1

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+RNG = np.random.default_rng(0)
+DATA = RNG.normal(size=(8, 3)).astype(np.float32)
+W = RNG.normal(size=(3, 2)).astype(np.float32)
+
+
+def variables_of(strategy):
+    with strategy.scope():
+        return replicax.Variable(W, name="w"), replicax.Variable(jnp.zeros(2), name="b")
+
+
+def loss_of(w, b, x):
+    return jnp.sum(jnp.tanh(x @ w + b[None, :]) ** 2, axis=1)
+
+
+def batches(strategy):
+    return next(iter(strategy.distribute_dataset([DATA])))
+
+
+def test_gradients_sum_to_those_of_the_global_batch(strategy) -> None:
+    w, b = variables_of(strategy)
+
+    def step(x):
+        loss = lambda: replicax.compute_average_loss(loss_of(w, b, x))  # noqa: E731
+        value, grads = replicax.value_and_grad(loss, {"w": w, "b": b})()
+        return value, grads
+
+    value, grads = strategy.run(step, args=(batches(strategy),))
+    expected, expected_grads = jax.value_and_grad(lambda p: jnp.mean(loss_of(p["w"], p["b"], DATA)))(
+        {"w": W, "b": jnp.zeros(2)}
+    )
+    np.testing.assert_allclose(strategy.reduce("sum", value), expected, rtol=1e-6)
+    for name in ("w", "b"):
+        np.testing.assert_allclose(strategy.reduce("sum", grads)[name], expected_grads[name], rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_are_per_replica(pair) -> None:
+    w, b = variables_of(pair)
+    program = pair.extended.trace(
+        lambda x: replicax.value_and_grad(lambda: jnp.sum(loss_of(w, b, x)), [w, b])(), args=(batches(pair),)
+    )
+    assert [x.value for x in program.localities] == ["T", "T", "T"]
+    assert program.collectives() == []
+
+
+def test_writes_inside_survive(strategy) -> None:
+    w, b = variables_of(strategy)
+    with strategy.scope():
+        count = replicax.Variable(0, name="count")
+        mean = replicax.Variable(jnp.zeros(3), name="mean", aggregation="mean")
+
+    def step(x):
+        def loss():
+            count.assign_add(1)
+            mean.assign(jnp.mean(x, 0))
+            return jnp.sum(loss_of(w, b, x)) * (1 + 0 * count.value.astype(jnp.float32))
+
+        return replicax.value_and_grad(loss, [w])()[0]
+
+    strategy.run(step, args=(batches(strategy),))
+    assert int(count) == 1
+    np.testing.assert_allclose(mean.numpy(), DATA.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_write_of_what_differs_is_found_inside(pair) -> None:
+    w, _ = variables_of(pair)
+    with pair.scope():
+        stat = replicax.Variable(0.0, name="stat")
+
+    def step(x):
+        return replicax.value_and_grad(lambda: (stat.assign(jnp.sum(x)), jnp.sum(x @ w))[1], [w])()
+
+    with pytest.raises(replicax.LocalityError, match="'stat'"):
+        pair.run(step, args=(batches(pair),))
+
+
+def test_aux_may_hold_anything(strategy) -> None:
+    w, b = variables_of(strategy)
+
+    def step(x):
+        def loss():
+            losses = loss_of(w, b, x)
+            return jnp.sum(losses), {"losses": losses, "name": "aux", "none": None, "w": w}
+
+        (value, aux), grads = replicax.value_and_grad(loss, [w], has_aux=True)()
+        assert aux["name"] == "aux"
+        assert aux["w"] is w
+        return value, aux["losses"], grads
+
+    _, losses, _ = strategy.run(step, args=(batches(strategy),))
+    gathered = strategy.gather(losses, 0)
+    np.testing.assert_allclose(gathered, loss_of(W, jnp.zeros(2), DATA), rtol=1e-5)
+
+
+def test_a_variable_that_the_loss_does_not_use(strategy) -> None:
+    w, b = variables_of(strategy)
+    _, (grad,) = strategy.run(
+        lambda x: replicax.value_and_grad(lambda: jnp.sum(x @ w), [b])(), args=(batches(strategy),)
+    )
+    np.testing.assert_array_equal(strategy.reduce("mean", grad), [0, 0])
+
+
+def test_gradients_of_gradients() -> None:
+    x = replicax.Variable(3.0)
+    inner = replicax.value_and_grad(lambda: x * x * x, [x])
+    (value, (second,)) = replicax.value_and_grad(lambda: inner()[1][0], [x])()
+    assert (float(value), float(second)) == (27.0, 18.0)
+
+
+def test_it_passes_arguments_on() -> None:
+    x = replicax.Variable(3.0)
+    value, (grad,) = replicax.value_and_grad(lambda a, *, b: a * x + b, [x])(2.0, b=1.0)
+    assert (float(value), float(grad)) == (7.0, 2.0)
+
+
+def test_a_mirrored_loss_is_refused(pair) -> None:
+    w, b = variables_of(pair)
+
+    def step(x):
+        def loss():
+            return replicax.get_replica_context().all_reduce("mean", jnp.mean(loss_of(w, b, x)))
+
+        return replicax.value_and_grad(loss, [w])()
+
+    with pytest.raises(replicax.LocalityError, match="loss is the same on every replica.*compute_average_loss"):
+        pair.run(step, args=(batches(pair),))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda x: x * jnp.ones(3), r"float scalar, got float32\[3\]; replicax.compute_average_loss"),
+        (lambda x: 1, "float scalar, got int32"),
+        (lambda x: jax.lax.complex(x.value, x.value), "float scalar, got complex64"),
+    ],
+)
+def test_what_is_no_loss(loss, message) -> None:
+    x = replicax.Variable(3.0)
+    with pytest.raises(TypeError, match=message):
+        replicax.value_and_grad(lambda: loss(x), [x])()
+
+
+def test_what_has_no_gradient() -> None:
+    with pytest.raises(TypeError, match="'n'.*has no gradient"):
+        replicax.value_and_grad(lambda: 1.0, [replicax.Variable(1, name="n")])
+    with pytest.raises(TypeError, match="expected Variables, got 1.0"):
+        replicax.value_and_grad(lambda: 1.0, [1.0])
+    with pytest.raises(TypeError, match="must return a pair"):
+        replicax.value_and_grad(lambda: 1.0, [replicax.Variable(1.0)], has_aux=True)()

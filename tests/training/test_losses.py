@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+LOSSES = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 12.0], np.float32)
+
+
+def shares(strategy, losses, **options):
+    batch = next(iter(strategy.distribute_dataset([losses])))
+    return strategy.run(lambda x: replicax.compute_average_loss(x, **options), args=(batch,))
+
+
+def test_shares_sum_to_the_mean(strategy) -> None:
+    assert float(strategy.reduce("sum", shares(strategy, LOSSES))) == pytest.approx(5.0)
+
+
+def test_further_dims_are_added_up_within_an_example(strategy) -> None:
+    losses = np.stack([LOSSES, LOSSES], 1)
+    assert float(strategy.reduce("sum", shares(strategy, losses))) == pytest.approx(10.0)
+
+
+def test_the_global_batch_size_may_be_given(strategy) -> None:
+    share = shares(strategy, LOSSES, global_batch_size=4)
+    assert float(strategy.reduce("sum", share)) == pytest.approx(10.0)
+
+
+def test_weights_scale_the_sum_and_not_the_count(strategy) -> None:
+    weight = np.array([1, 0, 1, 0, 1, 0, 1, 0], np.float32)
+    batch = next(iter(strategy.distribute_dataset([{"x": LOSSES, "w": weight}])))
+    share = strategy.run(lambda b: replicax.compute_average_loss(b["x"], b["w"]), args=(batch,))
+    assert float(strategy.reduce("sum", share)) == pytest.approx(16 / 8)
+
+
+def test_counting_costs_no_collective(pair) -> None:
+    program = pair.extended.trace(replicax.compute_average_loss, args=(jnp.ones(4),))
+    assert program.collectives() == []
+
+
+def test_regularization_is_counted_once(strategy) -> None:
+    share = strategy.run(lambda: replicax.scale_regularization_loss(3.0))
+    assert float(share) * strategy.num_replicas_in_sync == pytest.approx(3.0)
+
+
+def test_both_work_outside_every_step() -> None:
+    assert float(replicax.compute_average_loss([1.0, 3.0])) == 2.0
+    assert float(replicax.scale_regularization_loss(3.0)) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: replicax.compute_average_loss(1.0), "an entry for each example, got a scalar"),
+        (
+            lambda: replicax.compute_average_loss(jnp.ones(3), jnp.ones(2)),
+            r"sample_weight of shape \(2,\) does not fit",
+        ),
+        (lambda: replicax.compute_average_loss(jnp.ones(3), global_batch_size=0), "must be positive, got 0"),
+    ],
+)
+def test_bad_input(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: replicax.compute_average_loss(jnp.ones(3)), lambda: replicax.scale_regularization_loss(1.0)]
+)
+def test_across_replicas_there_is_no_share(pair, call) -> None:
+    with pair.scope(), pytest.raises(replicax.ContextError, match="one replica's share: call it inside the step"):
+        call()

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(8, 4)).astype(np.float32)
+Y = RNG.normal(size=(8, 2)).astype(np.float32)
+PARAMS = [RNG.normal(size=(4, 2)).astype(np.float32), np.zeros(2, np.float32)]
+
+
+def per_example(params, x, y):
+    return jnp.sum((x @ params[0] + params[1][None, :] - y) ** 2, axis=1)
+
+
+TRANSFORMATIONS = {
+    "sgd": lambda: optax.sgd(0.05),
+    "momentum": lambda: optax.sgd(0.05, momentum=0.9),
+    "adam": lambda: optax.adam(0.05),
+    "adamw on a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1),
+    "clipped by the global norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+    "lion": lambda: optax.lion(0.01),
+    "every second step": lambda: optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2).gradient_transformation(),
+    "noisy": lambda: optax.noisy_sgd(0.01, key=3),
+    "injected rate": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.05),
+    "masked": lambda: optax.masked(optax.sgd(0.05), [True, False]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_it_is_optax_on_the_global_batch(strategy, name) -> None:
+    tx = TRANSFORMATIONS[name]()
+    params, state = [jnp.asarray(p) for p in PARAMS], None
+    with strategy.scope():
+        variables = [replicax.Variable(p, name=f"p{i}") for i, p in enumerate(PARAMS)]
+        optimizer = replicax.Optimizer(tx)
+
+    def step(batch):
+        x, y = batch
+        loss, grads = replicax.value_and_grad(
+            lambda: replicax.compute_average_loss(per_example(variables, x, y)), variables
+        )()
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    @jax.jit
+    def plain(params, state):
+        grads = jax.grad(lambda p: jnp.mean(per_example(p, X, Y)))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):  # Optax's own arithmetic
+        state = tx.init(params)
+        batch = next(iter(strategy.distribute_dataset([(X, Y)])))
+        for _ in range(4):
+            strategy.run(step, args=(batch,))
+            params, state = plain(params, state)
+    for variable, expected in zip(variables, params, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-6)
+    for slot, expected in zip(optimizer.variables, jax.tree.leaves(state), strict=True):
+        if not jnp.issubdtype(slot.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(slot.numpy(), expected, rtol=1e-4, atol=1e-6)
+    assert strategy.extended.trace_count(step) == 1
+
+
+def test_slots_live_where_their_variable_lives(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(jnp.ones(3), name="w")
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+    assert optimizer.variables == []
+    optimizer.build([w])
+    assert [s.name for s in optimizer.variables] == ["optimizer[0].count", "optimizer[0].mu[0]", "optimizer[0].nu[0]"]
+    for slot in optimizer.variables:
+        assert slot.slot.array.sharding == w.slot.array.sharding
+        assert slot.strategy is pair
+        assert not slot.trainable
+
+
+def test_all_gradients_are_one_all_reduce() -> None:
+    strategy = strategy_of(4)
+    with strategy.scope():
+        variables = [replicax.Variable(jnp.ones((i + 1, 8))) for i in range(20)]
+        variables.append(replicax.Variable(jnp.ones((300, 100))))
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x):
+        _, grads = replicax.value_and_grad(lambda: x * sum(jnp.sum(v * v) for v in variables), variables)()
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+    x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    (collective,) = strategy.extended.trace(step, args=(x,)).collectives()
+    assert collective.kind == "all-reduce"
+    assert collective.bytes == 4 * sum(v.size for v in variables)
+
+
+def apply(gradient, **options):
+    def step(x):
+        w.assign_add(0.0)
+        optimizer.apply_gradients([(gradient(x), w)], **options)
+
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+    x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    strategy.run(step, args=(x,))
+    return float(w)
+
+
+def all_reduced(x):
+    return replicax.get_replica_context().all_reduce("sum", x)
+
+
+def test_gradients_are_summed_exactly_once() -> None:
+    assert apply(lambda x: x) == -2.0
+    assert apply(all_reduced, aggregate=False) == -2.0
+    with pytest.raises(replicax.LocalityError, match="gradient of variable 'w'.*already the same.*aggregate=False"):
+        apply(all_reduced)
+    with pytest.raises(replicax.LocalityError, match="gradient of variable 'w'.*differs.*pass aggregate=True"):
+        apply(lambda x: x, aggregate=False)
+
+
+def test_it_works_outside_every_step() -> None:
+    w = replicax.Variable(3.0)
+    optimizer = replicax.Optimizer(optax.sgd(0.5))
+    for _ in range(2):
+        _, grads = replicax.value_and_grad(lambda: w * w, [w])()
+        optimizer.apply_gradients(zip(grads, [w], strict=True))
+    assert float(w) == 0.0
+
+
+def test_none_gradients_are_left_out(pair) -> None:
+    with pair.scope():
+        w, frozen = replicax.Variable(1.0), replicax.Variable(1.0)
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    with jax.numpy_dtype_promotion("standard"):  # Optax's own arithmetic
+        pair.run(lambda x: optimizer.apply_gradients([(x, w), (None, frozen)]), args=(x,))
+    assert float(frozen) == 1.0
+    assert float(w) == pytest.approx(0.9)
+
+
+def test_the_order_of_pairs_is_free(pair) -> None:
+    with pair.scope():
+        a, b = replicax.Variable(1.0), replicax.Variable([1.0, 1.0])
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+    optimizer.build([a, b])
+    ones = pair.distribute_values_from_function(lambda ctx: (1.0, np.ones(2, np.float32)))
+    pair.run(lambda g: optimizer.apply_gradients([(g[1], b), (g[0], a)]), args=(ones,))
+    assert float(a) == -1.0
+    np.testing.assert_array_equal(b.numpy(), [-1, -1])
+
+
+def test_bad_input(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(jnp.ones(2), name="w")
+        n = replicax.Variable(1, name="n")
+        stat = replicax.Variable(1.0, name="stat", synchronization="on_read")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+    with pytest.raises(TypeError, match="expected an optax.GradientTransformation, got 'adam'"):
+        replicax.Optimizer("adam")
+    for variables, error, message in [
+        ([], ValueError, "no variables to optimise"),
+        ([w, w], ValueError, "'w'.*listed twice"),
+        ([n], TypeError, "'n'.*must be a float, and on-write"),
+        ([stat], TypeError, "'stat'.*must be a float, and on-write"),
+        ([w, replicax.Variable(1.0, name="theirs")], ValueError, "'w'.*belongs to MirroredStrategy.*'theirs'"),
+        ([1.0], TypeError, "expected Variables, got 1.0"),
+    ]:
+        with pytest.raises(error, match=message):
+            optimizer.build(variables)
+    with pytest.raises(ValueError, match=r"gradient of variable 'w' .*has shape \(3,\); expected \(2,\)"):
+        pair.run(lambda: optimizer.apply_gradients([(jnp.ones(3), w)]))
+    with pair.scope(), pytest.raises(replicax.ContextError, match="call it inside a step"):
+        optimizer.apply_gradients([(jnp.ones(2), w)])
+    optimizer.build([w])
+    with pytest.raises(ValueError, match=r"built for the variables \['w'\], but got gradients of \['stat'\]"):
+        optimizer.build([stat])
+    np.testing.assert_array_equal(w.numpy(), [1, 1])
