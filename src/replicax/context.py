@@ -119,6 +119,7 @@ class ReplicaContext:
           The same pytree, locality M. One fused all-reduce for all its leaves.
         """
         self._check_current("all_reduce")
+        check_no_options(options, "ReplicaContext.all_reduce")
         leaves, treedef = jax.tree_util.tree_flatten(value)
         reduced = self._communicator.all_reduce(ReduceOp.parse(reduce_op), leaves)
         return jax.tree_util.tree_unflatten(treedef, reduced)
@@ -140,6 +141,7 @@ class ReplicaContext:
           ValueError: an array is a scalar, or ``axis`` is out of range.
         """
         self._check_current("all_gather")
+        check_no_options(options, "ReplicaContext.all_gather")
         return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis), value)
 
     def merge_call(
@@ -315,6 +317,16 @@ def check_may_enter(strategy: Strategy) -> None:
             f"mixing different Strategy objects: the scope of {strategy!r} was entered inside that of "
             f"{frame.strategy!r}. Make one strategy and use it throughout."
         )
+
+
+def check_no_options(options: Any, method: str) -> None:
+    """Raise unless ``options`` is ``None``.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if options is not None:
+        raise TypeError(f"{method}: options must be None, got {options!r}")
 
 
 def in_step() -> bool:

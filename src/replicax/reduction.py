@@ -16,7 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax import _jax
 from replicax.topology.mesh import REPLICA_AXIS
+
+alone_p = _jax.identity_primitive("replicax_alone")
+"""What a collective is with a single replica: nothing, but its result is M all the same."""
 
 PACK_LIMIT = 64 * 1024
 """Arrays of at most this many bytes are packed before an all-reduce."""
@@ -60,6 +64,12 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
       arrays: this replica's arrays, of any shapes and dtypes (booleans are counted as int32).
     """
     arrays = [_countable(jnp.asarray(a)) for a in arrays]
+    size = lax.axis_size(REPLICA_AXIS)
+    totals = _sums(arrays) if size > 1 else [alone_p.bind(a) for a in arrays]
+    return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
+
+
+def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
     packs: dict[Any, list[int]] = {}
     for i, a in enumerate(arrays):
         if a.size * a.dtype.itemsize <= PACK_LIMIT:
@@ -78,9 +88,6 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
             offset += arrays[i].size
     for i, value in zip(whole, summed[len(groups) :], strict=True):
         results[i] = value
-    if op is ReduceOp.MEAN:
-        size = lax.axis_size(REPLICA_AXIS)
-        results = [divide(value, size) for value in results]
     return results
 
 
@@ -98,6 +105,8 @@ def all_gather(array: Any, axis: int) -> jax.Array:
     """
     array = jnp.asarray(array)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
+    if lax.axis_size(REPLICA_AXIS) == 1:
+        return alone_p.bind(array)
     return lax.all_gather(array, REPLICA_AXIS, axis=axis, tiled=True)
 
 
@@ -109,6 +118,8 @@ def stack_replicas(array: Any) -> jax.Array:
 def from_first(array: Any) -> jax.Array:
     """Replica 0's array on every replica (one all-reduce: the others contribute zeros)."""
     array = jnp.asarray(array)
+    if lax.axis_size(REPLICA_AXIS) == 1:
+        return alone_p.bind(array)
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, _countable(array), jnp.zeros_like(_countable(array)))
     return lax.psum(kept, REPLICA_AXIS).astype(array.dtype)

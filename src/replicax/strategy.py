@@ -129,7 +129,7 @@ class Strategy:
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
-        _no_options(options, "run")
+        context.check_no_options(options, "strategy.run")
         return run(self, fn, args, kwargs)
 
     # --- looking across replicas ------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Strategy:
         6.0
         22.0
         """
-        _no_options(options, "distribute_dataset")
+        context.check_no_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self, "strategy.distribute_dataset")
         return data.DistributedDataset(dataset, self.extended.mesh)
 
@@ -377,8 +377,3 @@ class StrategyExtended:
         2
         """
         return self.programs.trace_count(fn)
-
-
-def _no_options(options: Any, method: str) -> None:
-    if options is not None:
-        raise TypeError(f"strategy.{method}: options must be None, got {options!r}")

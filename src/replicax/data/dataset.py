@@ -58,7 +58,7 @@ class DistributedIterator(Iterator[Any]):
           ContextError: called inside a step.
           ValueError: an array has no dim 0, or it does not divide by the number of replicas.
         """
-        if context.get_strategy() is not context.default_strategy() and not context.in_cross_replica_context():
+        if context.in_step():
             raise ContextError(
                 "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
                 "outside and pass it to strategy.run(step, args=(element,))"

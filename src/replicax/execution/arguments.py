@@ -49,7 +49,7 @@ class Arguments:
                         "is being traced: strategy.run compiles the step itself, so call it outside jax.jit",
                     )
                 self.arrays.append(leaf)
-                keys.append((M, leaf.shape, leaf.dtype, leaf.weak_type))
+                keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             elif isinstance(leaf, (np.ndarray, np.generic)):
                 self.arrays.append(leaf)
                 keys.append((M, leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False))

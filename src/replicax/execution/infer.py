@@ -17,6 +17,7 @@ from typing import Any
 from replicax import _jax
 from replicax.errors import DeadlockError, LocalityError
 from replicax.execution.marks import Locality, M, Obligation, T, mark_p
+from replicax.reduction import alone_p
 from replicax.topology.mesh import REPLICA_AXIS
 
 _AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast"}
@@ -92,6 +93,8 @@ class _Pass:
             if final:
                 self.answer(equation, operands[0])
             return operands
+        if equation.primitive is alone_p:
+            return [M]
         if name in _AGREEING | _DISAGREEING and _over_replicas(params):
             if divergence and final and self.check and name != "axis_index":
                 raise DeadlockError(

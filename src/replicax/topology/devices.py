@@ -60,7 +60,7 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
       TypeError: an entry is neither a string nor a device.
     """
     if devices is None:
-        return tuple(jax.local_devices())
+        return _local_devices()
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
     found = tuple(resolve_device(d) for d in devices)
@@ -82,13 +82,13 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
     match = re.fullmatch(r"(?:/?(?:.*/)?device:)?([a-zA-Z]+)(?::(\d+))?", device)
-    available = jax.local_devices()
+    available = list(_local_devices())
     if match:
         platform, index = match[1].lower(), int(match[2] or 0)
         try:
             available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
         except RuntimeError:
-            available = jax.local_devices()
+            pass
         else:
             if index < len(available):
                 return available[index]
@@ -96,6 +96,13 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         f"there is no device {device!r}; available: {', '.join(map(_name, available))}"
         + (". replicax.use_cpu_devices(n) emulates more CPU devices." if available[0].platform == "cpu" else "")
     )
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    try:
+        return tuple(jax.local_devices())
+    except AssertionError as error:  # what JAX raises where the chosen platform has no device
+        raise ValueError(f"JAX has no device of the platform {jax.config.values['jax_platforms']!r}") from error
 
 
 def _name(device: jax.Device) -> str:

@@ -1,0 +1,41 @@
+"""The command line: ``replicax demo``.
+
+Each command is a module with ``add_parser(subparsers)`` that describes its arguments and names the function
+that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from replicax.cli import demo
+from replicax.cli.arguments import CommandError, Parser
+
+_COMMANDS = (demo,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, and return the exit status of the process.
+
+    Args:
+      argv: the arguments, without the name of the program; by default those of the process.
+
+    Returns:
+      0 if all went well, 1 if the command ran and reports a failure, 2 if its input was wrong (one line on
+      standard error says how, and nothing was run), 130 if it was interrupted.
+    """
+    parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
+    subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    try:
+        args: argparse.Namespace = parser.parse_args(argv)
+        return int(args.run(args))
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
