@@ -37,6 +37,12 @@ class Communicator(Protocol):
     def from_first(self, array: Any) -> Any:
         """Replica 0's array."""
 
+    def add_up(self, count: int) -> int:
+        """The sum of the replicas' counts, such as the sizes of their batches; it costs a compiled step nothing."""
+
+    def components(self, value: Any) -> Sequence[Any]:
+        """Every replica's value, in the order of the replicas."""
+
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``fn(strategy, *args, **kwargs)`` in cross-replica context, once for all replicas."""
 
@@ -57,6 +63,12 @@ class SingleReplica:
 
     def from_first(self, array: Any) -> Any:
         return array
+
+    def add_up(self, count: int) -> int:
+        return count
+
+    def components(self, value: Any) -> Sequence[Any]:
+        return [value]
 
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with cross_replica(strategy):

@@ -29,9 +29,10 @@ class Components:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """This replica's component, inside a step that is being traced once for all replicas."""
+    """This replica's component, inside a step: the other replicas' can be reached through ``communicator``."""
 
     value: Any
+    communicator: Any
 
 
 class PerReplica:
@@ -84,7 +85,7 @@ class PerReplica:
             case Components(values):
                 return f"PerReplica{values!r}"
             case Local(value):
-                return f"PerReplica({value!r}, traced)"
+                return f"PerReplica({value!r} on this replica)"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import context, reduction
+from replicax import context
 from replicax.execution.run import run
 from replicax.reduction import ReduceOp, checked_axes, divide
-from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Local, PerReplica, Stacked, is_leaf
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -36,7 +35,7 @@ def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
     reduced = _by_form(
         strategy,
         [leaves[i] for i in ours],
-        lambda values: _reduce_local(op, values, axis),
+        lambda values, communicator: _reduce_local(op, values, axis, communicator),
         lambda values: _reduce_components(op, values, axis),
         lambda s, values: s.reduce(op, values, axis),
     )
@@ -62,7 +61,7 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
     gathered = _by_form(
         strategy,
         leaves,
-        lambda values: [reduction.all_gather(v, axis) for v in values],
+        lambda values, communicator: [communicator.all_gather(v, axis) for v in values],
         lambda values: [_gather_components(v, axis) for v in values],
         lambda s, values: s.gather(values, axis),
     )
@@ -90,16 +89,14 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
 
 
 def _components(value: PerReplica) -> Sequence[Any]:
-    if isinstance(value.form, Local):
-        stacked = reduction.stack_replicas(value.form.value)
-        return [stacked[i] for i in range(stacked.shape[0])]
-    return value.values
+    form = value.form
+    return form.communicator.components(form.value) if isinstance(form, Local) else value.values
 
 
 def _by_form(
     strategy: Strategy,
     values: list[PerReplica],
-    of_local: Callable[[list[Any]], list[Any]],
+    of_local: Callable[[list[Any], context.Communicator], list[Any]],
     of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
     again: Callable[[Any, list[PerReplica]], list[Any]],
 ) -> list[Any]:
@@ -108,7 +105,8 @@ def _by_form(
         return []
     forms = {type(v.form) for v in values}
     if forms == {Local}:
-        return of_local([v.form.value for v in values if isinstance(v.form, Local)])
+        locals_ = [v.form for v in values if isinstance(v.form, Local)]
+        return of_local([form.value for form in locals_], locals_[0].communicator)
     if forms == {Stacked}:
 
         def step(values: list[Any]) -> Any:
@@ -138,13 +136,14 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> A
     return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
 
 
-def _reduce_local(op: ReduceOp, values: list[Any], axis: Axis) -> list[Any]:
+def _reduce_local(op: ReduceOp, values: list[Any], axis: Axis, communicator: context.Communicator) -> list[Any]:
+    if axis is None:
+        return communicator.all_reduce(op, values)
     sums, counts = zip(*(_sum_along(v, axis) for v in values), strict=True)
-    totals = reduction.all_reduce(ReduceOp.SUM, sums)
     if op is ReduceOp.SUM:
-        return totals
-    n = jax.lax.axis_size(REPLICA_AXIS)
-    return [divide(total, n * count) for total, count in zip(totals, counts, strict=True)]
+        return communicator.all_reduce(op, sums)
+    totals = communicator.all_reduce(ReduceOp.SUM, sums)
+    return [divide(t, max(1, communicator.add_up(c))) for t, c in zip(totals, counts, strict=True)]
 
 
 def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis) -> list[Any]:

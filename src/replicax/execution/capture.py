@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class TracedStore:
     """The store of a step that is being captured; see :class:`replicax.variables.store.Store`."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, communicator: SpmdCommunicator) -> None:
         self.strategy = strategy
+        self.communicator = communicator
         self.values: dict[Variable, Any] = {}
         self.reads: list[Variable] = []
         self.writes: list[Variable] = []
@@ -61,7 +62,7 @@ class TracedStore:
             self.writes.append(variable)
 
     def copies(self, variable: Variable) -> PerReplica:
-        return PerReplica(Local(self.read(variable)))
+        return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect_per_replica(self, value: Any, otherwise: str) -> Any:
         return self._marked(value, T, otherwise)
@@ -103,8 +104,9 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
-        store = TracedStore(strategy)
-        replica = context.ReplicaContext(strategy, SpmdCommunicator())
+        communicator = SpmdCommunicator()
+        store = TracedStore(strategy, communicator)
+        replica = context.ReplicaContext(strategy, communicator)
         args, kwargs = rebuild(values)
         with context.replica(replica), use_store(store):
             returned = fn(*args, **kwargs)

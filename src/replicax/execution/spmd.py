@@ -32,16 +32,48 @@ class SpmdCommunicator:
     def from_first(self, array: Any) -> Any:
         return reduction.from_first(array)
 
+    def add_up(self, count: int) -> int:
+        return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
+
+    def components(self, value: Any) -> Sequence[Any]:
+        stacked = reduction.stack_replicas(value)
+        return [stacked[i] for i in range(stacked.shape[0])]
+
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if strategy.num_replicas_in_sync > 1:
-            args, kwargs = jax.tree_util.tree_map(_across, (args, kwargs), is_leaf=is_leaf)
-        with context.cross_replica(strategy):
-            result = fn(strategy, *args, **kwargs)
-        return jax.tree_util.tree_map(_back, result, is_leaf=is_leaf)
+        computed = [isinstance(leaf, jax.core.Tracer) for leaf in leaves_of((args, kwargs))]
+        return merge_here(self, strategy, fn, args, kwargs, computed)
 
 
-def _across(leaf: Any) -> Any:
-    return PerReplica(Local(leaf)) if isinstance(leaf, jax.core.Tracer) else leaf
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of a pytree, with variables whole."""
+    return jax.tree_util.tree_leaves(tree, is_leaf=is_leaf)
+
+
+def merge_here(
+    communicator: context.Communicator,
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    computed: Sequence[bool],
+) -> Any:
+    """Call ``fn`` in cross-replica context as this replica, with the computed leaves as ``PerReplica``.
+
+    Args:
+      communicator: reaches the other replicas, which do the same.
+      strategy: passed to ``fn`` first.
+      fn: the ``merge_fn``.
+      args: its further arguments.
+      kwargs: its keyword arguments.
+      computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
+    """
+    if strategy.num_replicas_in_sync > 1:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_leaf)
+        wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
+        args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
+    with context.cross_replica(strategy):
+        result = fn(strategy, *args, **kwargs)
+    return jax.tree_util.tree_map(_back, result, is_leaf=is_leaf)
 
 
 def _back(leaf: Any) -> Any:

@@ -57,7 +57,7 @@ def compute_average_loss(
             )
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim)).astype(losses.dtype)
     if global_batch_size is None:
-        global_batch_size = losses.shape[0] * replica.num_replicas_in_sync
+        global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
     return jnp.sum(losses) / jnp.maximum(jnp.asarray(global_batch_size, losses.dtype), 1)

@@ -127,7 +127,9 @@ class DerivedStore:
         _jax.renew_kept_programs()
 
     def copies(self, variable: Variable) -> PerReplica:
-        return PerReplica(Local(self.read(variable)))
+        form = self.outer.copies(variable).form
+        assert isinstance(form, Local)
+        return PerReplica(Local(self.read(variable), form.communicator))
 
     def expect_per_replica(self, value: Any, otherwise: str) -> Any:
         return self.outer.expect_per_replica(value, otherwise)
