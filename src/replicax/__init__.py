@@ -19,6 +19,7 @@ from replicax.data import DistributedDataset, DistributedIterator, ValueContext
 from replicax.errors import ContextError, DeadlockError, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
+from replicax.execution.options import RunOptions, debug
 from replicax.reduction import ReduceOp
 from replicax.strategies import MirroredStrategy, OneDeviceStrategy
 from replicax.strategies.default import DefaultStrategy
@@ -48,6 +49,7 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "RetraceWarning",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
     "Synchronization",
@@ -55,6 +57,7 @@ __all__ = [
     "ValueContext",
     "Variable",
     "compute_average_loss",
+    "debug",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -115,6 +115,87 @@ def outside_tracing() -> Iterator[None]:
             yield
         finally:
             _core.trace_ctx.set_axis_env(axis_env)
+
+
+class WatchingTrace(_core.EvalTrace):
+    """Computes as if nothing were being traced, and tells ``watch`` of each operation and its results."""
+
+    def __init__(self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        if primitive.name in _EVALUATED_INSIDE:
+            with _core.set_current_trace(self):
+                return _core.eval_jaxpr(getattr(params["jaxpr"], "jaxpr", params["jaxpr"]), (), *args)
+        results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
+        self._watch(primitive, args, params, results if primitive.multiple_results else [results])
+        return results
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+_EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}  # made to be programs even where nothing is compiled
+
+
+def linear_primitive(
+    name: str,
+    compute: Callable[..., Any],
+    shape: Callable[..., Any],
+    transpose: Callable[..., Any],
+    move: Callable[..., Any],
+) -> Primitive:
+    """A linear one-operand primitive that is computed by Python and is never compiled.
+
+    Args:
+      name: its name.
+      compute: ``compute(x, **params)``, its value.
+      shape: ``shape(aval, **params)``, its abstract value.
+      transpose: ``transpose(cotangent, aval, **params)``, its transpose.
+      move: ``move(params)``, its params when a batch dim has been put first.
+    """
+    primitive = Primitive(name)
+
+    def computed(x: Any, **params: Any) -> Any:
+        with outside_tracing():
+            return compute(x, **params)
+
+    primitive.def_impl(computed)
+    primitive.def_abstract_eval(shape)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), primitive.bind(_ad.instantiate_zeros(tangents[0]), **params)
+
+    def transposed(cotangent: Any, x: Any, **params: Any) -> tuple[Any]:
+        return (transpose(_ad.instantiate_zeros(cotangent), x.aval, **params),)
+
+    def batched(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
+        x = jax.numpy.moveaxis(args[0], dims[0], 0)
+        return primitive.bind(x, **move(params)), 0
+
+    _ad.primitive_jvps[primitive] = jvp
+    _ad.primitive_transposes[primitive] = transposed
+    _batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def settings_of_this_thread() -> Callable[[], None]:
+    """A function that gives another thread the JAX settings that a ``with`` block has changed in this one."""
+    holders: list[Any] = [h for h in jax.config._value_holders.values() if hasattr(h, "get_local")]
+    local = [(h, h.get_local()) for h in holders]
+
+    def adopt() -> None:
+        for holder, value in local:
+            if value is not _config.config_ext.unset:
+                holder.set_local(value)
+
+    return adopt
 
 
 def trace_settings() -> Any:

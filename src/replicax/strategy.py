@@ -11,8 +11,10 @@ import jax
 from replicax import context, data
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
+from replicax.execution.options import RunOptions, default_options
+from replicax.execution.per_replica import run_per_replica
 from replicax.execution.replicate import Executable
-from replicax.execution.run import prepare, run
+from replicax.execution.run import check_call, prepare, run
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
 from replicax.variables import Variable
@@ -93,7 +95,7 @@ class Strategy:
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: None = None,
+        options: RunOptions | None = None,
     ) -> Any:
         """Run ``fn`` once on each replica, as one compiled program for all of them.
 
@@ -107,7 +109,7 @@ class Strategy:
             floats are traced and the same for all (M). Bools, strings and other Python objects are static: the
             step sees them as they are. Variables arrive as themselves.
           kwargs: the same, by name.
-          options: must be ``None``.
+          options: which executor to use; ``None`` means the compiled one, inside :func:`replicax.debug` the exact one.
 
         Returns:
           What ``fn`` returned, with ``PerReplica`` for arrays that differ between replicas (T), plain arrays
@@ -129,7 +131,12 @@ class Strategy:
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
-        context.check_no_options(options, "strategy.run")
+        options = default_options() if options is None else options
+        if not isinstance(options, RunOptions):
+            raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
+        if options.executor == "per_replica":
+            check_call(self, fn, args)
+            return run_per_replica(self, fn, args, kwargs)
         return run(self, fn, args, kwargs)
 
     # --- looking across replicas ------------------------------------------------------------------------

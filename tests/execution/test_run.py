@@ -94,7 +94,7 @@ def test_an_array_that_a_step_closes_over_is_not_baked_in(pair) -> None:
     [
         (lambda s: s.run(3), "fn must be callable, got 3"),
         (lambda s: s.run(lambda x: x, args=5), r"for one: args=\(x,\)"),
-        (lambda s: s.run(lambda: 1, options={}), "options must be None"),
+        (lambda s: s.run(lambda: 1, options={}), "options must be RunOptions or None"),
     ],
 )
 def test_calls_that_are_off(pair, call, message) -> None:

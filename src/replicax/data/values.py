@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from replicax.execution.placing import place_components
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Components, PerReplica, Stacked, regroup
+from replicax.values import regroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +43,3 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], mesh: Mesh) ->
     n = mesh.shape[REPLICA_AXIS]
     merged = regroup([value_fn(ValueContext(i, n)) for i in range(n)], always_wrap=True)
     return jax.tree_util.tree_map(lambda leaf: place_components(leaf.form.values, mesh), merged)
-
-
-def place_components(components: Sequence[Any], mesh: Mesh) -> PerReplica:
-    """Put each component on its replica's device; as one stacked array, if they have one shape and dtype."""
-    if not all(isinstance(c, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for c in components):
-        return PerReplica(Components(tuple(components)))
-    devices = list(mesh.devices.flat)
-    arrays = [jax.device_put(jnp.asarray(c), d) for c, d in zip(components, devices, strict=True)]
-    if len({(a.shape, a.dtype) for a in arrays}) > 1:
-        return PerReplica(Components(tuple(arrays)))
-    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    rows = [a[None] for a in arrays]
-    stacked = jax.make_array_from_single_device_arrays((len(rows), *arrays[0].shape), sharding, rows)
-    return PerReplica(Stacked(stacked))

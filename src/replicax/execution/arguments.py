@@ -103,7 +103,7 @@ class Arguments:
                 raise self._error(
                     position,
                     "can't run as one compiled program, which needs arrays of one shape and dtype on every replica; "
-                    f"its components are {shown}",
+                    f"its components are {shown}. RunOptions(executor='per_replica') runs it as it is.",
                 )
 
     def _error(self, position: int, what: str) -> ValueError:

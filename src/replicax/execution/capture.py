@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
-from replicax.errors import ContextError
 from replicax.execution.marks import Locality, M, Obligation, T, mark, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Local, PerReplica, is_leaf
-from replicax.variables.store import check_write_trace, note_read, use_store
+from replicax.variables.store import check_owner, check_write_trace, note_read, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class TracedStore:
         self._trace = _jax.current_trace()
 
     def read(self, variable: Variable) -> Any:
-        self._check_owner(variable)
+        check_owner(variable, self.strategy)
         if variable not in self.values:
             aval = _jax.ShapedArray(variable.shape, variable.dtype)
             with _jax.set_current_trace(self._trace):
@@ -52,7 +51,7 @@ class TracedStore:
         return self.values[variable]
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
-        self._check_owner(variable)
+        check_owner(variable, self.strategy)
         check_write_trace(variable, self._trace)
         if must_be_mirrored is not None:
             value = self.expect_mirrored(value, must_be_mirrored)
@@ -74,13 +73,6 @@ class TracedStore:
         mark_id = len(self.obligations)
         self.obligations[mark_id] = Obligation(expected, otherwise)
         return mark(jnp.asarray(value), mark_id)
-
-    def _check_owner(self, variable: Variable) -> None:
-        if variable.strategy is not self.strategy:
-            raise ContextError(
-                f"{variable.describe()} belongs to {variable.strategy!r}, but the step runs under {self.strategy!r}: "
-                "create it inside this strategy's scope()"
-            )
 
 
 def capture(

@@ -47,7 +47,26 @@ def prepare(
     """The executable of ``fn`` for these arguments, traced now if it is new.
 
     Raises:
-      ContextError: called inside a step, or in another strategy's scope.
+      ContextError, TypeError: see :func:`check_call`.
+    """
+    check_call(strategy, fn, args)
+    arguments = Arguments(tuple(args), dict(kwargs or {}))
+    key = (function_key(fn), arguments.key, _jax.trace_settings())
+    cache = strategy.extended.programs
+    executable = cache.find(key)
+    if executable is None:
+        program = capture(strategy, fn, arguments.traced(), arguments.rebuild())
+        executable = replicate(program, strategy.extended.mesh)
+        cache.add((key_after_tracing(fn, key[0]), *key[1:]), executable, program.name)
+    return executable, arguments
+
+
+def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Raise unless ``strategy`` may run ``fn`` from here.
+
+    Raises:
+      ContextError: called inside a step, in another strategy's scope, or while JAX traces.
+      TypeError: ``fn`` is not callable, or ``args`` no tuple.
     """
     context.check_cross_replica(strategy, "strategy.run", "A step can't run another: call the function itself.")
     if context.in_step():
@@ -58,15 +77,6 @@ def prepare(
         raise TypeError(f"strategy.run(fn, args=(), kwargs=None): fn must be callable, got {fn!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"strategy.run(fn, args): args must be a tuple of arguments, got {args!r}; for one: args=(x,)")
-    arguments = Arguments(tuple(args), dict(kwargs or {}))
-    key = (function_key(fn), arguments.key, _jax.trace_settings())
-    cache = strategy.extended.programs
-    executable = cache.find(key)
-    if executable is None:
-        program = capture(strategy, fn, arguments.traced(), arguments.rebuild())
-        executable = replicate(program, strategy.extended.mesh)
-        cache.add((key_after_tracing(fn, key[0]), *key[1:]), executable, program.name)
-    return executable, arguments
 
 
 def _take_back(executable: Executable) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from replicax import _jax
-from replicax.errors import TraceError
+from replicax.errors import ContextError, TraceError
 from replicax.values import Local, PerReplica, Stacked
 
 if TYPE_CHECKING:
@@ -136,6 +136,19 @@ class DerivedStore:
 
     def expect_mirrored(self, value: Any, otherwise: str) -> Any:
         return self.outer.expect_mirrored(value, otherwise)
+
+
+def check_owner(variable: Variable, strategy: Any) -> None:
+    """Raise unless ``variable`` belongs to ``strategy``, whose step uses it.
+
+    Raises:
+      ContextError: it belongs to another one.
+    """
+    if variable.strategy is not strategy:
+        raise ContextError(
+            f"{variable.describe()} belongs to {variable.strategy!r}, but the step runs under {strategy!r}: "
+            "create it inside this strategy's scope()"
+        )
 
 
 def check_write_trace(variable: Variable, allowed: Any) -> None:

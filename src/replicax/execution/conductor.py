@@ -1,0 +1,146 @@
+"""The conductor of the exact executor: one replica at a time, meeting at collectives.
+
+Each replica has a thread, but only one of them runs at any moment: until it meets the others in a collective, or
+ends. Then it is the next one's turn. When all have come to the same meeting, it is held, and replica 0 goes on. So
+the order is always the same, prints don't mix, and nothing waits for a clock: if some replicas wait and the others
+never can come, that is known at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax.errors import DeadlockError
+
+
+class _Abandoned(BaseException):
+    """Ends a replica's thread that waits for others that won't come."""
+
+
+@dataclasses.dataclass
+class _Player:
+    replica: int
+    play: Callable[[], Any]
+    turn: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
+    state: str = "ready"  # ready, waiting, done, failed
+    meeting: str = ""
+    line: str = ""
+    offer: Any = None
+    answer: Any = None
+    abandoned: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Conductor:
+    """Runs one function for each replica; see the module's docstring.
+
+    Args:
+      plays: what to run, in the order of the replicas.
+    """
+
+    def __init__(self, plays: Sequence[Callable[[], Any]]) -> None:
+        self._players = [_Player(i, play) for i, play in enumerate(plays)]
+        self._back = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
+            for p in self._players
+        ]
+
+    def run(self) -> list[Any]:
+        """Run all replicas to their end.
+
+        Returns:
+          What each returned.
+
+        Raises:
+          DeadlockError: some replicas wait in a collective that the others don't come to.
+          Exception: whatever the first failing replica raised, with a note that says which one it was.
+        """
+        try:
+            for thread in self._threads:
+                thread.start()
+            for player in self._players:
+                self._give_turn(player)
+            while any(p.state == "waiting" for p in self._players):
+                self._hold_meeting()
+        finally:
+            self._abandon()
+        return [p.result for p in self._players]
+
+    def meet(self, replica: int, meeting: str, offer: Any) -> list[Any]:
+        """Come to a meeting as one replica, and wait for the others there.
+
+        Args:
+          replica: who comes.
+          meeting: what it is; all must come to the same.
+          offer: what this replica brings.
+
+        Returns:
+          What all replicas brought, in their order.
+        """
+        player = self._players[replica]
+        player.state, player.meeting, player.offer, player.line = "waiting", meeting, offer, _users_line()
+        self._back.release()
+        player.turn.acquire()
+        if player.abandoned:
+            raise _Abandoned
+        player.state = "ready"
+        answer: list[Any] = player.answer
+        player.answer = player.offer = None
+        return answer
+
+    def _thread(self, player: _Player) -> None:
+        player.turn.acquire()
+        try:
+            if not player.abandoned:
+                player.result = player.play()
+                player.state = "done"
+        except _Abandoned:
+            player.state = "failed"
+        except BaseException as error:
+            player.error, player.state = error, "failed"
+        finally:
+            self._back.release()
+
+    def _give_turn(self, player: _Player) -> None:
+        player.turn.release()
+        self._back.acquire()
+        if player.error is not None:
+            player.error.add_note(f"(raised by replica {player.replica} of {len(self._players)})")
+            raise player.error
+
+    def _hold_meeting(self) -> None:
+        if len({(p.state, p.meeting) for p in self._players}) > 1:
+            raise DeadlockError("the replicas do not meet: " + "; ".join(map(_whereabouts, self._players)))
+        offers = [p.offer for p in self._players]
+        for player in self._players:
+            player.answer = offers
+        for player in self._players:
+            self._give_turn(player)
+
+    def _abandon(self) -> None:
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.is_alive() and player.state in ("ready", "waiting"):
+                player.abandoned = True
+                player.turn.release()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
+
+
+def _whereabouts(player: _Player) -> str:
+    if player.state == "waiting":
+        return f"replica {player.replica} is in {player.meeting} at {player.line}"
+    return f"replica {player.replica} has returned"
+
+
+def _users_line() -> str:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("replicax", "jax", "contextlib"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,157 @@
+"""Collectives of the exact executor: linear primitives that are computed when all replicas have met.
+
+They are JAX primitives so that gradients and batching go through them, by the same rules as through the compiled
+program's: each replica differentiates its own loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax.execution.conductor import Conductor
+from replicax.execution.spmd import leaves_of, merge_here
+from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.values import is_leaf
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class ExactCommunicator:
+    """See :class:`replicax.context.Communicator`. One replica's way to the others, through the conductor."""
+
+    conductor: Conductor
+
+    def __init__(self, replica: int, device: jax.Device, note: Callable[[Any], None]) -> None:
+        self.replica = replica
+        self.device = device
+        self._note = note
+
+    def meet(self, meeting: str, offer: Any) -> list[Any]:
+        """What every replica brings to ``meeting``."""
+        return self.conductor.meet(self.replica, meeting, offer)
+
+    def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
+        """Every replica's array, on this replica's device."""
+        return [jax.device_put(a, self.device) for a in self.meet(meeting, array)]
+
+    def replica_id(self) -> Any:
+        with _jax.outside_tracing():
+            replica = jnp.int32(self.replica) + 0
+        self._note(replica)
+        return replica
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+        n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None))
+        arrays = [jnp.asarray(a) for a in arrays]
+        arrays = [a.astype(jnp.int32) if a.dtype == jnp.bool_ else a for a in arrays]
+        totals = [sum_p.bind(a, communicator=self) for a in arrays]
+        return totals if op is ReduceOp.SUM else [divide(total, n) for total in totals]
+
+    def all_gather(self, array: Any, axis: int) -> Any:
+        array = jnp.asarray(array)
+        return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
+
+    def from_first(self, array: Any) -> Any:
+        array = jnp.asarray(array)
+        return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
+            array.dtype
+        )
+
+    def add_up(self, count: int) -> int:
+        return sum(self.meet("adding up sizes", count))
+
+    def components(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, jax.core.Tracer):
+            whole = self.all_gather(value[None], 0)
+            return [whole[i] for i in range(whole.shape[0])]
+        with _jax.outside_tracing():
+            return [
+                jnp.copy(jax.device_put(v, self.device)) if isinstance(v, jax.Array) else v
+                for v in self.meet("local_results", value)
+            ]
+
+    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # What is the same object on every replica has not been computed.
+        leaves = leaves_of((args, kwargs))
+        everyone = self.meet("merge_call", leaves)
+        if len({len(theirs) for theirs in everyone}) > 1:
+            raise ValueError("merge_call: the replicas' arguments differ in structure")
+        computed = [
+            not is_leaf(leaf) and isinstance(leaf, jax.Array) and not all(x is leaf for x in others)
+            for leaf, *others in zip(leaves, *everyone, strict=True)
+        ]
+        return merge_here(self, strategy, fn, args, kwargs, computed)
+
+
+def _sum(x: Any, *, communicator: ExactCommunicator) -> Any:
+    arrays = communicator.gathered("all_reduce", x)
+    kinds = [f"{a.dtype.name}{list(a.shape)}" for a in arrays]
+    if len(set(kinds)) > 1:
+        raise ValueError(f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}")
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total + jnp.zeros_like(total) if len(arrays) == 1 else total
+
+
+def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
+    arrays = communicator.gathered("all_gather", x)
+    shapes = [a.shape[:axis] + a.shape[axis + 1 :] for a in arrays]
+    if len({(s, a.dtype) for s, a in zip(shapes, arrays, strict=True)}) > 1:
+        kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
+        raise ValueError(f"all_gather: the replicas' arrays may differ in dim {axis} only, got {kinds}")
+    return jnp.concatenate(arrays, axis)
+
+
+def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> Any:
+    offers = communicator.meet("the gradient of all_gather", (x, size))
+    start = sum(size for _, size in offers[: communicator.replica])
+    pieces = [
+        jax.lax.slice_in_dim(jax.device_put(ct, communicator.device), start, start + size, axis=axis)
+        for ct, _ in offers
+    ]
+    return sum(pieces[1:], start=pieces[0])
+
+
+def _resized(aval: Any, axis: int, size: int) -> Any:
+    return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
+
+
+def _next_axis(params: dict[str, Any]) -> dict[str, Any]:
+    return {**params, "axis": params["axis"] + 1}
+
+
+sum_p: _jax.Primitive = _jax.linear_primitive(
+    "replicax_sum",
+    _sum,
+    lambda aval, *, communicator: aval,
+    lambda ct, _, *, communicator: sum_p.bind(ct, communicator=communicator),
+    lambda params: params,
+)
+"""``y = sum x``: the sum of all replicas' arrays."""
+
+whole_p: _jax.Primitive = _jax.linear_primitive(
+    "replicax_whole",
+    _whole,
+    lambda aval, *, communicator, axis: _resized(aval, axis, communicator.add_up(aval.shape[axis])),
+    lambda ct, aval, *, communicator, axis: part_p.bind(
+        ct, communicator=communicator, axis=axis, size=aval.shape[axis]
+    ),
+    _next_axis,
+)
+"""``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
+
+part_p: _jax.Primitive = _jax.linear_primitive(
+    "replicax_part",
+    _part,
+    lambda aval, *, communicator, axis, size: _resized(aval, axis, size),
+    lambda ct, _, *, communicator, axis, size: whole_p.bind(ct, communicator=communicator, axis=axis),
+    _next_axis,
+)
+"""``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""

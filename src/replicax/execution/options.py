@@ -1,0 +1,73 @@
+"""How a step is to be run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+Executor = Literal["compiled", "per_replica"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """Options of ``Strategy.run``.
+
+    Attributes:
+      executor: ``"compiled"``, one compiled program for all replicas; or ``"per_replica"``, the step as plain
+        Python, one replica at a time, on values that you can look at.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def step():
+    ...     print("replica", replicax.get_replica_context().replica_id_in_sync_group)
+    >>> strategy.run(step, options=replicax.RunOptions(executor="per_replica"))
+    replica 0
+    replica 1
+    """
+
+    executor: Executor = "compiled"
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("compiled", "per_replica"):
+            raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
+
+
+class _Debugging(threading.local):
+    depth = 0
+
+
+_debugging = _Debugging()
+
+
+@contextlib.contextmanager
+def debug() -> Iterator[None]:
+    """Run steps as plain Python: one replica at a time, with ``print``, ``breakpoint()`` and real values.
+
+    Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. It
+    means the same as the compiled program, and is slow.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> x = strategy.distribute_values_from_function(lambda ctx: 10.0 * ctx.replica_id_in_sync_group)
+    >>> def step(x):
+    ...     if x > 5:  # a compiled step could not do this
+    ...         print("large:", x)
+    ...     return replicax.get_replica_context().all_reduce("sum", x)
+    >>> with replicax.debug():
+    ...     strategy.run(step, args=(x,))
+    large: 10.0
+    Array(10., dtype=float32)
+    """
+    _debugging.depth += 1
+    try:
+        yield
+    finally:
+        _debugging.depth -= 1
+
+
+def default_options() -> RunOptions:
+    """The options of a ``run`` that names none."""
+    return RunOptions(executor="per_replica" if _debugging.depth else "compiled")

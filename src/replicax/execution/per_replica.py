@@ -1,0 +1,281 @@
+"""The exact executor: the step as plain Python, once for each replica, on that replica's device.
+
+Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
+and ``if`` work, and replicas may have different shapes. Collectives meet through the
+:class:`~replicax.execution.conductor.Conductor`. Which values replicas may differ in is followed from operation to
+operation, by the same rules as in :mod:`replicax.execution.infer`, so that results and errors are those of the
+compiled program.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _jax, context
+from replicax.errors import ContextError, LocalityError
+from replicax.execution.conductor import Conductor
+from replicax.execution.marks import Locality, M, T
+from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
+from replicax.execution.placing import ARRAYS, mirror, place_components, stack
+from replicax.values import Components, Local, PerReplica, is_leaf
+from replicax.variables.store import check_owner, check_write_trace, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def run_per_replica(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
+
+    Raises:
+      DeadlockError: replicas don't come to the same collectives.
+      LocalityError: replicas would have to agree on a value, and do not (or the reverse).
+      Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
+    """
+    devices = strategy.extended.worker_devices
+    adopt = _jax.settings_of_this_thread()
+    inputs = [_inputs((tuple(args), dict(kwargs or {})), i, device) for i, device in enumerate(devices)]
+    replicas = [_Replica(strategy, i, device, fn, adopt, *inputs[i]) for i, device in enumerate(devices)]
+    conductor = Conductor([r.play for r in replicas])
+    for replica in replicas:
+        replica.communicator.conductor = conductor
+    returned = conductor.run()
+    several = len(devices) > 1
+    if several:
+        _check_expectations(replicas)
+    results = _merge(returned, replicas, strategy)
+    written = {v: None for r in replicas for v in r.store.written}
+    new = [(v, _storage(v, replicas, several)) for v in written]
+    for variable, array in new:  # nothing can fail any more
+        variable.slot.array = array
+    return results
+
+
+class Localities:
+    """Which arrays replicas may differ in: those that are noted, and all that is computed from them."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, Any] = {}
+
+    def note(self, array: Any) -> None:
+        """Replicas may differ in ``array``."""
+        key = id(array)
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+            self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None))
+
+    def of(self, array: Any) -> Locality:
+        """T if ``array`` has been noted."""
+        known = self._noted.get(id(array))
+        return T if known is not None and known() is array else M
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        if primitive in (sum_p, whole_p):  # every replica has the same
+            for result in results:
+                self._noted.pop(id(result), None)
+            return
+        if primitive.name == "io_callback" or any(self.of(a) is T for a in args):
+            for result in results:
+                self.note(result)
+
+
+class ExactStore:
+    """The store of one replica; see :class:`replicax.variables.store.Store`."""
+
+    def __init__(self, strategy: Strategy, communicator: ExactCommunicator, localities: Localities, trace: Any) -> None:
+        self.strategy = strategy
+        self.communicator = communicator
+        self.localities = localities
+        self.values: dict[Variable, Any] = {}
+        self.written: dict[Variable, str | None] = {}
+        self.mirrored: list[tuple[Any, str]] = []
+        self.differing: list[tuple[Any, str]] = []
+        self._trace = trace
+
+    def read(self, variable: Variable) -> Any:
+        check_owner(variable, self.strategy)
+        if variable not in self.values:
+            with _jax.outside_tracing():
+                self.values[variable] = local_value(variable, self.communicator.replica)
+            if variable.is_stacked:
+                self.localities.note(self.values[variable])
+        return self.values[variable]
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_owner(variable, self.strategy)
+        check_write_trace(variable, self._trace)
+        if must_be_mirrored is not None:
+            self.expect_mirrored(value, must_be_mirrored)
+        self.values[variable] = value
+        self.written[variable] = must_be_mirrored
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable), self.communicator))
+
+    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
+        self.differing.append((value, otherwise))
+        return value
+
+    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
+        if self.strategy.num_replicas_in_sync > 1 and self.localities.of(value) is T:
+            raise LocalityError(otherwise)
+        self.mirrored.append((value, otherwise))
+        return value
+
+
+class _Replica:
+    """One replica of a step."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        index: int,
+        device: jax.Device,
+        fn: Callable[..., Any],
+        adopt: Callable[[], None],
+        arguments: Any,
+        per_replica: Sequence[Any],
+    ) -> None:
+        self.localities = Localities()
+        for array in per_replica:
+            self.localities.note(array)
+        self.communicator = ExactCommunicator(index, device, self.localities.note)
+        self._trace = _jax.WatchingTrace(self.localities.watch)
+        self.store = ExactStore(strategy, self.communicator, self.localities, self._trace)
+        self._context = context.ReplicaContext(strategy, self.communicator)
+        self._device = device
+        self._fn = fn
+        self._arguments = arguments
+        self._adopt = adopt
+
+    def play(self) -> Any:
+        self._adopt()
+        args, kwargs = self._arguments
+        with (
+            jax.disable_jit(),
+            jax.default_device(self._device),
+            _jax.set_current_trace(self._trace),
+            context.replica(self._context),
+            use_store(self.store),
+        ):
+            try:
+                return self._fn(*args, **kwargs)
+            except NameError as error:
+                if "axis name" in str(error):
+                    raise ContextError(
+                        "jax.lax collectives over the axis 'replica' exist in compiled steps only; "
+                        "replicax.get_replica_context() has collectives for both executors"
+                    ) from error
+                raise
+
+
+def local_value(variable: Variable, replica: int) -> jax.Array:
+    """One replica's copy of a variable, on its device."""
+    shard = next(
+        s
+        for s in variable.slot.array.addressable_shards
+        if s.device == variable.strategy.extended.worker_devices[replica]
+    )
+    return jnp.squeeze(shard.data, 0) if variable.is_stacked else jnp.copy(shard.data)
+
+
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Any, list[Any]]:
+    """One replica's ``(args, kwargs)``, and those of its arrays that came from a ``PerReplica``."""
+    own: list[Any] = []
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            component = leaf.values[replica]
+            if not isinstance(component, ARRAYS):
+                return component
+            own.append(jax.device_put(jnp.asarray(component), device, may_alias=False))
+            return own[-1]
+        if isinstance(leaf, ARRAYS) and not isinstance(leaf, bool):
+            return jax.device_put(jnp.asarray(leaf), device)
+        return leaf
+
+    return jax.tree_util.tree_map(one, tree, is_leaf=is_leaf), own
+
+
+def _check_expectations(replicas: Sequence[_Replica]) -> None:
+    """What could not be told from one replica alone."""
+    for checks in zip(*(r.store.mirrored for r in replicas), strict=False):
+        if not _equal([value for value, _ in checks]):
+            raise LocalityError(checks[0][1])
+    for checks in zip(*(r.store.differing for r in replicas), strict=False):
+        all_mirrored = all(r.localities.of(v) is M for r, (v, _) in zip(replicas, checks, strict=True))
+        if all_mirrored and _equal([value for value, _ in checks]):
+            raise LocalityError(checks[0][1])
+
+
+def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy) -> Any:
+    """What ``run`` returns: mirrored values plain, others as ``PerReplica``."""
+    mesh = strategy.extended.mesh
+    flat = [jax.tree_util.tree_flatten(tree, is_leaf=is_leaf) for tree in returned]
+    tree: Any = flat[0][1]
+    for i, (_, other) in enumerate(flat):
+        if other != tree:
+            raise ValueError(f"replicas must return the same structure: replica 0 has {tree}, replica {i} has {other}")
+    merged = []
+    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
+        first = leaves[0]
+        if len(leaves) == 1 or all(leaf is first for leaf in leaves):
+            merged.append(first)
+        elif all(isinstance(leaf, jax.Array) for leaf in leaves):
+            is_mirrored = all(r.localities.of(v) is M for r, v in zip(replicas, leaves, strict=True))
+            if is_mirrored and _equal(leaves):
+                placed = [jax.device_put(v, d) for v, d in zip(leaves, strategy.extended.worker_devices, strict=True)]
+                merged.append(mirror(placed, mesh))
+            else:
+                merged.append(place_components(leaves, mesh))
+        elif all(type(leaf) is type(first) and _same(leaf, first) for leaf in leaves):
+            merged.append(first)
+        else:
+            merged.append(PerReplica(Components(tuple(leaves))))
+    return jax.tree_util.tree_unflatten(tree, merged)
+
+
+def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) -> jax.Array:
+    """The array of a written variable."""
+    devices = variable.strategy.extended.worker_devices
+    values = [
+        jax.device_put(r.store.values[variable] if variable in r.store.values else local_value(variable, i), devices[i])
+        for i, r in enumerate(replicas)
+    ]
+    mesh = variable.strategy.extended.mesh
+    if variable.is_stacked:
+        return stack(values, mesh)
+    text = next(t for r in replicas if (t := r.store.written.get(variable)) is not None)
+    if several and not _equal(values):
+        raise LocalityError(text)
+    return mirror([jnp.copy(v) for v in values], mesh)
+
+
+def _equal(arrays: Sequence[Any]) -> bool:
+    first = np.asarray(_plain(arrays[0]))
+    return all(
+        a.shape == arrays[0].shape
+        and a.dtype == arrays[0].dtype
+        and np.array_equal(first, np.asarray(_plain(a)), equal_nan=first.dtype.kind in "fc")
+        for a in arrays[1:]
+    )
+
+
+def _plain(array: Any) -> Any:
+    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        return False

@@ -1,0 +1,352 @@
+"""The exact executor by itself, and beside the compiled one."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+EXACT = replicax.RunOptions(executor="per_replica")
+
+
+def context() -> replicax.ReplicaContext:
+    replica = replicax.get_replica_context()
+    assert replica is not None
+    return replica
+
+
+def data(strategy: replicax.Strategy):
+    return strategy.distribute_values_from_function(
+        lambda ctx: np.arange(1, 4, dtype=np.float32) + ctx.replica_id_in_sync_group
+    )
+
+
+def plain(strategy, tree):
+    """A result as NumPy: a list of components for what differs, an array for what does not."""
+
+    def one(leaf):
+        if isinstance(leaf, replicax.PerReplica):
+            return [np.asarray(v) for v in strategy.local_results(leaf)]
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, replicax.PerReplica))
+
+
+def both(strategy, step, *args):
+    """The step's result or error, by the compiled program and by the exact executor."""
+    outcomes = []
+    for options in (None, EXACT):
+        try:
+            outcomes.append(plain(strategy, strategy.run(step, args=args, options=options)))
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+STEPS = {
+    "results of all kinds": lambda x: (x * 2, context().all_reduce("sum", x), 3, "a", None, [x.sum()]),
+    "replica id": lambda x: (context().replica_id_in_sync_group, context().num_replicas_in_sync),
+    "constants are mirrored": lambda x: (jnp.ones(2), jnp.arange(3) * 2),
+    "gather": lambda x: context().all_gather({"x": x}, 0),
+    "mean of integers": lambda x: context().all_reduce("mean", x.astype(jnp.int32)),
+    "booleans": lambda x: context().all_reduce("sum", x > 2),
+    "gradient of sum": lambda x: jax.grad(lambda y: jnp.sum(context().all_reduce("sum", y * y)) * x[0])(x),
+    "gradient of mean": lambda x: jax.grad(lambda y: jnp.sum(context().all_reduce("mean", y * y)) * x[0])(x),
+    "gradient of gather": lambda x: jax.grad(lambda y: jnp.sum(jnp.cumsum(context().all_gather(y * y, 0))) * x[0])(x),
+    "second derivative": lambda x: jax.grad(lambda y: jax.grad(lambda z: context().all_reduce("sum", z**3))(y))(x[0]),
+    "forward derivative": lambda x: jax.jvp(lambda y: context().all_reduce("sum", y * y), (x,), (x,)),
+    "collective in a scan": lambda x: jax.lax.scan(
+        lambda c, _: (c + context().all_reduce("sum", x[0]), c), jnp.float32(0), None, length=3
+    ),
+    "gradient of a collective in a scan": lambda x: jax.grad(
+        lambda y: jax.lax.scan(lambda c, _: (c * y + context().all_reduce("sum", y), None), y, None, length=3)[0]
+    )(x[0]),
+    "while with other trips": lambda x: jax.lax.while_loop(lambda c: c < x[2], lambda c: c + 1, jnp.float32(0)),
+    "collective in a checkpoint": lambda x: jax.grad(
+        lambda y: jax.checkpoint(lambda z: jnp.sum(jnp.sin(context().all_reduce("sum", z))))(y)
+    )(x),
+    "batched collective": lambda x: jax.vmap(lambda y: context().all_reduce("sum", y) * y)(x),
+    "batched gather": lambda x: jax.vmap(lambda y: context().all_gather(y[None], 0))(x),
+    "jit": lambda x: jax.jit(lambda y: context().all_reduce("sum", y) + y)(x),
+    "merge_call": lambda x: context().merge_call(
+        lambda s, v, k: (
+            s.reduce("mean", v),
+            s.reduce("mean", v, axis=0),
+            s.gather(v, 0),
+            s.local_results(v),
+            v,
+            k,
+        ),
+        args=(x, "k"),
+    ),
+    "gradient of merge_call": lambda x: jax.grad(
+        lambda y: jnp.sum(context().merge_call(lambda s, v: s.reduce("sum", v), args=(y * y,)))
+    )(x),
+    "random numbers": lambda x: (
+        jax.random.normal(jax.random.key(0), (2,)),
+        jax.random.normal(jax.random.fold_in(jax.random.key(0), context().replica_id_in_sync_group), (2,)),
+    ),
+    "average loss": lambda x: replicax.compute_average_loss(x),
+    "impure callback": lambda x: jax.experimental.io_callback(
+        lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32)
+    ),
+    "a loss that is mirrored": lambda x: replicax.value_and_grad(
+        lambda: context().all_reduce("mean", jnp.sum(x)), []
+    )(),
+    "a structure that jax refuses": lambda x: jnp.ones(2) @ jnp.ones(3),
+    "python raises": lambda x: {}["missing"],
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("name", STEPS)
+def test_both_executors_agree(name: str, replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    compiled, exact = both(strategy, STEPS[name], data(strategy))
+    if isinstance(compiled, Exception):
+        assert type(exact) is type(compiled)
+        return
+    assert jax.tree.structure(compiled) == jax.tree.structure(exact), (compiled, exact)
+    for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(exact), strict=True):
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+        else:
+            assert a == b
+
+
+KINDS = [(s, a) for s in ("on_write", "on_read") for a in ("none", "sum", "mean", "only_first_replica")]
+
+
+@pytest.mark.parametrize(("synchronization", "aggregation"), KINDS, ids=["-".join(k) for k in KINDS])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_variables_agree(pair, synchronization, aggregation, method, mirrored) -> None:
+    def step(v, x):
+        change = jnp.float32(4) if mirrored else x[0]
+        getattr(v, method)(change)
+        return v * 2
+
+    outcomes = []
+    for options in (None, EXACT):
+        with pair.scope():
+            v = replicax.Variable(10.0, synchronization=synchronization, aggregation=aggregation)
+        try:
+            result = plain(pair, pair.run(step, args=(v, data(pair)), options=options))
+        except replicax.LocalityError as error:
+            result = str(error).split("was assigned")[1].split("\n")[0]
+        outcomes.append((result, [float(c) for c in pair.local_results(v)]))
+    assert repr(outcomes[0]) == repr(outcomes[1])
+
+
+def test_training_agrees(strategy) -> None:
+    def make():
+        with strategy.scope():
+            w = replicax.Variable([1.0, 2.0, 3.0])
+            stat = replicax.Variable(0.0, aggregation="mean")
+            optimizer = replicax.Optimizer(optax.adam(0.1))
+
+        def step(x):
+            def loss():
+                stat.assign(jnp.mean(x))
+                return replicax.compute_average_loss((x * w) ** 2)
+
+            value, grads = replicax.value_and_grad(loss, [w])()
+            optimizer.apply_gradients(zip(grads, [w], strict=True))
+            return value
+
+        return step, w, stat, optimizer
+
+    (step, *state), (exact_step, *exact_state) = make(), make()
+    with jax.numpy_dtype_promotion("standard"):  # Optax's own arithmetic
+        for _ in range(3):
+            a = strategy.run(step, args=(data(strategy),))
+            with replicax.debug():
+                b = strategy.run(exact_step, args=(data(strategy),))
+            np.testing.assert_allclose(strategy.reduce("sum", a), strategy.reduce("sum", b), rtol=1e-5)
+    for mine, theirs in zip(
+        [*state[:2], *state[2].variables], [*exact_state[:2], *exact_state[2].variables], strict=True
+    ):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5)
+        assert mine.slot.array.sharding == theirs.slot.array.sharding
+
+
+def test_what_is_reduced_is_not_reduced_again(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+    with replicax.debug():
+        with pytest.raises(replicax.LocalityError, match="already the same on every replica"):
+            pair.run(lambda x: optimizer.apply_gradients([(context().all_reduce("sum", x[0]), w)]), args=(data(pair),))
+        with pytest.raises(replicax.LocalityError, match="differs between replicas, and aggregate=False"):
+            pair.run(lambda x: optimizer.apply_gradients([(x[0], w)], aggregate=False), args=(data(pair),))
+    assert float(w) == 1.0
+
+
+# --- what only it can do --------------------------------------------------------------------------------
+
+
+def test_python_sees_values(pair, capsys) -> None:
+    def step(x):
+        if context().replica_id_in_sync_group == 0:
+            print("first:", x)
+        jax.lax.fori_loop(0, 2, lambda i, c: (print("turn", i), c)[1], 0)
+        return float(x[0])
+
+    with replicax.debug():
+        result = pair.run(step, args=(data(pair),))
+    assert result.values == (1.0, 2.0)
+    assert capsys.readouterr().out == "first: [1. 2. 3.]\n" + "turn 0\nturn 1\n" * 2
+
+
+def test_each_replica_runs_on_its_device_and_one_at_a_time(pair) -> None:
+    running, seen = [], []
+
+    def step(x):
+        assert not running
+        running.append(1)
+        seen.append((threading.current_thread().name, (x + jnp.ones(3)).devices()))
+        running.pop()
+        context().all_reduce("sum", x)
+        assert not running
+
+    pair.run(step, args=(data(pair),), options=EXACT)
+    assert seen == [("replica 0", {jax.devices()[0]}), ("replica 1", {jax.devices()[1]})]
+
+
+def test_replicas_may_have_different_shapes(pair) -> None:
+    pieces = pair.distribute_values_from_function(lambda ctx: np.ones(1 + ctx.replica_id_in_sync_group, np.float32))
+
+    def step(x):
+        return x * 2, context().all_gather(x, 0), replicax.compute_average_loss(x), context().all_reduce("sum", x.sum())
+
+    doubled, whole, share, total = pair.run(step, args=(pieces,), options=EXACT)
+    assert [v.tolist() for v in pair.local_results(doubled)] == [[2.0], [2.0, 2.0]]
+    assert whole.tolist() == [1.0, 1.0, 1.0]
+    assert float(pair.reduce("sum", share)) == pytest.approx(1.0)
+    assert float(total) == 3.0
+
+
+def test_the_gradient_of_an_uneven_gather(pair) -> None:
+    pieces = pair.distribute_values_from_function(lambda ctx: np.ones(1 + ctx.replica_id_in_sync_group, np.float32))
+
+    def step(x):
+        return jax.grad(lambda y: jnp.sum(jnp.arange(3.0) * context().all_gather(y, 0)))(x)
+
+    grads = pair.run(step, args=(pieces,), options=EXACT)
+    assert [v.tolist() for v in pair.local_results(grads)] == [[0.0], [2.0, 4.0]]
+
+
+# --- replicas that go astray ----------------------------------------------------------------------------
+
+
+def is_first() -> bool:
+    return int(context().replica_id_in_sync_group) == 0
+
+
+ASTRAY = {
+    "one has returned": (
+        lambda x: None if is_first() else context().all_reduce("sum", x),
+        "replica 0 has returned; replica 1 is in all_reduce of 1 arrays at .*test_per_replica.py",
+    ),
+    "other collectives": (
+        lambda x: context().all_gather(x, 0) if is_first() else context().all_reduce("sum", x),
+        "replica 0 is in all_gather at .*; replica 1 is in all_reduce of 1 arrays at",
+    ),
+    "other numbers of arrays": (
+        lambda x: context().all_reduce("sum", [x] * (1 if is_first() else 2)),
+        "replica 0 is in all_reduce of 1 arrays at .*; replica 1 is in all_reduce of 2 arrays",
+    ),
+    "unequal merge_calls": (
+        lambda x: [context().merge_call(lambda s: None) for _ in range(1 if is_first() else 2)],
+        "replica 0 has returned; replica 1 is in merge_call at",
+    ),
+    "a branch": (
+        lambda x: jax.lax.cond(x[0] > 1, lambda: context().all_reduce("sum", x), lambda: x),
+        "replica 0 has returned; replica 1 is in all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASTRAY)
+def test_replicas_that_do_not_meet(pair, name) -> None:
+    step, message = ASTRAY[name]
+    before = threading.active_count()
+    with pytest.raises(replicax.DeadlockError, match=f"do not meet: {message}"):
+        pair.run(step, args=(data(pair),), options=EXACT)
+    assert threading.active_count() == before
+    total = pair.run(lambda x: context().all_reduce("sum", x), args=(data(pair),), options=EXACT)
+    assert total.tolist() == [3.0, 5.0, 7.0]
+
+
+def test_an_exception_in_one_replica(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+
+    def step(x):
+        v.assign_add(1.0)
+        context().all_reduce("sum", x)
+        if not is_first():
+            raise KeyError("mine")
+        return context().all_reduce("sum", x)
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        pair.run(step, args=(data(pair),), options=EXACT)
+    assert caught.value.__notes__ == ["(raised by replica 1 of 2)"]
+    assert float(v) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda x: context().all_reduce("sum", x), ValueError, r"one shape and dtype, got float32\[1\], float32\[2\]"),
+        (lambda x: context().all_gather(jnp.ones((len(x), len(x))), 0), ValueError, r"may differ in dim 0 only"),
+        (lambda x: [1] * len(x), ValueError, "replicas must return the same structure: replica 0"),
+        (lambda x: jax.lax.psum(x, "replica"), replicax.ContextError, "in compiled steps only"),
+    ],
+)
+def test_what_does_not_fit(pair, step, error, message) -> None:
+    pieces = pair.distribute_values_from_function(lambda ctx: np.ones(1 + ctx.replica_id_in_sync_group, np.float32))
+    with pytest.raises(error, match=message):
+        pair.run(step, args=(pieces,), options=EXACT)
+
+
+def test_what_differs_without_saying_so(pair) -> None:
+    """A value that Python made different, where no operation could be followed."""
+    with pair.scope():
+        v = replicax.Variable(1.0, name="v")
+    with pytest.raises(replicax.LocalityError, match="'v'.*differs between replicas"):
+        pair.run(lambda: v.assign(2.0 if is_first() else 3.0), options=EXACT)
+    assert float(v) == 1.0
+    result = pair.run(lambda: jnp.float32(2.0 if is_first() else 3.0), options=EXACT)
+    assert [float(x) for x in pair.local_results(result)] == [2.0, 3.0]
+
+
+# --- choosing it ----------------------------------------------------------------------------------------
+
+
+def test_options(pair) -> None:
+    def step(x):
+        return isinstance(x, jax.core.Tracer)
+
+    assert pair.run(step, args=(1.0,))
+    with replicax.debug():
+        assert not pair.run(step, args=(1.0,))
+        assert pair.run(step, args=(1.0,), options=replicax.RunOptions())
+    assert pair.run(step, args=(1.0,))
+    with pytest.raises(ValueError, match="must be 'compiled' or 'per_replica', got 'fast'"):
+        replicax.RunOptions(executor="fast")
+
+
+def test_settings_of_the_thread_are_taken_along(pair) -> None:
+    with jax.numpy_dtype_promotion("standard"):
+        assert float(pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)) == 2.0
+    with pytest.raises(jax.dtypes.TypePromotionError, match="promotion"):
+        pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)
