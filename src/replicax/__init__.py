@@ -20,10 +20,11 @@ from replicax.errors import ContextError, DeadlockError, LocalityError, RetraceW
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
+from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp
 from replicax.strategies import MirroredStrategy, OneDeviceStrategy
 from replicax.strategies.default import DefaultStrategy
-from replicax.strategy import Strategy, StrategyExtended
+from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
 from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica

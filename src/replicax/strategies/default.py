@@ -7,7 +7,8 @@ import functools
 import jax
 
 from replicax.context import register_default_strategy
-from replicax.strategy import Strategy, StrategyExtended
+from replicax.extended import StrategyExtended
+from replicax.strategy import Strategy
 
 
 class DefaultStrategy(Strategy):

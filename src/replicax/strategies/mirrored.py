@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.strategy import Strategy, StrategyExtended
+from replicax.extended import StrategyExtended
+from replicax.strategy import Strategy
 from replicax.topology.devices import resolve_devices
 
 

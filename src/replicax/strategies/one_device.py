@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from replicax.strategy import Strategy, StrategyExtended
+from replicax.extended import StrategyExtended
+from replicax.strategy import Strategy
 from replicax.topology.devices import resolve_device
 
 

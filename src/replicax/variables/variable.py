@@ -17,7 +17,8 @@ from replicax import _jax, context
 from replicax.errors import ContextError, LocalityError
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Opaque, PerReplica
+from replicax.values import PerReplica
+from replicax.variables.array_like import ArrayLike
 from replicax.variables.rules import (
     Aggregation,
     Synchronization,
@@ -36,7 +37,7 @@ _CHOOSE = (
 )
 
 
-class Variable(Opaque):
+class Variable(ArrayLike):
     """A value that steps read and change, placed by the strategy in whose scope it is created.
 
     Inside a step a variable is this replica's value; outside it is the value as a whole. It acts like an array
@@ -309,47 +310,6 @@ class Variable(Opaque):
             return value
         return jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *self.shape))
 
-    # --- acting like an array ---------------------------------------------------------------------------
-
-    __array_priority__ = 100  # NumPy arrays on the left leave operators to us
-
-    def __jax_array__(self) -> Any:
-        return self.read_value()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.asarray(self.read_value(), dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.read_value()[index]
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"{self.describe()} is a scalar and has no len()")
-        return self.shape[0]
-
-    def __getattr__(self, name: str) -> Any:
-        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable has no word on.
-        if name.startswith("_") or name in {"slot", "strategy"}:
-            raise AttributeError(name)
-        if not hasattr(jax.Array, name):
-            raise AttributeError(f"a Variable has no attribute {name!r}, nor has an array")
-        return getattr(self.read_value(), name)
-
-    def __bool__(self) -> bool:
-        return bool(self.read_value())
-
-    def __int__(self) -> int:
-        return int(self.read_value())
-
-    def __float__(self) -> float:
-        return float(self.read_value())
-
-    def __index__(self) -> int:
-        return operator.index(self.read_value())
-
-    def __hash__(self) -> int:
-        return id(self)
-
     def __copy__(self) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
 
@@ -373,62 +333,6 @@ def _kind(variable: Variable) -> str:
     name = getattr(variable.dtype, "name", str(variable.dtype))
     return f"{name}[{','.join(map(str, variable.shape))}]"
 
-
-def _forward(name: str) -> Callable[..., Any]:
-    def method(self: Variable, *args: Any) -> Any:
-        operands = [a.read_value() if isinstance(a, Variable) else a for a in args]
-        return getattr(jnp.asarray(self.read_value()), name)(*operands)
-
-    method.__name__ = name
-    return method
-
-
-def _refuse_in_place(name: str) -> Callable[..., Any]:
-    def method(self: Variable, other: Any) -> NoReturn:
-        raise TypeError(
-            f"{self.describe()}: in-place operators would rebind the Python name and leave the variable as it was; "
-            "use assign, assign_add or assign_sub"
-        )
-
-    method.__name__ = name
-    return method
-
-
-_BINARY = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-)
-for _name in _BINARY:
-    setattr(Variable, f"__{_name}__", _forward(f"__{_name}__"))
-    setattr(Variable, f"__r{_name}__", _forward(f"__r{_name}__"))
-    setattr(Variable, f"__i{_name}__", _refuse_in_place(f"__i{_name}__"))
-for _name in (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "divmod",
-    "rdivmod",
-    "round",
-):
-    setattr(Variable, f"__{_name}__", _forward(f"__{_name}__"))
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
 # variables; what comes back is arrays. Replicax itself keeps variables whole (see values.is_leaf).

@@ -1,0 +1,93 @@
+"""Acting like an array: operators, conversions and array methods, by way of ``read_value``."""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.values import Opaque
+
+
+class ArrayLike(Opaque, abc.ABC):
+    """What has a value, and acts like it wherever an array is expected."""
+
+    shape: Any
+
+    @abc.abstractmethod
+    def read_value(self) -> Any:
+        """The value."""
+
+    __array_priority__ = 100  # NumPy arrays on the left leave operators to us
+
+    def __jax_array__(self) -> Any:
+        return self.read_value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self.read_value(), dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read_value()[index]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self!r} is a scalar and has no len()")
+        return int(self.shape[0])
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable has no word on.
+        if name.startswith("_") or name in {"slot", "strategy"}:
+            raise AttributeError(name)
+        if not hasattr(jax.Array, name):
+            raise AttributeError(f"a Variable has no attribute {name!r}, nor has an array")
+        return getattr(self.read_value(), name)
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self) -> int:
+        return int(self.read_value())
+
+    def __float__(self) -> float:
+        return float(self.read_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.read_value())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: ArrayLike, *args: Any) -> Any:
+        operands = [a.read_value() if isinstance(a, ArrayLike) else a for a in args]
+        return getattr(jnp.asarray(self.read_value()), name)(*operands)
+
+    method.__name__ = name
+    return method
+
+
+def _refuse_in_place(name: str) -> Callable[..., Any]:
+    def method(self: ArrayLike, other: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r}: in-place operators would rebind the Python name and leave the variable as it was; "
+            "use assign, assign_add or assign_sub"
+        )
+
+    method.__name__ = name
+    return method
+
+
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
+_OTHERS = ["neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "divmod", "rdivmod", "round"]
+for _name in _BINARY:
+    setattr(ArrayLike, f"__{_name}__", _forward(f"__{_name}__"))
+    setattr(ArrayLike, f"__r{_name}__", _forward(f"__r{_name}__"))
+    setattr(ArrayLike, f"__i{_name}__", _refuse_in_place(f"__i{_name}__"))
+for _name in _OTHERS:
+    setattr(ArrayLike, f"__{_name}__", _forward(f"__{_name}__"))
