@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax import context
+from replicax.execution import across
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
+from replicax.reduction import ReduceOp
+from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
+from replicax.values import PerReplica, container_of, is_leaf
 from replicax.variables import Variable
+from replicax.variables.store import check_owner, current_store
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -48,6 +56,275 @@ class StrategyExtended:
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices that hold variables."""
         return self.worker_devices
+
+    @property
+    def should_init(self) -> bool:
+        """Whether this worker should initialise variables: each does."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker should write checkpoints: the first one."""
+        return jax.process_index() == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker should write summaries: the first one."""
+        return jax.process_index() == 0
+
+    @property
+    def between_graph(self) -> bool:
+        """Whether each worker builds a program of its own: no, one program runs for all replicas."""
+        return False
+
+    # --- reducing to somewhere --------------------------------------------------------------------------
+
+    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: None = None) -> Any:
+        """Combine a value across replicas, and put the result somewhere.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value: a pytree with ``PerReplica`` leaves, of components of one shape. T.
+          destinations: where the result is wanted: a variable or a ``PerReplica`` (on all devices it lies on), a
+            device, its name, a list of these, or ``None`` for all replicas' devices.
+          options: must be ``None``.
+
+        Returns:
+          The pytree of plain arrays: M, or V(v) if ``destinations`` is a variable v.
+
+        Raises:
+          ValueError: as :meth:`Strategy.reduce`; another strategy's variable; inside a step, other devices than
+            the replicas'.
+          ContextError: called inside a replica.
+
+        One fused all-reduce.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+        >>> strategy.extended.reduce_to("sum", x, destinations="cpu:3").devices()
+        {CpuDevice(id=3)}
+        """
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(
+        self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: None = None
+    ) -> list[Any]:
+        """Several :meth:`reduce_to` at once, as one fused all-reduce.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value_destination_pairs: pairs ``(value, destinations)``; see :meth:`reduce_to`, also for what it raises.
+          options: must be ``None``.
+
+        Returns:
+          A list with a result for each pair.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+        >>> [float(v) for v in strategy.extended.batch_reduce_to("mean", [(x, None), (x, "cpu:0")])]
+        [1.5, 1.5]
+        """
+        context.check_cross_replica(self.strategy, "extended.batch_reduce_to")
+        context.check_no_options(options, "extended.batch_reduce_to")
+        pairs = list(value_destination_pairs)
+        wanted = [self._destination(d) for _, d in pairs]
+        reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None)
+        return [v if where is None else jax.device_put(v, where) for v, where in zip(reduced, wanted, strict=True)]
+
+    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+        """Put a plain value on all devices of ``destinations``.
+
+        Args:
+          tensor: an array or number, or a pytree of them. M.
+          destinations: as in :meth:`reduce_to`; by default all replicas' devices.
+
+        Returns:
+          The pytree of arrays: M, or V(v) if ``destinations`` is a variable v.
+
+        Raises:
+          TypeError: ``tensor`` is a ``PerReplica`` value, which has no one value to put anywhere.
+          ContextError: called inside a replica.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> sorted(d.id for d in strategy.extended.broadcast_to(1.0).devices())
+        [0, 1]
+        """
+        context.check_cross_replica(self.strategy, "extended.broadcast_to")
+        self._check_mirrored(tensor, "extended.broadcast_to")
+        where = self._destination(destinations)
+        if context.in_step():
+            return tensor
+        return jax.device_put(tensor, NamedSharding(self.mesh, PartitionSpec()) if where is None else where)
+
+    def _destination(self, destinations: Any) -> NamedSharding | None:
+        """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices."""
+        if destinations is None or isinstance(destinations, PerReplica):
+            return None
+        if isinstance(destinations, Variable):
+            check_owner(destinations, self.strategy)
+            return None
+        if isinstance(destinations, jax.Array) and not isinstance(destinations, jax.core.Tracer):
+            destinations = sorted(destinations.devices(), key=lambda d: d.id)
+        if isinstance(destinations, str | jax.Device):
+            destinations = [destinations]
+        devices = resolve_devices(destinations)
+        if set(devices) == set(self.worker_devices):
+            return None
+        if context.in_step():
+            raise ValueError(
+                f"inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass a "
+                "variable or None as destinations, or reduce outside the step"
+            )
+        return NamedSharding(replica_mesh(devices), PartitionSpec())
+
+    # --- updating ---------------------------------------------------------------------------------------
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``fn`` once on each replica: the same as :meth:`Strategy.run`.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> float(strategy.extended.call_for_each_replica(lambda x: x + 1, args=(1.0,)))
+        2.0
+        """
+        return self.strategy.run(fn, args, kwargs)
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Change a variable: call ``fn(var, *args, **kwargs)`` in cross-replica context, where all copies change alike.
+
+        Args:
+          var: a variable of this strategy.
+          fn: gets the variable and the arguments, and assigns.
+          args: pytrees of plain values. Locality V(var): the same wherever the variable is.
+          kwargs: the same, by name.
+          group: whether to return the result once; otherwise a pytree with a list at each leaf, with an entry for
+            each device of the variable.
+
+        Raises:
+          TypeError: an argument is ``PerReplica``: reduce it first; or ``var`` is no variable.
+          LocalityError: inside a step, an argument in which replicas differ.
+          ContextError: called inside a replica; or another strategy's variable.
+
+        No collective.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = replicax.Variable(1.0, name="v")
+        ...     strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(2.0,))
+        <Variable 'v' float32[] mirrored on 2 replicas: 3.>
+        """
+        if not isinstance(var, Variable):
+            raise TypeError(f"extended.update(var, fn): expected a Variable, got {var!r}")
+        check_owner(var, self.strategy)
+        return self._update("extended.update", fn, (var, *args), kwargs, group)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call ``fn(*args, **kwargs)`` in cross-replica context, to change non-slot variables.
+
+        Args:
+          colocate_with: what :meth:`non_slot_devices` returned.
+          fn: assigns to variables that belong to no other, such as counters.
+          args: pytrees of plain values. Locality N.
+          kwargs: the same, by name.
+          group: as in :meth:`update`, also for what it raises.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     count = replicax.Variable(0, name="count")
+        ...     devices = strategy.extended.non_slot_devices([count])
+        ...     strategy.extended.update_non_slot(devices, lambda: count.assign_add(1), group=False)
+        [<Variable 'count' int32[] mirrored on 2 replicas: 1>, <Variable 'count' int32[] mirrored on 2 replicas: 1>]
+        """
+        if self._destination(colocate_with) is not None:
+            raise ValueError(
+                "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
+                f"{colocate_with!r}"
+            )
+        return self._update("extended.update_non_slot", fn, args, kwargs, group)
+
+    def _update(
+        self, method: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, group: bool
+    ) -> Any:
+        context.check_cross_replica(self.strategy, method)
+        args, kwargs = self._check_mirrored((tuple(args), dict(kwargs or {})), method)
+        with context.cross_replica(self.strategy):
+            result = fn(*args, **kwargs)
+        if group:
+            return result
+        n = len(self.parameter_devices)
+        return jax.tree_util.tree_map(lambda leaf: [leaf] * n, result, is_leaf=is_leaf)
+
+    def _check_mirrored(self, tree: Any, method: str) -> Any:
+        """The pytree, after making sure that all replicas agree on its leaves."""
+        store = current_store()
+
+        def one(path: Any, leaf: Any) -> Any:
+            name = f"argument {jax.tree_util.keystr(path)}" if path else "the value"
+            if isinstance(leaf, PerReplica):
+                raise TypeError(f"{method}: {name} is {leaf!r}, one value for each replica: reduce it first")
+            if isinstance(leaf, jax.core.Tracer):
+                return store.expect_mirrored(leaf, f"{method}: {name} differs between replicas: reduce it first")
+            return leaf
+
+        return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_leaf)
+
+    # --- variables --------------------------------------------------------------------------------------
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
+        """The devices for variables that belong to no other, given those that are optimised."""
+        for v in var_list:
+            check_owner(v, self.strategy)
+        return self.parameter_devices
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, variable: Any) -> Iterator[None]:
+        """Create variables where ``variable`` is, so that they have its locality V(variable).
+
+        Args:
+          variable: a variable of this strategy, or what :meth:`non_slot_devices` returned.
+
+        Raises:
+          ValueError, ContextError: ``variable`` lies elsewhere.
+        """
+        if self._destination(variable) is not None:
+            raise ValueError(f"colocate_vars_with: {variable!r} is not where {self.strategy!r} keeps its variables")
+        yield
+
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``."""
+        return v.read_value()
+
+    def value_container(self, value: Any) -> Any:
+        """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+        >>> strategy.extended.value_container(strategy.local_results(x)[1]) is x
+        True
+        """
+        return container_of(value)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether ``v`` belongs to this strategy.
@@ -93,3 +370,6 @@ class StrategyExtended:
         2
         """
         return self.programs.trace_count(fn)
+
+    experimental_should_init = should_init
+    experimental_between_graph = between_graph

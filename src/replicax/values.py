@@ -7,6 +7,7 @@ differs is a :class:`PerReplica`, which holds one *component* for each replica i
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -75,6 +76,8 @@ class PerReplica:
                         "the components of this PerReplica value are not known while a step is traced: "
                         "use strategy.local_results(value), which gathers them on every replica"
                     )
+            for component in self._values:
+                _containers[id(component)] = self
         return self._values
 
     def __repr__(self) -> str:
@@ -100,6 +103,18 @@ class PerReplica:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __getitem__ = __len__ = __iter__ = _refuse
+
+
+# A component is held by its container, so while the container lives the id is the component's.
+_containers: weakref.WeakValueDictionary[int, PerReplica] = weakref.WeakValueDictionary()
+
+
+def container_of(value: Any) -> Any:
+    """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more."""
+    container = _containers.get(id(value))
+    if container is not None and any(component is value for component in container.values):
+        return container
+    return value
 
 
 def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
