@@ -166,6 +166,9 @@ def test_set_strategy(pair: replicax.Strategy) -> None:
             replicax.set_strategy(None)
         with pytest.raises(replicax.ContextError, match="mixing"), strategy_of(4).scope():
             pass
+        with pytest.raises(replicax.ContextError, match="mixing"):
+            strategy_of(4).run(lambda: 1)
+        assert pair.run(lambda: 1) == 1
     finally:
         replicax.set_strategy(None)
     assert not replicax.has_strategy()

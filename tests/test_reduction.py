@@ -199,6 +199,30 @@ def test_reduce_along_an_axis_that_is_not_there(strategy: replicax.Strategy, axi
         strategy.reduce("sum", per_replica(strategy, lambda i: np.ones((2, 3))), axis)
 
 
+def test_axes_of_numpy_types(pair) -> None:
+    value = per_replica(pair, lambda i: np.ones((2, 3)))
+    assert pair.reduce("sum", value, np.int64(0)).shape == (3,)
+    assert pair.gather(value, np.int64(0)).shape == (4, 3)
+    with pytest.raises(ValueError, match="axis must be an int"):
+        pair.gather(value, None)
+    with pytest.raises(ValueError, match="axis must be an int, a tuple of ints or None, got 1.5"):
+        pair.reduce("sum", value, 1.5)
+
+
+def test_gathering_nothing(strategy) -> None:
+    n = strategy.num_replicas_in_sync
+    value = per_replica(strategy, lambda i: np.ones((0, 3)))
+    assert strategy.gather(value, 0).shape == (0, 3)
+    assert strategy.run(lambda v: context().all_gather(v, 1), args=(value,)).shape == (0, 3 * n)
+
+
+def test_one_replica_counts_as_many_do() -> None:
+    replica = context()
+    assert replica.all_reduce("mean", 3).dtype == jnp.float32
+    assert replica.all_reduce("sum", True).dtype == jnp.int32
+    assert replicax.OneDeviceStrategy("cpu:0").reduce("mean", jnp.int32(3)).dtype == jnp.float32
+
+
 def test_reduce_of_a_tree_is_one_all_reduce(pair: replicax.Strategy) -> None:
     def step(tree):
         return context().merge_call(lambda s, t: s.reduce("sum", t), args=(tree,))

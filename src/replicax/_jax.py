@@ -64,7 +64,8 @@ def traced_for(trace: Any) -> str:
 # JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
 # that such a function may read a variable, whose traced value is another one in the next step, after a write
 # and inside value_and_grad. A number that is part of JAX's cache keys, and changes whenever a kept program may
-# have gone stale, makes it trace the function again.
+# have gone stale, makes it trace the function again. Threads have numbers of their own: what one keeps, another
+# must not find.
 _generation = jax.make_user_context(0)
 _numbers = itertools.count(1)
 
@@ -72,7 +73,8 @@ _numbers = itertools.count(1)
 class _StagedReads(threading.local):
     def __init__(self) -> None:
         self.happened = False
-        self.generation = 0
+        self.depth = 0
+        self.generation = next(_numbers)
 
 
 _staged = _StagedReads()
@@ -85,7 +87,7 @@ def note_staged_read() -> None:
 
 def renew_kept_programs() -> None:
     """From here on variables have other values: don't reuse kept programs that hold the old ones."""
-    if _staged.happened:
+    if _staged.happened and _staged.depth:
         _staged.happened = False
         _staged.generation = next(_numbers)
         _generation(_staged.generation).__enter__()  # the enclosing kept_programs() restores it
@@ -93,10 +95,17 @@ def renew_kept_programs() -> None:
 
 @contextlib.contextmanager
 def kept_programs() -> Iterator[None]:
-    """Trace a step, reusing only such programs as JAX has kept that hold no variable's old value."""
-    with _generation(_staged.generation):
-        renew_kept_programs()
+    """Trace, reusing only such programs as JAX has kept that hold no variable's old value."""
+    if _staged.depth:
         yield
+        return
+    _staged.depth += 1
+    try:
+        with _generation(_staged.generation):
+            renew_kept_programs()
+            yield
+    finally:
+        _staged.depth -= 1
 
 
 def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
@@ -212,21 +221,19 @@ def backends_are_initialized() -> bool:
 
 
 def identity_primitive(name: str) -> Primitive:
-    """A one-operand primitive that returns its operand, and survives every transformation.
+    """A primitive that returns its operands as they are, and survives every transformation.
 
-    Differentiation and batching keep it on the primal value; in compiled code it is nothing at all.
+    Differentiation and batching keep it on the primal values; in compiled code it is nothing at all.
     """
     primitive = Primitive(name)
-    primitive.def_impl(lambda x, **_: x)
-    primitive.def_abstract_eval(lambda aval, **_: aval)
-    _mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
-    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (
-        primitive.bind(args[0], **params),
-        dims[0],
-    )
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, **_: list(xs))
+    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    _mlir.register_lowering(primitive, lambda _ctx, *xs, **_: xs)
+    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        return primitive.bind(primals[0], **params), tangents[0]
+        return primitive.bind(*primals, **params), list(tangents)
 
     _ad.primitive_jvps[primitive] = jvp
     return primitive
@@ -281,6 +288,11 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
     return [getattr(j, "jaxpr", j) for j in _extend.jaxprs_in_params(equation.params)]
+
+
+def is_mutable(atom: Any) -> bool:
+    """Whether a variable of a program is a mutable array (``jax.new_ref``)."""
+    return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from replicax.errors import ContextError
-from replicax.reduction import ReduceOp, checked_axes
+from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -54,7 +54,8 @@ class SingleReplica:
         return 0
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
-        return [jax.numpy.asarray(a) for a in arrays]
+        totals = [countable(jax.numpy.asarray(a)) for a in arrays]
+        return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
 
     def all_gather(self, array: Any, axis: int) -> Any:
         array = jax.numpy.asarray(array)
@@ -224,9 +225,12 @@ def _pushed(frame: _Frame) -> Iterator[None]:
     try:
         yield
     finally:
-        if _stack.frames[-1] is not frame:
-            _stack.frames.remove(frame)
-            raise ContextError("scopes were left in the wrong order: leave the innermost scope first")
+        if not _stack.frames or _stack.frames[-1] is not frame:
+            if frame in _stack.frames:
+                _stack.frames.remove(frame)
+            raise ContextError(
+                "scopes were left in the wrong order, or in another thread: leave the innermost scope first"
+            )
         _stack.frames.pop()
 
 
@@ -358,12 +362,13 @@ def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MER
     Raises:
       ContextError: we are inside a replica, or inside another strategy's scope.
     """
-    if _stack.frames:
-        frame = _stack.frames[-1]
-        if frame.replica is not None:
-            raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
-        if frame.strategy is not strategy:
-            raise ContextError(
-                f"mixing different Strategy objects: {method} of {strategy!r} was called inside the scope of "
-                f"{frame.strategy!r}"
-            )
+    frame = _stack.frames[-1] if _stack.frames else _stack.base
+    if frame is None or (frame is _stack.base and frame.replica is not None):
+        return  # outside everything
+    if frame.replica is not None:
+        raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
+    if frame.strategy is not strategy:
+        raise ContextError(
+            f"mixing different Strategy objects: {method} of {strategy!r} was called inside the scope of "
+            f"{frame.strategy!r}"
+        )

@@ -2,7 +2,9 @@
 
 Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
 where the meaning is "this input is wrong". Everything else that Replicax raises is a plain ``ValueError``,
-``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was.
+``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was. (An
+exception in a host callback is not Replicax's: it breaks off a program that runs, and the variables that the program
+was to write are lost until they are assigned again.)
 """
 
 
@@ -29,7 +31,10 @@ class ContextError(RuntimeError):
 
 
 class TraceError(RuntimeError):
-    """A variable was written inside a JAX transformation that would leak the written value."""
+    """A variable was written inside a JAX transformation, out of which the written value could not come.
+
+    Or it was read where its present value would be frozen into a program that JAX keeps.
+    """
 
 
 class RetraceWarning(UserWarning):

@@ -14,6 +14,7 @@ from replicax.execution import across
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
+from replicax.locality import T
 from replicax.reduction import ReduceOp
 from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
@@ -284,7 +285,9 @@ class StrategyExtended:
             if isinstance(leaf, PerReplica):
                 raise TypeError(f"{method}: {name} is {leaf!r}, one value for each replica: reduce it first")
             if isinstance(leaf, jax.core.Tracer):
-                return store.expect_mirrored(leaf, f"{method}: {name} differs between replicas: reduce it first")
+                [leaf] = store.expect(
+                    [leaf], frozenset({T}), f"{method}: {name} differs between replicas: reduce it first"
+                )
             return leaf
 
         return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_leaf)

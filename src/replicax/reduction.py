@@ -9,6 +9,7 @@ combines what remains into a single all-reduce. Measured by ``benchmarks/packing
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,10 @@ from replicax import _jax
 from replicax.topology.mesh import REPLICA_AXIS
 
 alone_p = _jax.identity_primitive("replicax_alone")
-"""What a collective is with a single replica: nothing, but its result is M all the same."""
+"""What a collective is with a single replica: nothing, but its result counts as reduced all the same."""
+
+share_p = _jax.identity_primitive("replicax_share")
+"""A replica's share of something counts as its own (T), even if all shares happen to be equal."""
 
 PACK_LIMIT = 64 * 1024
 """Arrays of at most this many bytes are packed before an all-reduce."""
@@ -63,9 +67,9 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
       op: SUM or MEAN.
       arrays: this replica's arrays, of any shapes and dtypes (booleans are counted as int32).
     """
-    arrays = [_countable(jnp.asarray(a)) for a in arrays]
+    arrays = [countable(jnp.asarray(a)) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
-    totals = _sums(arrays) if size > 1 else [alone_p.bind(a) for a in arrays]
+    totals = _sums(arrays) if size > 1 else list(alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
 
 
@@ -105,8 +109,12 @@ def all_gather(array: Any, axis: int) -> jax.Array:
     """
     array = jnp.asarray(array)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
-    if lax.axis_size(REPLICA_AXIS) == 1:
-        return alone_p.bind(array)
+    size = lax.axis_size(REPLICA_AXIS)
+    if array.size == 0:  # XLA has no collectives of nothing
+        shape = (*array.shape[:axis], size * array.shape[axis], *array.shape[axis + 1 :])
+        return alone_p.bind(jnp.zeros(shape, array.dtype))[0]
+    if size == 1:
+        return alone_p.bind(array)[0]
     return lax.all_gather(array, REPLICA_AXIS, axis=axis, tiled=True)
 
 
@@ -119,9 +127,9 @@ def from_first(array: Any) -> jax.Array:
     """Replica 0's array on every replica (one all-reduce: the others contribute zeros)."""
     array = jnp.asarray(array)
     if lax.axis_size(REPLICA_AXIS) == 1:
-        return alone_p.bind(array)
+        return alone_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0
-    kept = jnp.where(mine, _countable(array), jnp.zeros_like(_countable(array)))
+    kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
     return lax.psum(kept, REPLICA_AXIS).astype(array.dtype)
 
 
@@ -129,6 +137,22 @@ def divide(total: jax.Array, count: Any) -> jax.Array:
     """``total / count`` in the dtype of ``total``, or a float dtype if it is an integer."""
     dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
     return total.astype(dtype) / jnp.asarray(count, dtype)
+
+
+def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
+    """``axis`` as an int, a tuple of ints or ``None``, from what counts as such.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    if axis is None:
+        return None
+    try:
+        if isinstance(axis, bool):
+            raise TypeError
+        return tuple(map(operator.index, axis)) if isinstance(axis, Sequence) else operator.index(axis)
+    except TypeError:
+        raise ValueError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
 
 
 def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -> tuple[int, ...]:
@@ -152,5 +176,6 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
     return normal
 
 
-def _countable(array: jax.Array) -> jax.Array:
+def countable(array: jax.Array) -> jax.Array:
+    """``array``, with booleans as int32."""
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array

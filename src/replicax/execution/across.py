@@ -29,7 +29,7 @@ Axis = int | tuple[int, ...] | None
 
 def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
     """See :meth:`replicax.Strategy.reduce`."""
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    leaves, treedef = _flatten(value)
     results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     reduced = _by_form(
@@ -46,7 +46,7 @@ def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
 
 def gather(strategy: Strategy, value: Any, axis: int) -> Any:
     """See :meth:`replicax.Strategy.gather`."""
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    leaves, treedef = _flatten(value)
     several = strategy.num_replicas_in_sync > 1
     for leaf in leaves:
         if not isinstance(leaf, PerReplica):
@@ -70,11 +70,9 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
 
 def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
-    if isinstance(value, Variable):
-        if not value.is_stacked:
-            return (value.read_value(),) * strategy.num_replicas_in_sync
-        value = current_store().copies(value)
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    if isinstance(value, Variable) and not value.is_stacked:
+        return (value.read_value(),) * strategy.num_replicas_in_sync
+    leaves, treedef = _flatten(value)
     if not any(isinstance(leaf, PerReplica) for leaf in leaves):
         return (value,)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
@@ -86,6 +84,15 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         )
         for i in range(count)
     )
+
+
+def _flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of ``value``, with the copies of on-read variables as ``PerReplica``, and its structure."""
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    copies = [
+        current_store().copies(leaf) if isinstance(leaf, Variable) and leaf.is_stacked else leaf for leaf in leaves
+    ]
+    return copies, treedef
 
 
 def _components(value: PerReplica) -> Sequence[Any]:
@@ -107,7 +114,7 @@ def _by_form(
     if forms == {Local}:
         locals_ = [v.form for v in values if isinstance(v.form, Local)]
         return of_local([form.value for form in locals_], locals_[0].communicator)
-    if forms == {Stacked}:
+    if forms == {Stacked} and not context.in_step():
 
         def step(values: list[Any]) -> Any:
             replica = context.get_replica_context()
@@ -116,8 +123,11 @@ def _by_form(
 
         merged: list[Any] = run(strategy, step, (values,), None)
         return merged
-    if Local in forms:
-        raise ValueError("values of a step that is being traced can't be combined with values from outside it")
+    if Local in forms or context.in_step():
+        raise ValueError(
+            "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
+            "strategy.run(step, args=(value,))"
+        )
     return of_components([v.values for v in values])
 
 
@@ -130,7 +140,9 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> A
             f"by {n}, or reduce with 'mean', which returns it."
         )
     if axis is None:
-        return value.read_value() if isinstance(value, Variable) else value
+        value = value.read_value() if isinstance(value, Variable) else value
+        counts = op is ReduceOp.MEAN and n == 1 and isinstance(value, (jax.Array, np.ndarray))
+        return divide(jnp.asarray(value), 1) if counts and not jnp.issubdtype(value.dtype, jnp.inexact) else value
     array = jnp.asarray(value)
     axes = checked_axes(axis, array.shape, "reduce")
     return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)

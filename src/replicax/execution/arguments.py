@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.execution.function_key import ById
-from replicax.execution.marks import Locality, M, T
+from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, Local, PerReplica, Stacked, is_leaf
 
@@ -67,8 +67,19 @@ class Arguments:
                 continue
         self.key = (self._tree, tuple(keys))
 
-    def traced(self) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
-        """One replica's shape and dtype, and the locality, of each traced argument."""
+    def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
+        """One replica's shape and dtype, and the locality, of each traced argument.
+
+        Raises:
+          ValueError: a ``PerReplica`` value has components for another number of replicas.
+        """
+        for position, key in enumerate(self.key[1]):
+            if key[0] is T and key[1][0] != num_replicas:
+                raise self._error(
+                    position,
+                    f"is a PerReplica of another strategy, with {key[1][0]} components; this one has {num_replicas} "
+                    "replica(s)",
+                )
         return [
             (jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0])
             for k in self.key[1]

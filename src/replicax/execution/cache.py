@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from replicax.errors import RetraceWarning
 from replicax.execution.arguments import describe_difference
 from replicax.execution.function_key import FunctionKey, function_key
 from replicax.execution.replicate import Executable
+from replicax.variables.store import Slot
+from replicax.variables.variable import Variable
 
 _CAPACITY = 256
 _WARN_AT = 10
@@ -26,8 +30,10 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._entries: collections.OrderedDict[Any, Executable] = collections.OrderedDict()
+        self._users: weakref.WeakKeyDictionary[Slot, set[Any]] = weakref.WeakKeyDictionary()
         self._traces: collections.Counter[Any] = collections.Counter()
         self._last: dict[Any, Any] = {}
+        self._created: dict[FunctionKey, list[Variable]] = {}
 
     def find(self, key: Any) -> Executable | None:
         """The executable with this key, if there is one."""
@@ -39,16 +45,16 @@ class ProgramCache:
     def add(self, key: Any, executable: Executable, name: str) -> None:
         """Keep ``executable``; warn if its function is traced again and again."""
         for other in [k for k in self._entries if k[0].is_dead]:
-            del self._entries[other]
+            self._drop(other)
         while len(self._entries) >= _CAPACITY:
-            self._entries.popitem(last=False)
+            self._drop(next(iter(self._entries)))
         self._entries[key] = executable
-        ours = weakref.ref(self)
-        for slot in {*executable.donated, *executable.kept, *executable.written}:
-            slot.on_release.append(lambda: _forget(ours, key))
+        for slot in _slots(executable):
+            self._users.setdefault(slot, set()).add(key)
+            slot.caches.add(self)
         code = key[0].code
         self._traces[code] += 1
-        if self._traces[code] == _WARN_AT + 1:
+        if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):
             changed = "; ".join(_difference(self._last[code], key))
             warnings.warn(
                 f"{name} has been traced {self._traces[code]} times, each for a new program. What changed last is "
@@ -58,15 +64,41 @@ class ProgramCache:
             )
         self._last[code] = key
 
+    def forget(self, slot: Slot) -> None:
+        """The variable of ``slot`` is gone: programs that use it can never run again."""
+        for key in list(self._users.pop(slot, ())):
+            self._drop(key)
+
+    def _drop(self, key: Any) -> None:
+        executable = self._entries.pop(key, None)
+        for slot in _slots(executable) if executable is not None else ():
+            self._users.get(slot, set()).discard(key)
+
+    def created_by(self, key: FunctionKey) -> list[Variable]:
+        """The variables that the step with this key creates, which it shares with its later selves."""
+        for dead in [k for k in self._created if k.is_dead]:
+            del self._created[dead]
+        return self._created.setdefault(key, [])
+
+    def share_created(self, key: FunctionKey, other: FunctionKey) -> None:
+        """The step has another key after tracing: let it find its variables under that, too."""
+        self._created[other] = self.created_by(key)
+
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""
         return self._traces[function_key(fn).code]
 
 
-def _forget(cache: weakref.ref[ProgramCache], key: Any) -> None:
-    alive = cache()
-    if alive is not None:
-        alive._entries.pop(key, None)
+def _is_ours(code: Any) -> bool:
+    """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes."""
+    return getattr(code, "co_filename", "").startswith(_PACKAGE)
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _slots(executable: Executable) -> set[Slot]:
+    return {*executable.donated, *executable.kept, *executable.written}
 
 
 def _difference(old: Any, new: Any) -> list[str]:
@@ -93,8 +125,6 @@ def _shown(frozen: Any) -> str:
 
 def _outside() -> int:
     """The stack level of the first caller outside Replicax, for a warning."""
-    import sys
-
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "replicax":
         frame, level = frame.f_back, level + 1  # type: ignore[assignment]

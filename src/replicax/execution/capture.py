@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
-from replicax.execution.marks import Locality, M, Obligation, T, mark, variable_p
+from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
+from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Local, PerReplica, is_leaf
-from replicax.variables.store import check_owner, check_write_trace, note_read, use_store
+from replicax.variables.store import Creations, check_owner, check_write_trace, note_read, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 class TracedStore:
     """The store of a step that is being captured; see :class:`replicax.variables.store.Store`."""
 
-    def __init__(self, strategy: Strategy, communicator: SpmdCommunicator) -> None:
+    def __init__(self, strategy: Strategy, communicator: SpmdCommunicator, creations: Creations) -> None:
         self.strategy = strategy
+        self.create = creations.create
+        self.if_it_fails = creations.if_it_fails
         self.communicator = communicator
         self.values: dict[Variable, Any] = {}
         self.reads: list[Variable] = []
@@ -54,7 +57,7 @@ class TracedStore:
         check_owner(variable, self.strategy)
         check_write_trace(variable, self._trace)
         if must_be_mirrored is not None:
-            value = self.expect_mirrored(value, must_be_mirrored)
+            [value] = self.expect([value], frozenset({T}), must_be_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
         if not any(w is variable for w in self.writes):
@@ -63,16 +66,10 @@ class TracedStore:
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
 
-    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
-        return self._marked(value, T, otherwise)
-
-    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
-        return self._marked(value, M, otherwise)
-
-    def _marked(self, value: Any, expected: Locality, otherwise: str) -> Any:
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
         mark_id = len(self.obligations)
-        self.obligations[mark_id] = Obligation(expected, otherwise)
-        return mark(jnp.asarray(value), mark_id)
+        self.obligations[mark_id] = Obligation(refused, otherwise)
+        return mark_p.bind(*map(jnp.asarray, values), mark_id=mark_id)
 
 
 def capture(
@@ -80,6 +77,7 @@ def capture(
     fn: Callable[..., Any],
     arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
+    creations: Creations,
 ) -> Program:
     """Trace ``fn`` for one replica of ``strategy``.
 
@@ -88,6 +86,7 @@ def capture(
       fn: the step.
       arguments: one replica's shape and dtype, and the locality, of each traced argument.
       rebuild: makes ``(args, kwargs)`` from the traced arguments.
+      creations: the variables that the step creates.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     store: TracedStore | None = None
@@ -97,7 +96,7 @@ def capture(
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
         communicator = SpmdCommunicator()
-        store = TracedStore(strategy, communicator)
+        store = TracedStore(strategy, communicator, creations)
         replica = context.ReplicaContext(strategy, communicator)
         args, kwargs = rebuild(values)
         with context.replica(replica), use_store(store):
@@ -105,12 +104,19 @@ def capture(
         leaves, result_tree = jax.tree_util.tree_flatten(returned, is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
+            if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
+                raise ValueError(
+                    "a step returned a PerReplica that it got in a merge_fn: return it from the merge_fn, which gives "
+                    "each replica its component"
+                )
             if isinstance(leaf, jax.Array):
                 results.append(Result(len(computed)))
                 computed.append(leaf)
             else:
                 results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
-        return [store.values[v] for v in store.writes], computed
+        written = [store.values[v] for v in store.writes]
+        store.values.clear()  # traced values end here
+        return written, computed
 
     mapped = jax.shard_map(
         body,

@@ -8,7 +8,9 @@ it captures: numbers and strings by value, containers item by item, everything e
 
 from __future__ import annotations
 
+import dis
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -90,7 +92,7 @@ class FunctionKey:
 
 
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.
-_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[list[_Captured], FunctionKey]]
+_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, list[_Captured], FunctionKey]]
 _keys = weakref.WeakKeyDictionary()
 
 
@@ -98,8 +100,8 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
         known = _keys.get(fn)
-        if known is not None and all(c.is_current for c in known[0]):
-            return known[1]
+        if known is not None and known[0] == _definition(fn) and all(c.is_current for c in known[1]):
+            return known[2]
     return _new_key(fn)
 
 
@@ -124,8 +126,43 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):
-        _keys[fn] = collector.sources, key
+        _keys[fn] = _definition(fn), collector.sources, key
     return key
+
+
+def _definition(fn: types.FunctionType) -> tuple[int, int, int]:
+    """What an editor that reloads code exchanges in a function."""
+    return id(fn.__code__), id(fn.__defaults__), id(fn.__kwdefaults__)
+
+
+class _Seen:
+    """An object, and if it is a container what was in it."""
+
+    __slots__ = ("_inner", "_items", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value = ById(value)
+        self._items = _items(value)
+        self._inner = [_Seen(item) for item in self._items if type(item) in _CONTAINERS]
+
+    def still(self, value: Any) -> bool:
+        """Whether ``value`` is that object, with that in it."""
+        if self._value.value is not value:
+            return False
+        items = _items(value)
+        if len(items) != len(self._items) or not all(map(operator.is_, items, self._items)):
+            return False
+        nested = (item for item in items if type(item) in _CONTAINERS) if self._inner else ()
+        return all(seen.still(item) for seen, item in zip(self._inner, nested, strict=True))
+
+
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+
+
+def _items(value: Any) -> list[Any]:
+    if type(value) not in _CONTAINERS:
+        return []
+    return [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
 
 
 class _Captured:
@@ -137,7 +174,7 @@ class _Captured:
         self.name = name
         self._function = weakref.ref(function)  # a function may capture itself
         self._index = index
-        self.seen = ById(self.now)
+        self.seen = _Seen(self.now)
 
     @property
     def now(self) -> Any:
@@ -153,7 +190,7 @@ class _Captured:
 
     @property
     def is_current(self) -> bool:
-        return self.seen.value is self.now
+        return self.seen.still(self.now)
 
 
 class _Collector:
@@ -202,7 +239,7 @@ class _Collector:
             # repr, because 0.0 == -0.0
             return type(value), repr(value) if type(value) in (float, complex) else value
         is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
-        if not is_function and type(value) not in (tuple, list, dict):
+        if not is_function and type(value) not in _CONTAINERS:
             return ById(value)
         if id(value) in self._visited:
             return "the same as", self._visited[id(value)]
@@ -210,6 +247,8 @@ class _Collector:
             nested: list[tuple[str, Any]] = []
             return self._function(value, nested), tuple(nested)
         self._visited[id(value)] = len(self._visited)
+        if isinstance(value, set | frozenset):
+            return type(value), frozenset(map(self._freeze, value))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return type(value), tuple((self._freeze(k), self._freeze(v)) for k, v in items)
 
@@ -222,9 +261,10 @@ def _innermost(fn: Any) -> Any:
 
 @functools.cache
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that ``code``, and functions defined inside it, may look up among the globals."""
+    """The names that ``code``, and functions defined inside it, look up among the globals."""
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c))
-    return tuple(dict.fromkeys([*code.co_names, *inner]))
+    return tuple(dict.fromkeys([*own, *inner]))
 
 
 def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:

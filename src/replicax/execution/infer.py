@@ -1,9 +1,10 @@
 """Infer: is each value the same on all replicas, or may it differ?
 
 One pass over the traced program. Its inputs are T (per replica) or M (mirrored); a collective that hands every
-replica the same thing (``psum``, ``all_gather``, …) gives M; ``axis_index`` and collectives that hand out
-different parts give T; everything else joins its operands. Loops run to a fixpoint; a branch joins its
-branches with its predicate. No annotation in anybody's model is needed, and none is read.
+replica the same thing (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``,
+collectives that hand out different parts and operations whose results are not functions of their operands give T;
+anything else joins its operands. Loops run to a fixpoint; a branch joins its branches with its predicate; what is
+written into a mutable array stays in it. No annotation in anybody's model is needed, and none is read.
 
 The pass also answers the marks of :mod:`replicax.execution.marks`, and finds deadlocks: a collective inside a
 loop or branch whose predicate is T, where replicas may disagree on whether, or how often, it runs.
@@ -16,21 +17,19 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError, LocalityError
-from replicax.execution.marks import Locality, M, Obligation, T, mark_p
-from replicax.reduction import alone_p
+from replicax.execution.marks import Obligation, mark_p
+from replicax.locality import Locality, M, R, T
+from replicax.reduction import alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 
 _AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast"}
-_DISAGREEING = {
-    "ppermute",
-    "all_to_all",
-    "ragged_all_to_all",
-    "reduce_scatter",
-    "psend",
-    "precv",
-    "axis_index",
-}
-_IMPURE = {"io_callback", "debug_callback"}
+_DISAGREEING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psend", "precv", "axis_index"}
+# Each replica asks the host, the device's own generator or memory that nobody has written, and gets what it gets.
+UNRELIABLE = {"io_callback", "rng_uniform", "empty", "empty2", "create_token"}
+_WRITES = {"swap", "addupdate"}
+
+Divergence = str | None
+"""Why replicas may disagree on running something at all; ``None`` if they don't."""
 
 
 def infer(
@@ -52,49 +51,61 @@ def infer(
       LocalityError: an obligation does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
     """
-    return _Pass(obligations if check else {}, check).run(jaxpr, inputs, None, final=True)
+    return _Pass(obligations if check else {}, check).run(jaxpr, inputs, None, final=True)[0]
 
 
 class _Pass:
+    """The pass over one program.
+
+    Each method takes the localities of an equation's operands, and returns those of its results, and those of
+    the operands afterwards: an operand that is a mutable array takes on what is written into it.
+    """
+
     def __init__(self, obligations: Mapping[int, Obligation], check: bool) -> None:
         self.obligations = obligations
         self.check = check
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
-        self.known: dict[tuple[int, tuple[Locality, ...]], list[Locality]] = {}
+        self.known: dict[Any, tuple[list[Locality], list[Locality]]] = {}
 
     def run(
-        self, jaxpr: _jax.Jaxpr, inputs: Sequence[Locality], divergence: str | None, *, final: bool
-    ) -> list[Locality]:
-        """Localities of the outputs. ``divergence`` says why replicas may disagree on running this at all.
+        self, jaxpr: _jax.Jaxpr, inputs: Sequence[Locality], divergence: Divergence, *, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
+        """Localities of the outputs, and of the inputs afterwards.
 
         Fixpoints are searched with ``final=False``, which checks nothing; then what was found is checked.
         """
-        key = (id(jaxpr), tuple(inputs))
+        key = (id(jaxpr), tuple(inputs), divergence is not None)
         if not final and key in self.known:
             return self.known[key]
-        env: dict[Any, Locality] = dict(zip(jaxpr.constvars, [M] * len(jaxpr.constvars), strict=True))
+        env: dict[Any, Locality] = dict.fromkeys(jaxpr.constvars, M)
         env.update(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Locality:
             return M if isinstance(atom, _jax.Literal) else env[atom]
 
         for equation in jaxpr.eqns:
-            operands = [read(v) for v in equation.invars]
-            results = self.equation(equation, operands, divergence, final)
+            results, after = self.equation(equation, [read(v) for v in equation.invars], divergence, final)
+            for v, locality in zip(equation.invars, after, strict=True):
+                if _jax.is_mutable(v):
+                    env[v] = env[v] | locality
             env.update(zip(equation.outvars, results, strict=True))
-        outputs = [read(v) for v in jaxpr.outvars]
-        self.known[key] = outputs
-        return outputs
+        found = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
+        self.known[key] = found
+        return found
 
-    def equation(self, equation: Any, operands: list[Locality], divergence: str | None, final: bool) -> list[Locality]:
-        name, params = equation.primitive.name, equation.params
-        count = len(equation.outvars)
-        if equation.primitive is mark_p:
+    def equation(
+        self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
+        primitive, params = equation.primitive, equation.params
+        name, count = primitive.name, len(equation.outvars)
+        if primitive is mark_p:
             if final:
                 self.answer(equation, operands[0])
-            return operands
-        if equation.primitive is alone_p:
-            return [M]
+            return operands, operands
+        if primitive is alone_p:
+            return [R] * count, operands
+        if primitive is share_p:
+            return [T] * count, operands
         if name in _AGREEING | _DISAGREEING and _over_replicas(params):
             if divergence and final and self.check and name != "axis_index":
                 raise DeadlockError(
@@ -103,9 +114,12 @@ class _Pass:
                     "out, or make the decision the same everywhere (for example with all_reduce)."
                 )
             agreeing = name in _AGREEING and params.get("axis_index_groups") is None
-            return [M if agreeing else T] * count
+            return [R if agreeing else T] * count, operands
+        if name in _WRITES:
+            joined = _join(operands) | (T if divergence else M)
+            return [joined] * count, [joined, *operands[1:]]
         if name == "while":
-            return self.while_loop(params, operands, divergence, final)
+            return self.while_loop(equation, operands, divergence, final)
         if name == "cond":
             return self.branches(equation, operands, divergence, final)
         if name == "scan":
@@ -114,80 +128,87 @@ class _Pass:
 
     def answer(self, equation: Any, found: Locality) -> None:
         obligation = self.obligations.get(equation.params["mark_id"])
-        if obligation is not None and found is not obligation.expected:
+        if obligation is not None and found in obligation.refused:
             raise LocalityError(f"{obligation.otherwise}\n  at {_jax.source_line(equation)}")
 
     # --- control flow -----------------------------------------------------------------------------------
 
     def while_loop(
-        self, params: Mapping[str, Any], operands: list[Locality], divergence: str | None, final: bool
-    ) -> list[Locality]:
+        self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
+        params = equation.params
         test, body = _jax.open_jaxpr(params["cond_jaxpr"]), _jax.open_jaxpr(params["body_jaxpr"])
-        n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-        test_consts, body_consts = operands[:n_test], operands[n_test : n_test + n_body]
-        carry = operands[n_test + n_body :]
+        n_test, n_consts = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        decision = M
         while True:
-            decision = self.run(test, [*test_consts, *carry], divergence, final=False)[0]
-            after = self.run(body, [*body_consts, *carry], divergence, final=False)
-            joined = [a | b | decision for a, b in zip(carry, after, strict=True)]
-            if joined == carry:
+            inside = "inside a while loop" if decision is T else divergence
+            [decided], test_after = self.run(test, [*operands[:n_test], *operands[n_consts:]], inside, final=False)
+            results, body_after = self.run(body, operands[n_test:], inside, final=False)
+            decision = decision | decided
+            carry = [a | b | decision for a, b in zip(operands[n_consts:], results, strict=True)]
+            after = [*test_after[:n_test], *body_after[: n_consts - n_test], *carry]
+            if after == operands:
                 break
-            carry = joined
+            operands = [a | b for a, b in zip(operands, after, strict=True)]
         if final:
             inside = "inside a while loop" if decision is T else divergence
-            self.run(test, [*test_consts, *carry], inside, final=True)
-            self.run(body, [*body_consts, *carry], inside, final=True)
-        return carry
+            self.run(test, [*operands[:n_test], *operands[n_consts:]], inside, final=True)
+            self.run(body, operands[n_test:], inside, final=True)
+        return operands[n_consts:], operands
 
-    def branches(self, equation: Any, operands: list[Locality], divergence: str | None, final: bool) -> list[Locality]:
+    def branches(
+        self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
         decision, arguments = operands[0], operands[1:]
         inside = "inside a branch (jax.lax.cond or switch)" if decision is T else divergence
         results = [decision] * len(equation.outvars)
+        after = arguments
         for branch in equation.params["branches"]:
-            outputs = self.run(_jax.open_jaxpr(branch), arguments, inside, final=final)
+            outputs, touched = self.run(_jax.open_jaxpr(branch), arguments, inside, final=final)
             results = [a | b for a, b in zip(results, outputs, strict=True)]
-        return results
+            after = [a | b for a, b in zip(after, touched, strict=True)]
+        return results, [decision, *after]
 
     def scan(
-        self, params: Mapping[str, Any], operands: list[Locality], divergence: str | None, final: bool
-    ) -> list[Locality]:
+        self, params: Mapping[str, Any], operands: list[Locality], divergence: Divergence, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
         body = _jax.open_jaxpr(params["jaxpr"])
         n_consts, n_carry = params["num_consts"], params["num_carry"]
-        consts, carry, xs = (
-            operands[:n_consts],
-            operands[n_consts : n_consts + n_carry],
-            operands[n_consts + n_carry :],
-        )
         while True:
-            outputs = self.run(body, [*consts, *carry, *xs], divergence, final=False)
-            joined = [a | b for a, b in zip(carry, outputs[:n_carry], strict=True)]
-            if joined == carry:
+            outputs, after = self.run(body, operands, divergence, final=False)
+            carry = [a | b for a, b in zip(operands[n_consts : n_consts + n_carry], outputs[:n_carry], strict=True)]
+            after = [*after[:n_consts], *carry, *after[n_consts + n_carry :]]
+            if after == operands:
                 break
-            carry = joined
+            operands = [a | b for a, b in zip(operands, after, strict=True)]
         if final:
-            self.run(body, [*consts, *carry, *xs], divergence, final=True)
-        return [*carry, *outputs[n_carry:]]
+            self.run(body, operands, divergence, final=True)
+        return [*operands[n_consts : n_consts + n_carry], *outputs[n_carry:]], operands
 
     # --- everything else --------------------------------------------------------------------------------
 
     def call_or_join(
-        self, equation: Any, operands: list[Locality], divergence: str | None, final: bool
-    ) -> list[Locality]:
-        count = len(equation.outvars)
-        joined = M
-        for operand in operands:
-            joined = joined | operand
+        self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
+    ) -> tuple[list[Locality], list[Locality]]:
         called = _called(equation)
         if called is not None:
             return self.run(called, operands, divergence, final=final)
-        for inner in _jax.sub_jaxprs(equation):
-            # An unknown primitive that contains programs: assume the worst about what reaches them.
-            inside = f"inside {equation.primitive.name}" if joined is T else divergence
-            for output in self.run(inner, [joined] * len(inner.invars), inside, final=final):
-                joined = joined | output
-        if equation.primitive.name in _IMPURE:
-            joined = T  # each replica calls the host by itself, and the host may answer as it likes
-        return [joined] * count
+        joined = _join(operands)
+        inner = _jax.sub_jaxprs(equation)
+        for jaxpr in inner:
+            # A primitive with programs inside that we know nothing of: anything may reach anything.
+            outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), divergence, final=final)
+            joined = joined | _join(outputs)
+        if equation.primitive.name in UNRELIABLE or equation.params.get("has_side_effect"):
+            joined = T
+        return [joined] * len(equation.outvars), [joined] * len(operands) if inner else operands
+
+
+def _join(localities: Sequence[Locality]) -> Locality:
+    joined = M
+    for locality in localities:
+        joined = joined | locality
+    return joined
 
 
 def _over_replicas(params: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax.execution.conductor import Conductor
 from replicax.execution.spmd import leaves_of, merge_here
-from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.reduction import ReduceOp, checked_axes, countable, divide
 from replicax.values import is_leaf
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class ExactCommunicator:
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
         n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None))
-        arrays = [jnp.asarray(a) for a in arrays]
-        arrays = [a.astype(jnp.int32) if a.dtype == jnp.bool_ else a for a in arrays]
+        arrays = [countable(jnp.asarray(a)) for a in arrays]
         totals = [sum_p.bind(a, communicator=self) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, n) for total in totals]
 

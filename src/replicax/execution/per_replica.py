@@ -20,11 +20,14 @@ import numpy as np
 from replicax import _jax, context
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.conductor import Conductor
-from replicax.execution.marks import Locality, M, T
+from replicax.execution.function_key import function_key
+from replicax.execution.infer import UNRELIABLE
 from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
 from replicax.execution.placing import ARRAYS, mirror, place_components, stack
+from replicax.locality import Locality, M, R, T
+from replicax.reduction import share_p
 from replicax.values import Components, Local, PerReplica, is_leaf
-from replicax.variables.store import check_owner, check_write_trace, use_store
+from replicax.variables.store import Creations, check_owner, check_write_trace, launching, lent, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -41,10 +44,29 @@ def run_per_replica(
       LocalityError: replicas would have to agree on a value, and do not (or the reverse).
       Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
     """
+    created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
+    try:
+        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
+    except BaseException:
+        created.undo()
+        raise
+    with launching:
+        for variable, array in new:  # nothing can fail any more
+            variable.slot.array = array
+            lent.discard(variable.slot)
+    return results
+
+
+def _run(
+    strategy: Strategy, fn: Callable[..., Any], arguments: Any, created: Creations
+) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
+    """What the step returns, and the new arrays of the variables that it writes."""
     devices = strategy.extended.worker_devices
     adopt = _jax.settings_of_this_thread()
-    inputs = [_inputs((tuple(args), dict(kwargs or {})), i, device) for i, device in enumerate(devices)]
-    replicas = [_Replica(strategy, i, device, fn, adopt, *inputs[i]) for i, device in enumerate(devices)]
+    replicas = [
+        _Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device))
+        for i, device in enumerate(devices)
+    ]
     conductor = Conductor([r.play for r in replicas])
     for replica in replicas:
         replica.communicator.conductor = conductor
@@ -54,51 +76,63 @@ def run_per_replica(
         _check_expectations(replicas)
     results = _merge(returned, replicas, strategy)
     written = {v: None for r in replicas for v in r.store.written}
-    new = [(v, _storage(v, replicas, several)) for v in written]
-    for variable, array in new:  # nothing can fail any more
-        variable.slot.array = array
-    return results
+    return results, [(v, _storage(v, replicas, several)) for v in written]
 
 
 class Localities:
-    """Which arrays replicas may differ in: those that are noted, and all that is computed from them."""
+    """The localities of arrays: those that are noted, and all that is computed from them."""
 
     def __init__(self) -> None:
-        self._noted: dict[int, Any] = {}
+        self._noted: dict[int, tuple[Any, Locality]] = {}
 
-    def note(self, array: Any) -> None:
-        """Replicas may differ in ``array``."""
+    def note(self, array: Any, locality: Locality = T) -> None:
+        """Remember the locality of ``array``; M need not be."""
         key = id(array)
-        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
-            self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None))
+        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+            return
+        if locality is M:
+            self._noted.pop(key, None)
+        else:
+            self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), locality
 
     def of(self, array: Any) -> Locality:
-        """T if ``array`` has been noted."""
+        """What has been noted of ``array``; M if nothing has."""
         known = self._noted.get(id(array))
-        return T if known is not None and known() is array else M
+        return known[1] if known is not None and known[0]() is array else M
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """An operation has been computed."""
-        if primitive in (sum_p, whole_p):  # every replica has the same
-            for result in results:
-                self._noted.pop(id(result), None)
-            return
-        if primitive.name == "io_callback" or any(self.of(a) is T for a in args):
-            for result in results:
-                self.note(result)
+        found = M
+        for arg in args:
+            found = found | self.of(arg)
+        if primitive in (sum_p, whole_p):
+            found = R
+        elif primitive is share_p or primitive.name in UNRELIABLE:
+            found = T
+        for result in results:
+            self.note(result, found)
 
 
 class ExactStore:
     """The store of one replica; see :class:`replicax.variables.store.Store`."""
 
-    def __init__(self, strategy: Strategy, communicator: ExactCommunicator, localities: Localities, trace: Any) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        communicator: ExactCommunicator,
+        localities: Localities,
+        trace: Any,
+        creations: Creations,
+    ) -> None:
+        self.create = creations.create
+        self.if_it_fails = creations.if_it_fails
         self.strategy = strategy
         self.communicator = communicator
         self.localities = localities
         self.values: dict[Variable, Any] = {}
         self.written: dict[Variable, str | None] = {}
-        self.mirrored: list[tuple[Any, str]] = []
-        self.differing: list[tuple[Any, str]] = []
+        self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
+        self.differing: list[tuple[Any, frozenset[Locality], str]] = []
         self._trace = trace
 
     def read(self, variable: Variable) -> Any:
@@ -114,22 +148,21 @@ class ExactStore:
         check_owner(variable, self.strategy)
         check_write_trace(variable, self._trace)
         if must_be_mirrored is not None:
-            self.expect_mirrored(value, must_be_mirrored)
+            self.expect([value], frozenset({T}), must_be_mirrored)
         self.values[variable] = value
         self.written[variable] = must_be_mirrored
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
 
-    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
-        self.differing.append((value, otherwise))
-        return value
-
-    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
-        if self.strategy.num_replicas_in_sync > 1 and self.localities.of(value) is T:
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        # What differs can be told at once; what does not differ only when all replicas are known.
+        found = self.localities.of(values[0])
+        several = self.strategy.num_replicas_in_sync > 1
+        if several and found in refused and (found is T or M not in refused):
             raise LocalityError(otherwise)
-        self.mirrored.append((value, otherwise))
-        return value
+        (self.mirrored if T in refused else self.differing).append((values[0], refused, otherwise))
+        return list(values)
 
 
 class _Replica:
@@ -142,6 +175,7 @@ class _Replica:
         device: jax.Device,
         fn: Callable[..., Any],
         adopt: Callable[[], None],
+        creations: Creations,
         arguments: Any,
         per_replica: Sequence[Any],
     ) -> None:
@@ -150,7 +184,7 @@ class _Replica:
             self.localities.note(array)
         self.communicator = ExactCommunicator(index, device, self.localities.note)
         self._trace = _jax.WatchingTrace(self.localities.watch)
-        self.store = ExactStore(strategy, self.communicator, self.localities, self._trace)
+        self.store = ExactStore(strategy, self.communicator, self.localities, self._trace, creations)
         self._context = context.ReplicaContext(strategy, self.communicator)
         self._device = device
         self._fn = fn
@@ -209,12 +243,14 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Any, list[Any]
 def _check_expectations(replicas: Sequence[_Replica]) -> None:
     """What could not be told from one replica alone."""
     for checks in zip(*(r.store.mirrored for r in replicas), strict=False):
-        if not _equal([value for value, _ in checks]):
-            raise LocalityError(checks[0][1])
+        if not _equal([value for value, _, _ in checks]):
+            raise LocalityError(checks[0][2])
     for checks in zip(*(r.store.differing for r in replicas), strict=False):
-        all_mirrored = all(r.localities.of(v) is M for r, (v, _) in zip(replicas, checks, strict=True))
-        if all_mirrored and _equal([value for value, _ in checks]):
-            raise LocalityError(checks[0][1])
+        values = [value for value, _, _ in checks]
+        _, refused, otherwise = checks[0]
+        found = {r.localities.of(v) for r, v in zip(replicas, values, strict=True)}
+        if found <= refused and _equal(values):
+            raise LocalityError(otherwise)
 
 
 def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy) -> Any:
@@ -231,7 +267,7 @@ def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Stra
         if len(leaves) == 1 or all(leaf is first for leaf in leaves):
             merged.append(first)
         elif all(isinstance(leaf, jax.Array) for leaf in leaves):
-            is_mirrored = all(r.localities.of(v) is M for r, v in zip(replicas, leaves, strict=True))
+            is_mirrored = all(r.localities.of(v) is not T for r, v in zip(replicas, leaves, strict=True))
             if is_mirrored and _equal(leaves):
                 placed = [jax.device_put(v, d) for v, d in zip(leaves, strategy.extended.worker_devices, strict=True)]
                 merged.append(mirror(placed, mesh))

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.execution.marks import Locality, Obligation
+from replicax.execution.marks import Obligation
+from replicax.locality import Locality
 from replicax.variables.store import Slot
 
 

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax import _jax
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.infer import infer
-from replicax.execution.marks import Locality, M, T
 from replicax.execution.program import Program
+from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.store import Slot
 
@@ -118,7 +118,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
     return Executable(
         program=program,
-        localities=tuple(result_localities),
+        localities=tuple(T if locality is T else M for locality in result_localities),
         call=call,
         donated=tuple(program.reads[i].slot for i in donated),
         kept=tuple(program.reads[i].slot for i in kept),

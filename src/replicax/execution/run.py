@@ -14,10 +14,10 @@ from replicax.errors import ContextError
 from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
 from replicax.execution.function_key import function_key, key_after_tracing
-from replicax.execution.marks import T
 from replicax.execution.replicate import Executable, replicate
+from replicax.locality import T
 from replicax.values import PerReplica, Stacked
-from replicax.variables.store import lent
+from replicax.variables.store import Creations, launching, lent
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
     executable, arguments = prepare(strategy, fn, args, kwargs)
-    if lent:
-        _take_back(executable)
-    written, computed = executable.call(
-        [slot.array for slot in executable.donated],
-        [slot.array for slot in executable.kept],
-        arguments.placed(strategy.extended.mesh),
-        executable.program.constants,
-    )
-    for slot, array in zip(executable.written, written, strict=True):
-        slot.array = array
-    if lent:
-        lent.difference_update(executable.written)
+    placed = arguments.placed(strategy.extended.mesh)
+    with launching:
+        if lent:
+            _take_back(executable)
+        written, computed = executable.call(
+            [slot.array for slot in executable.donated],
+            [slot.array for slot in executable.kept],
+            placed,
+            executable.program.constants,
+        )
+        for slot, array in zip(executable.written, written, strict=True):
+            slot.array = array
+        if lent:
+            lent.difference_update(executable.written)
     return _results(executable, computed, strategy.num_replicas_in_sync)
 
 
@@ -55,9 +57,18 @@ def prepare(
     cache = strategy.extended.programs
     executable = cache.find(key)
     if executable is None:
-        program = capture(strategy, fn, arguments.traced(), arguments.rebuild())
-        executable = replicate(program, strategy.extended.mesh)
-        cache.add((key_after_tracing(fn, key[0]), *key[1:]), executable, program.name)
+        creations = Creations(strategy, cache.created_by(key[0]))
+        try:
+            program = capture(
+                strategy, fn, arguments.traced(strategy.num_replicas_in_sync), arguments.rebuild(), creations
+            )
+            executable = replicate(program, strategy.extended.mesh)
+        except BaseException:
+            creations.undo()
+            raise
+        after = key_after_tracing(fn, key[0])
+        cache.add((after, *key[1:]), executable, program.name)
+        cache.share_created(key[0], after)
     return executable, arguments
 
 

@@ -38,7 +38,7 @@ def use_cpu_devices(n: int) -> None:
             return
         have = f"{len(devices)} {devices[0].platform} device(s)"
         if ready:
-            have += f" whose thread pool may be too small for collectives (NPROC is {_thread_limit()})"
+            have += f" whose thread pool may be too small for collectives ({_thread_limit()} threads)"
         raise RuntimeError(
             f"use_cpu_devices({n}) comes too late: JAX has already made its devices, {have}. Call it at the "
             "top of the program, before any array is made and before jax.devices() is called."
@@ -55,8 +55,7 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
       devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"`` or ``"/device:GPU:0"``.
 
     Raises:
-      ValueError: a device is named twice, does not exist (the message lists those that do), belongs to
-        another process, or the list is empty.
+      ValueError: a device is named twice, does not exist (the message lists those that do), or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
     if devices is None:
@@ -110,5 +109,6 @@ def _name(device: jax.Device) -> str:
 
 
 def _thread_limit() -> int:
+    """How many threads XLA makes: the variable ``NPROC``, or one for each core."""
     value = os.environ.get("NPROC", "")
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdigit() else (os.cpu_count() or 1)

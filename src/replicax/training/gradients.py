@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.locality import M, R
 from replicax.values import is_leaf
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
@@ -33,6 +34,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     Raises:
       TypeError: ``variables`` holds something else, or a variable whose dtype has no gradient; the loss is not a
         float scalar.
+      ValueError: a variable is listed twice.
       LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the gradients would add up to n times what they should.
 
@@ -45,11 +47,13 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     (9.0, 6.0)
     """
     chosen, tree = jax.tree_util.tree_flatten(variables, is_leaf=is_leaf)
-    for v in chosen:
+    for i, v in enumerate(chosen):
         if not isinstance(v, Variable):
             raise TypeError(f"value_and_grad(fn, variables): expected Variables, got {v!r}")
         if not jnp.issubdtype(v.dtype, jnp.inexact):
             raise TypeError(f"value_and_grad: {v.describe()} has no gradient; leave it out of variables")
+        if any(v is other for other in chosen[:i]):
+            raise ValueError(f"value_and_grad: {v.describe()} is listed twice, and has one gradient")
 
     def with_gradient(*args: Any, **kwargs: Any) -> Any:
         outer = current_store()
@@ -70,11 +74,12 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
             return loss, ([store.values[v] for v in store.written], arrays)
 
         differentiated = jax.value_and_grad(loss_of, has_aux=True)
-        (loss, (values, arrays)), gradients = differentiated([outer.read(v) for v in chosen])
+        with _jax.kept_programs():
+            (loss, (values, arrays)), gradients = differentiated([outer.read(v) for v in chosen])
         _jax.renew_kept_programs()
         for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
             outer.write(variable, value, must_be_mirrored)
-        loss = outer.expect_per_replica(loss, _MIRRORED_LOSS)
+        loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS)
         gradients = jax.tree_util.tree_unflatten(tree, gradients)
         if not has_aux:
             return loss, gradients

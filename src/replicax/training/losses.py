@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
+from replicax.errors import ContextError
+from replicax.reduction import share_p
 
 
 def compute_average_loss(
@@ -21,13 +23,13 @@ def compute_average_loss(
 
     Args:
       per_example_loss: ``[batch, …]``, this replica's losses; further dims are added up within an example.
-      sample_weight: factors for the losses, of a shape that broadcasts to theirs from the left. They scale the
+      sample_weight: factors for the losses, whose shape is that of the losses or its first dims. They scale the
         sum and not the count.
       global_batch_size: how many examples all replicas have together. By default they are counted, which costs
         nothing in a compiled step, where every replica has a batch of the same shape.
 
     Returns:
-      A scalar, T if the losses are. No collective.
+      A scalar. T: it is this replica's own, even if all shares happen to be equal. No collective.
 
     Raises:
       ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; ``sample_weight`` does
@@ -60,7 +62,10 @@ def compute_average_loss(
         global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
-    return jnp.sum(losses) / jnp.maximum(jnp.asarray(global_batch_size, losses.dtype), 1)
+    # Half-precision floats can't count: 100,000 is infinite in float16.
+    wide = jnp.float32 if losses.dtype.itemsize < 4 else losses.dtype
+    count = jnp.maximum(jnp.asarray(global_batch_size, jnp.float32), 1).astype(wide)
+    return share_p.bind((jnp.sum(losses, dtype=wide) / count).astype(losses.dtype))[0]
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
@@ -72,25 +77,24 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
       regularization_loss: an array or number; usually a scalar of locality M.
 
     Returns:
-      An array of the same shape, and its locality. No collective.
+      An array of the same shape. T, as each share is its replica's own. No collective.
 
     Raises:
       ContextError: called in cross-replica context.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> float(strategy.run(replicax.scale_regularization_loss, args=(3.0,)))
-    1.5
+    >>> [float(s) for s in strategy.local_results(strategy.run(replicax.scale_regularization_loss, args=(3.0,)))]
+    [1.5, 1.5]
     """
     replica = _replica("scale_regularization_loss")
-    return jnp.asarray(regularization_loss) / replica.num_replicas_in_sync
+    loss = jnp.asarray(regularization_loss)
+    return share_p.bind((loss / replica.num_replicas_in_sync).astype(jnp.result_type(loss, float)))[0]
 
 
 def _replica(what: str) -> context.ReplicaContext:
     replica = context.get_replica_context()
     if replica is None:
-        from replicax.errors import ContextError
-
         raise ContextError(
             f"replicax.{what} computes one replica's share: call it inside the step, not across replicas"
         )

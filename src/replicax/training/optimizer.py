@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError
+from replicax.locality import R, T
 from replicax.values import is_leaf
 from replicax.variables import Variable
-from replicax.variables.store import current_store
+from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:
     import optax
@@ -86,7 +87,7 @@ class Optimizer:
                 )
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
-        with _jax.outside_tracing(), context.cross_replica(strategy):
+        with _jax.outside_tracing(), context.cross_replica(strategy), use_store(ConcreteStore()):
             values = [v.slot.array for v in variables]
             state = jax.jit(self.tx.init)(values)
             paths, tree = jax.tree_util.tree_flatten_with_path(state)
@@ -95,6 +96,10 @@ class Optimizer:
             ]
         self._state = jax.tree_util.tree_unflatten(tree, slots)
         self._variables = variables
+        current_store().if_it_fails(self._reset)
+
+    def _reset(self) -> None:
+        self._variables, self._state = [], None
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]], aggregate: bool = True) -> None:
         """Change each variable by its gradient.
@@ -107,8 +112,8 @@ class Optimizer:
             ``False`` they have been reduced already (M).
 
         Raises:
-          LocalityError: with ``aggregate``, a gradient that is already the same on every replica, which would
-            be counted n times; without, one that differs.
+          LocalityError: with ``aggregate``, a gradient that has been all-reduced already, and would be counted n
+            times; without, one that differs between replicas.
           ValueError: a gradient of another shape; other variables than before; no gradient at all.
           ContextError: called in cross-replica context.
 
@@ -119,18 +124,18 @@ class Optimizer:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        pairs = [(jnp.asarray(g), v) for g, v in grads_and_vars if g is not None]
         store = current_store()
         for gradient, v in pairs:
-            if isinstance(v, Variable) and jnp.shape(gradient) != v.shape:
+            if isinstance(v, Variable) and gradient.shape != v.shape:
                 raise ValueError(
-                    f"apply_gradients: the gradient of {v.describe()} has shape {jnp.shape(gradient)}; "
-                    f"expected {v.shape}"
+                    f"apply_gradients: the gradient of {v.describe()} has shape {gradient.shape}; expected {v.shape}"
                 )
         self.build(v for _, v in pairs)
-        expect = store.expect_per_replica if aggregate else store.expect_mirrored
-        problem = _ALREADY_REDUCED if aggregate else _NOT_REDUCED
-        gradients = [expect(g, f"apply_gradients: the gradient of {v.describe()} {problem}") for g, v in pairs]
+        refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
+        gradients: list[Any] = []
+        for g, v in pairs:
+            gradients += store.expect([g], refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
         if aggregate:
             gradients = replica.all_reduce("sum", gradients)
         by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(gradients, pairs, strict=True)}
@@ -138,23 +143,26 @@ class Optimizer:
         values = [store.read(v) for v in self._variables]
         state = jax.tree_util.tree_map(store.read, self._state, is_leaf=is_leaf)
         updates, state = self.tx.update([by_variable[v] for v in self._variables], state, values)
-        for v, value in zip(self._variables, optax.apply_updates(values, updates), strict=True):
-            store.write(v, value, f"{v.describe()}: its update differs between replicas")
-        for slot, value in zip(self.variables, jax.tree_util.tree_leaves(state), strict=True):
-            store.write(slot, value, f"{slot.describe()}: its update differs between replicas")
+        new_slots, tree = jax.tree_util.tree_flatten(state)
+        built: Any = jax.tree_util.tree_structure(self._state, is_leaf=is_leaf)
+        if tree != built:
+            raise ValueError(f"Optimizer: tx.update changed the structure of its state from {built} to {tree}")
+        written = [*self._variables, *self.variables]
+        for v, value in zip(written, [*optax.apply_updates(values, updates), *new_slots], strict=True):
+            store.write(v, v.checked(value), f"{v.describe()}: its update differs between replicas")
 
     def _check_same(self, variables: list[Variable]) -> None:
         if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):
             return
-        ours, theirs = ([v.name for v in vs] for vs in (self._variables, variables))
+        ours, theirs = ([f"{v.name} of {v.strategy!r}" for v in vs] for vs in (self._variables, variables))
         raise ValueError(
             f"Optimizer: built for the variables {ours}, but got gradients of {theirs}. Each call must name the same "
-            "variables; use an optimizer for each group."
+            "variables, each once; use an optimizer for each group."
         )
 
 
 _ALREADY_REDUCED = (
-    "is already the same on every replica, so summing it would count it once for every replica: pass "
-    "aggregate=False, or pass this replica's own gradient"
+    "has been all-reduced, and is already the same on every replica, so summing it would count it once for every "
+    "replica: pass aggregate=False, or pass this replica's own gradient"
 )
 _NOT_REDUCED = "differs between replicas, and aggregate=False says that it has been reduced: pass aggregate=True"

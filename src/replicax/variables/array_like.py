@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -33,6 +33,15 @@ class ArrayLike(Opaque, abc.ABC):
 
     def __getitem__(self, index: Any) -> Any:
         return self.read_value()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read_value())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self.read_value())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read_value(), spec)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from replicax import _jax
+from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
+from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
 
 if TYPE_CHECKING:
@@ -29,27 +31,33 @@ class Slot:
     while a cached program still knows its slot.
     """
 
-    __slots__ = ("__weakref__", "array", "on_release")
+    __slots__ = ("__weakref__", "array", "caches")
 
     def __init__(self, array: jax.Array) -> None:
         self.array = array
-        self.on_release: list[Callable[[], None]] = []
-        """Called when the variable is gone: programs that use it can never run again."""
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of programs that use the variable, which are told when it is gone."""
 
     def release(self) -> None:
         """Free the array; the variable is gone."""
         self.array = None  # type: ignore[assignment]
         lent.discard(self)
-        for forget in self.on_release:
-            forget()
+        for cache in list(self.caches):
+            cache.forget(self)
 
+
+launching = threading.RLock()
+"""Held while a program takes the arrays of its variables and leaves new ones: two threads must not interleave."""
 
 lent: set[Slot] = set()
 """Slots whose array somebody outside has been given: it must not be donated to a compiled program."""
 
 
 class Store(Protocol):
-    """Reads and writes one replica's values of variables."""
+    """Creates variables, and reads and writes one replica's values of them."""
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """The variable that ``make`` creates; inside a step, the one that it created the last time."""
 
     def read(self, variable: Variable) -> Any:
         """This replica's value; outside a step, the array as it is stored."""
@@ -63,19 +71,32 @@ class Store(Protocol):
     def copies(self, variable: Variable) -> PerReplica:
         """Every replica's copy of an on-read variable, seen from across."""
 
-    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
-        """Return ``value``; raise, once its locality is known, if all replicas agree on it."""
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        """Return ``values``; raise, once its locality is known, if the first one is of a refused locality.
 
-    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
-        """Return ``value``; raise, once its locality is known, if replicas differ in it."""
+        The other values are only tied to the first: the question is asked as long as any of them is used.
+        """
+
+    def if_it_fails(self, undo: Callable[[], None]) -> None:
+        """Call ``undo`` if the step that is in progress is refused."""
 
 
 class ConcreteStore:
-    """The store outside every step: values are arrays on devices."""
+    """The store outside every step: values are arrays on devices.
+
+    Args:
+      frozen: whether programs that are being traced may take in the present values.
+    """
+
+    def __init__(self, frozen: bool = False) -> None:
+        self._frozen = frozen
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        return make()
 
     def read(self, variable: Variable) -> Any:
         staging = _jax.staging_trace(_jax.current_trace())
-        if staging is not None:
+        if staging is not None and not self._frozen:
             raise TraceError(
                 f"{variable.describe()} was read inside jax.{_jax.traced_for(staging)}, outside a step: its present "
                 "value would be frozen into a program that JAX keeps. Run the whole function with strategy.run "
@@ -93,11 +114,11 @@ class ConcreteStore:
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Stacked(self.read(variable)))
 
-    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
-        return value
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        return list(values)
 
-    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
-        return value
+    def if_it_fails(self, undo: Callable[[], None]) -> None:
+        pass
 
 
 class DerivedStore:
@@ -113,6 +134,9 @@ class DerivedStore:
         self.written: dict[Variable, str | None] = {}
         self._trace = _jax.current_trace()
         _jax.renew_kept_programs()
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        return self.outer.create(make)
 
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
@@ -131,11 +155,54 @@ class DerivedStore:
         assert isinstance(form, Local)
         return PerReplica(Local(self.read(variable), form.communicator))
 
-    def expect_per_replica(self, value: Any, otherwise: str) -> Any:
-        return self.outer.expect_per_replica(value, otherwise)
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        return self.outer.expect(values, refused, otherwise)
 
-    def expect_mirrored(self, value: Any, otherwise: str) -> Any:
-        return self.outer.expect_mirrored(value, otherwise)
+    def if_it_fails(self, undo: Callable[[], None]) -> None:
+        self.outer.if_it_fails(undo)
+
+
+class Creations:
+    """The variables that a step creates when it first runs, and finds again in their order ever after.
+
+    Args:
+      strategy: whose variables they are.
+      variables: those created so far; grows.
+    """
+
+    def __init__(self, strategy: Any, variables: list[Variable]) -> None:
+        self._strategy = strategy
+        self._variables = variables
+        self._next = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def if_it_fails(self, undo: Callable[[], None]) -> None:
+        """See :meth:`Store.if_it_fails`."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """The step is refused."""
+        for undo in reversed(self._undo):
+            undo()
+
+    def again(self) -> Creations:
+        """The same for another replica, which comes upon the same variables in the same order."""
+        other = Creations(self._strategy, self._variables)
+        other._undo = self._undo
+        return other
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """The next variable of the step."""
+        if self._next == len(self._variables):
+            with (
+                _jax.outside_tracing(),
+                jax.disable_jit(False),
+                context.cross_replica(self._strategy),
+                use_store(ConcreteStore()),
+            ):
+                self._variables.append(make())
+        self._next += 1
+        return self._variables[self._next - 1]
 
 
 def check_owner(variable: Variable, strategy: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import operator
 import weakref
@@ -14,10 +15,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
-from replicax.errors import ContextError, LocalityError
+from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import PerReplica
+from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.rules import (
     Aggregation,
@@ -25,7 +26,7 @@ from replicax.variables.rules import (
     parse_aggregation,
     parse_synchronization,
 )
-from replicax.variables.store import Slot, current_store
+from replicax.variables.store import ConcreteStore, Slot, current_store, use_store
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -37,7 +38,14 @@ _CHOOSE = (
 )
 
 
-class Variable(ArrayLike):
+class _CreatedByStore(abc.ABCMeta):
+    """Lets the store decide whether calling the class creates a variable, or finds the one of the last time."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
+
+
+class Variable(ArrayLike, metaclass=_CreatedByStore):
     """A value that steps read and change, placed by the strategy in whose scope it is created.
 
     Inside a step a variable is this replica's value; outside it is the value as a whole. It acts like an array
@@ -48,12 +56,15 @@ class Variable(ArrayLike):
     assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must agree
     already, which is checked before anything runs. ``"on_read"``: each replica has a copy of its own; reading
     gives T inside a step, and the copies combined by ``aggregation`` outside. The whole table is in
-    :mod:`replicax.variables.rules`.
+    :mod:`replicax.variables.rules`. Every copy starts from the initial value.
+
+    Create variables in ``strategy.scope()``, or inside a step: there they are created once, when the step first
+    runs, and found again in the same order whenever it runs or is traced again.
 
     Args:
       initial_value: an array, a number, or a callable without arguments that returns one. A callable runs
         compiled, on the variable's final placement, so that the value never lies on one device whole.
-      trainable: whether optimizers should change it; by default true, false for on-read variables.
+      trainable: a note to whoever collects variables for an optimizer; by default true, false for on-read ones.
       name: used in messages; made up if missing.
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
@@ -61,7 +72,7 @@ class Variable(ArrayLike):
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; a trainable on-read variable.
-      ContextError: created inside a step.
+      TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -95,11 +106,6 @@ class Variable(ArrayLike):
                 "replicas; use synchronization='on_write'"
             )
         self.trainable = not on_read if trainable is None else bool(trainable)
-        if _jax.current_trace() is not _jax.eval_trace():
-            raise ContextError(
-                f"variable {self.name!r} was created while a step is traced. Create variables once, inside "
-                "strategy.scope() and outside strategy.run."
-            )
         self.slot = Slot(self._initialise(initial_value, dtype))
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
@@ -109,20 +115,33 @@ class Variable(ArrayLike):
             raise LocalityError(
                 f"variable {self.name!r}: the initial value must be the same on every replica, got {initial_value!r}"
             )
-        make: Callable[[], Any] = initial_value if callable(initial_value) else lambda: None
-        kind = jax.eval_shape(make) if callable(initial_value) else jnp.asarray(initial_value, dtype)
-        if dtype is None:
-            dtype = kind.dtype
+        if isinstance(initial_value, jax.core.Tracer):
+            raise TypeError(
+                f"variable {self.name!r}: the initial value is computed by the step, which runs again and again; pass "
+                "a constant or a callable, and assign what the step computes"
+            )
+        if not callable(initial_value):
+            value = jnp.asarray(initial_value, dtype)
+            self._set_kind(value.shape, value.dtype)
+            return self.to_storage(value if _is_key(value.dtype) else np.array(value))
+
+        def make() -> Any:
+            value = jnp.asarray(initial_value(), dtype)
+            self._set_kind(value.shape, value.dtype)
+            return self._laid_out(value)
+
+        with use_store(ConcreteStore(frozen=True)):  # this program runs once
+            return jax.jit(make, out_shardings=self.sharding)()
+
+    def _set_kind(self, shape: tuple[int, ...], dtype: Any) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
             raise ValueError(
                 f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
                 "dtype or another aggregation"
             )
-        self._aval = jax.ShapeDtypeStruct(kind.shape, dtype)
-        if callable(initial_value):
-            init = jax.jit(lambda: self._laid_out(jnp.asarray(make(), dtype)), out_shardings=self.sharding)
-            return init()
-        return self.to_storage(np.array(kind) if not _is_key(dtype) else kind)
+        if self.aggregation is not Aggregation.NONE and _is_key(dtype):
+            raise ValueError(f"variable {self.name!r}: random keys can't be combined; use aggregation='none'")
+        self._aval = jax.ShapeDtypeStruct(shape, dtype)
 
     # --- what it is -------------------------------------------------------------------------------------
 
@@ -213,7 +232,8 @@ class Variable(ArrayLike):
 
         Inside a step: on-write variables combine the replicas' values by the aggregation (one all-reduce; none
         for aggregation ``"none"``, where the value must be M); on-read variables change this replica's copy.
-        Elsewhere: all copies are set alike; an on-read sum variable is shared out, so that it reads as ``value``.
+        Elsewhere: all copies are set alike; an on-read sum variable is shared out, so that it reads as ``value``
+        (of an integer the remainder goes to replica 0).
 
         Args:
           value: of the variable's shape, and of a dtype that casts to the variable's within its kind.
@@ -225,12 +245,20 @@ class Variable(ArrayLike):
             is assigned from across.
           TraceError: inside a raw JAX transformation, out of which the value could not come.
         """
-        value = self._checked(value)
+        value = self.checked(value)
         if self._in_replica():
             return self._write(self._combined(value))
         if self.is_stacked and self.aggregation is Aggregation.SUM:
-            value = self._checked(value / self.strategy.num_replicas_in_sync)
+            return self._share_out(value)
         return self._write(value)
+
+    def _share_out(self, value: Any) -> Variable:
+        if _jax.current_trace() is _jax.eval_trace():
+            self.strategy.run(Variable._share_out, args=(self, value))
+            return self
+        form = current_store().copies(self).form
+        assert isinstance(form, Local)
+        return self._write(share_of(value, form.communicator.replica_id(), self.strategy.num_replicas_in_sync))
 
     def assign_add(self, delta: Any) -> Variable:
         """Add ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
@@ -249,7 +277,7 @@ class Variable(ArrayLike):
         return self._assign_change(delta, operator.sub, "assign_sub")
 
     def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
-        delta = self._checked(delta)
+        delta = self.checked(delta)
         store = current_store()
         if self._in_replica():
             return self._write(change(store.read(self), self._combined(delta)))
@@ -280,7 +308,8 @@ class Variable(ArrayLike):
         current_store().write(self, value, f"{self.describe()} was assigned a value, {_CHOOSE}" if mirrored else None)
         return self
 
-    def _checked(self, value: Any) -> Any:
+    def checked(self, value: Any) -> Any:
+        """``value`` as an array of the variable's shape and dtype; see :meth:`assign` for what it raises."""
         if isinstance(value, PerReplica):
             raise LocalityError(
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
@@ -315,6 +344,14 @@ class Variable(ArrayLike):
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
+
+
+def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
+    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return total / num_replicas
+    quotient, remainder = total // num_replicas, total % num_replicas
+    return jnp.where(jnp.asarray(replica) == 0, quotient + remainder, quotient)
 
 
 def _is_key(dtype: Any) -> bool:

@@ -1,0 +1,30 @@
+"""Locality: whether replicas may differ in a value."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Locality(enum.Enum):
+    """Whether replicas may differ in a value.
+
+    Localities are ordered M, R, T, and join: a result has the greatest of its operands'.
+
+    >>> import replicax
+    >>> replicax.Locality.MIRRORED | replicax.Locality.PER_REPLICA
+    <Locality.PER_REPLICA: 'T'>
+    """
+
+    MIRRORED = "M"
+    """The same on every replica: each has computed it by itself, from what is the same everywhere."""
+    REDUCED = "R"
+    """The same on every replica, because a collective has been at it; counts as M but where counting twice matters."""
+    PER_REPLICA = "T"
+    """It may differ between replicas."""
+
+    def __or__(self, other: Locality) -> Locality:
+        return self if _ORDER[self] >= _ORDER[other] else other
+
+
+M, R, T = Locality.MIRRORED, Locality.REDUCED, Locality.PER_REPLICA
+_ORDER = {M: 0, R: 1, T: 2}
