@@ -8,6 +8,7 @@ import re
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
 _INSTRUCTION = re.compile(rf"= (?P<shape>\([^=]*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(")
+_COMMENT = re.compile(r"/\*.*?\*/")  # long tuples are numbered: /*index=5*/
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 
 
@@ -41,7 +42,7 @@ def collectives_in(hlo: str) -> list[Collective]:
     [Collective(kind='all-reduce', bytes=68, arrays=2)]
     """
     found = []
-    for match in _INSTRUCTION.finditer(hlo):
+    for match in _INSTRUCTION.finditer(_COMMENT.sub("", hlo)):
         arrays = _ARRAY.findall(match["shape"])
         size = sum(_width(kind) * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays)
         found.append(Collective(match["kind"], size, len(arrays)))

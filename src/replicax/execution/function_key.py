@@ -149,10 +149,14 @@ class _Seen:
         """Whether ``value`` is that object, with that in it."""
         if self._value.value is not value:
             return False
-        items = _items(value)
+        if type(value) not in _CONTAINERS:
+            return True
+        items = value if type(value) is list else _items(value)  # lists may be long: no copy
         if len(items) != len(self._items) or not all(map(operator.is_, items, self._items)):
             return False
-        nested = (item for item in items if type(item) in _CONTAINERS) if self._inner else ()
+        if not self._inner:
+            return True
+        nested = (item for item in items if type(item) in _CONTAINERS)
         return all(seen.still(item) for seen, item in zip(self._inner, nested, strict=True))
 
 
