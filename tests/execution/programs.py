@@ -50,9 +50,11 @@ class Program:
 
     def reference(self, replicas: int) -> list[Any]:
         """What each of the replicas should get, computed without Replicax."""
+        xs = [self.data(i) for i in range(replicas)]
         if self.across is not None:
-            return self.across([self.data(i) for i in range(replicas)], *self.shared())
-        return [_alone(self, i) for i in range(replicas)]
+            return self.across(xs, *self.shared())
+        jitted = jax.jit(self.step)  # which JAX keeps: it compiles once for all calls
+        return [jitted(x, *self.shared()) for x in xs]
 
 
 PROGRAMS: list[Program] = []
@@ -77,21 +79,12 @@ def program(
     return register
 
 
-@functools.cache
-def _alone(which: Program, replica: int) -> Any:
-    return _jitted(which)(which.data(replica), *which.shared())
-
-
-@functools.cache
-def _jitted(which: Program) -> Any:
-    return jax.jit(which.step)
-
-
 def by_replica(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
     """The reference ``fn(replica_id, x, *shared)`` of a program that asks for its replica's number."""
 
+    jitted = jax.jit(fn)
+
     def across(xs: list[Any], *shared: Any) -> list[Any]:
-        jitted = jax.jit(fn)
         return [jitted(np.int32(i), x, *shared) for i, x in enumerate(xs)]
 
     return across
@@ -101,9 +94,9 @@ def third_party(step: Callable[..., Any]) -> Callable[..., Any]:
     """Flax and Optax promote dtypes and ranks as NumPy does; our own code here is not allowed to."""
 
     @functools.wraps(step)
-    def relaxed(*args: Any) -> Any:
+    def relaxed(*args: Any, **kwargs: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return step(*args)
+            return step(*args, **kwargs)
 
     return relaxed
 

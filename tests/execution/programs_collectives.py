@@ -64,10 +64,11 @@ def _handed_out(i: int, x: Any) -> Any:
     n = len(x)
     size = 4 // n
     part = slice(i * size, (i + 1) * size)
-    return x[(i - 1) % n], x.sum(0)[part], np.concatenate(x[:, part]), np.int32(i)
+    places = np.arange(4, dtype=np.int32)
+    return x[(i - 1) % n], x.sum(0)[part], np.concatenate(x[:, part]), np.int32(i), n * places[part]
 
 
-@program("TTTT", normal(4, 2), across=_each(_handed_out))
+@program("TTTTT", normal(4, 2), across=_each(_handed_out))
 def disagreeing_collectives_of_jax_lax(x: Array) -> Any:
     n = lax.axis_size(AXIS)
     ring = [(i, (i + 1) % n) for i in range(n)]
@@ -76,6 +77,7 @@ def disagreeing_collectives_of_jax_lax(x: Array) -> Any:
         lax.psum_scatter(x, AXIS, tiled=True),
         lax.all_to_all(x, AXIS, 0, 0, tiled=True),
         lax.axis_index(AXIS),
+        lax.psum_scatter(jnp.arange(4), AXIS, tiled=True),  # parts differ, even of what all share
     )
 
 

@@ -104,14 +104,13 @@ def greedy_decoding_until_the_end(x: Array) -> Any:
 
     tokens = jnp.zeros(8, jnp.int32).at[0].set(x[0])
     length, _, tokens = lax.while_loop(going, body, (jnp.int32(1), jnp.bool_(False), tokens))
-    return length + x[0] * 10, tokens
+    return length, tokens
 
 
-@program("T", normal(4))
-def cond_with_a_constant_branch(x: Array) -> Any:
-    return lax.cond(x[0] > 0, lambda: x * 2, lambda: jnp.full(4, 0.5)) + lax.cond(
-        x[1] > 0, lambda: jnp.ones(4), lambda: jnp.zeros(4)
-    )
+@program("TT", normal(4))
+def cond_with_constant_branches(x: Array) -> Any:
+    one = lax.cond(x[0] > 0, lambda: x * 2, lambda: jnp.full(4, 0.5))
+    return one, lax.cond(x[1] > 0, lambda: jnp.ones(4), lambda: jnp.zeros(4))
 
 
 @program("TMM", normal(4), shared=lambda: (3,))
@@ -131,7 +130,7 @@ def switch_by_each_replica_and_by_all(x: Array, which: Array) -> Any:
     mine = jnp.argmax(x[:3])
     branches = [lambda v: v, lambda v: jnp.ones(4), lambda v: v.sum() + jnp.zeros(4)]
     return (
-        lax.switch(mine, constants) + x[0],
+        lax.switch(mine, constants),
         lax.switch(mine, branches, x),
         lax.switch(which, constants),
         lax.switch(which, [branches[1], branches[0], branches[2]], x),
@@ -218,3 +217,23 @@ def recurrence_over_sequences_of_some_length(x: Any) -> Any:
     positions = jnp.arange(6)
     last, doubled = lax.scan(body, jnp.zeros(3), (x["rows"], positions))
     return last, lax.fori_loop(0, x["length"], lambda i, c: c + x["rows"][i], jnp.zeros(3)), doubled
+
+
+@program("TMTM", normal(3))
+def mutable_arrays_written_in_loops_and_branches(x: Array) -> Any:
+    total, count, flag = (jax.new_ref(jnp.zeros(3)) for _ in range(3))
+    constant = jax.new_ref(jnp.ones(2))
+
+    def body(i: Array, carry: int) -> int:
+        total[...] += x * i.astype(jnp.float32)
+        count[i] = i.astype(jnp.float32) * 2
+        return carry
+
+    @jax.jit
+    def write_both() -> None:
+        lax.cond(x[0] > 0, lambda: flag.__setitem__(..., jnp.ones(3)), lambda: None)
+        constant[0] = count[1]
+
+    lax.fori_loop(0, 3, body, 0)
+    write_both()
+    return total[...], jax.ref.freeze(count), flag[...], constant[...]

@@ -16,14 +16,14 @@ from tests.execution.programs import integers, normal, program, third_party, tog
 Array = jax.Array
 
 
-@program("TTTM", together(logits=normal(4, 5), labels=integers(0, 5, 4)), shared=weights((4, 5)))
+@program("TTM", together(logits=normal(4, 5), labels=integers(0, 5, 4)), shared=weights((4, 5)))
 @third_party
 def optax_classification_losses(batch: Any, a: Array) -> Any:
     logits, labels = batch["logits"], batch["labels"]
     soft = optax.smooth_labels(jax.nn.one_hot(labels, 5), 0.1)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     gradient = jax.grad(lambda logits: optax.softmax_cross_entropy(logits, soft).mean())(logits)
-    return losses, gradient, optax.sigmoid_focal_loss(logits, soft), optax.huber_loss(a, jnp.zeros(()))
+    return losses, gradient, optax.huber_loss(a, jnp.zeros(()))
 
 
 @program("TT", together(logits=normal(2, 5, 4), labels=integers(1, 4, 2, 3)))
@@ -91,14 +91,13 @@ _updates(
         optax.add_decayed_weights(0.01),
         optax.scale_by_schedule(optax.warmup_cosine_decay_schedule(0.1, -1.0, 2, 5)),
     ),
+    steps=1,
 )
 _updates(
     "optax_steps_of_several_reduced_gradients",
-    "M" * 9,
+    "M" * 8,
     lambda: optax.MultiSteps(optax.sgd(0.1, momentum=0.9), every_k_schedule=2),
-    steps=3,
 )
-_updates("optax_updates_only_if_finite", "M" * 7, lambda: optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 2))
 
 
 @program("TTTTTTM", normal(4, 3), shared=_parameters)
@@ -117,7 +116,7 @@ def optax_norms_clipping_and_averages(x: Array, w: Any) -> Any:
     clipped, _ = optax.clip(0.1).update(gradients, optax.EmptyState())
     average = optax.incremental_update(clipped, w, 0.5)
     schedule = optax.exponential_decay(0.1, 10, 0.5)
-    return optax.global_norm(gradients), average, optax.projections.projection_simplex(x[0]), schedule(jnp.int32(7))
+    return optax.tree.norm(gradients), average, optax.projections.projection_simplex(x[0]), schedule(jnp.int32(7))
 
 
 @program("TTTM", normal(4, 3), shared=_parameters)
@@ -133,12 +132,6 @@ def optax_inside_a_training_loop(x: Array, w: Any) -> Any:
 
     (w, state), losses = lax.scan(body, (w, tx.init(w)), length=4)
     return w, losses, state.hyperparams["learning_rate"]
-
-
-@program("T", normal(4, 4))
-@third_party
-def optax_assignment(x: Array) -> Any:
-    return jnp.stack(optax.assignment.hungarian_algorithm(x))
 
 
 # --- Equinox --------------------------------------------------------------------------------------------

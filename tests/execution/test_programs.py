@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
+from tests.conftest import strategy_of
 from tests.execution import (  # noqa: F401
     programs_collectives,
     programs_derivatives,
@@ -22,7 +24,7 @@ from tests.execution import (  # noqa: F401
     programs_random,
     programs_variables,
 )
-from tests.execution.programs import PROGRAMS, Program
+from tests.execution.programs import PROGRAMS, Program, third_party
 
 T = replicax.Locality.PER_REPLICA
 
@@ -52,9 +54,7 @@ def arguments(which: Program, strategy: replicax.Strategy) -> tuple[Any, ...]:
 def assert_same(found: Any, expected: Any, what: str) -> None:
     assert found.shape == expected.shape, what
     assert found.dtype == expected.dtype, what
-    if jnp.issubdtype(found.dtype, jax.dtypes.prng_key):
-        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
-    found, expected = np.asarray(found), np.asarray(expected)
+    found, expected = np.asarray(bits(found)), np.asarray(bits(expected))
     if found.dtype == jnp.bfloat16 or found.dtype == np.float16:
         found, expected = found.astype(np.float32), expected.astype(np.float32)
         np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2, err_msg=what)
@@ -66,20 +66,28 @@ def assert_same(found: Any, expected: Any, what: str) -> None:
 
 def copies(leaf: Any, replicas: int) -> list[Any]:
     """What each replica's device holds of a result."""
-    if isinstance(leaf, replicax.PerReplica):
+    if is_per_replica(leaf):
         return list(leaf.values)
     return [s.data for s in sorted(leaf.addressable_shards, key=lambda s: s.device.id)][:replicas]
+
+
+def is_per_replica(leaf: Any) -> bool:
+    return isinstance(leaf, replicax.PerReplica)
+
+
+def bits(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def check(which: Program, localities: tuple[Any, ...], result: Any, expected: list[Any]) -> None:
     """Every replica's copy of each leaf of ``result`` is what plain JAX computes for that replica."""
     replicas = len(expected)
-    leaves, tree = jax.tree.flatten(result, is_leaf=lambda leaf: isinstance(leaf, replicax.PerReplica))
+    leaves, tree = jax.tree.flatten(result, is_leaf=is_per_replica)
     flat = [jax.tree.leaves(e) for e in expected]
     assert tree == jax.tree.structure(expected[0])
     assert "".join(locality.value for locality in localities) == which.localities
     for i, (leaf, locality) in enumerate(zip(leaves, localities, strict=True)):
-        assert isinstance(leaf, replicax.PerReplica) == (locality is T and replicas > 1)
+        assert is_per_replica(leaf) == (locality is T and replicas > 1)
         held = copies(leaf, replicas)
         assert len(held) == replicas
         for replica in range(replicas):
@@ -87,24 +95,127 @@ def check(which: Program, localities: tuple[Any, ...], result: Any, expected: li
 
 
 @pytest.mark.parametrize("which", PROGRAMS, ids=lambda p: p.name)
-def test_a_program_is_what_plain_jax_computes(which: Program, strategy: replicax.MirroredStrategy) -> None:
-    step, args = Counted(which.step), arguments(which, strategy)
-    localities = strategy.extended.trace(step, args).localities
-    expected = which.reference(strategy.num_replicas_in_sync)
-    for _ in range(2):
-        check(which, localities, strategy.run(step, args), expected)
-    assert step.calls == 1
+def test_a_program_is_what_plain_jax_computes(which: Program) -> None:
+    for replicas in (1, 2, 4):
+        strategy = strategy_of(replicas)
+        step, args = Counted(which.step), arguments(which, strategy)
+        localities = strategy.extended.trace(step, args).localities
+        expected = which.reference(replicas)
+        for _ in range(2):
+            check(which, localities, strategy.run(step, args), expected)
+        assert step.calls == 1
+    # The localities that a program expects are no mere bounds: what may differ between replicas does.
+    flat = [jax.tree.leaves(e) for e in expected]
+    for i, locality in enumerate(which.localities if which.differ else ""):
+        first, *others = (np.asarray(bits(leaves[i])) for leaves in flat)
+        agree = all(np.array_equal(first, other) for other in others)
+        assert agree == (locality == "M"), f"leaf {i}"
 
 
-@pytest.mark.parametrize("which", [p for p in PROGRAMS if p.differ], ids=lambda p: p.name)
-def test_what_may_differ_does_differ(which: Program) -> None:
-    """The expected localities are not only bounds: some replica gets something else than the first."""
-    flat = [jax.tree.leaves(e) for e in which.reference(4)]
-    for i, locality in enumerate(which.localities):
-        values = [np.asarray(bits(leaves[i])) for leaves in flat]
-        same = all(np.array_equal(v, values[0]) for v in values)
-        assert same == (locality == "M"), f"leaf {i}"
+# --- gradients with respect to variables ----------------------------------------------------------------
+
+# JAX itself does not differentiate these: integers and keys, callbacks, loops that stop when they like.
+_NO_GRADIENT = {"variables_that_are_keys_and_counters", "variables_in_callbacks", "variables_in_branches_and_loops"}
 
 
-def bits(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+@pytest.mark.parametrize(
+    "which", [p for p in PROGRAMS if p.variables and p.name not in _NO_GRADIENT], ids=lambda p: p.name
+)
+def test_gradients_with_respect_to_variables(which: Program, pair: replicax.MirroredStrategy) -> None:
+    def loss(x: Any, *shared: Any) -> Any:
+        return sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(which.step(x, *shared)))
+
+    def step(x: Any, *variables: Any) -> Any:
+        value, gradients = replicax.value_and_grad(lambda: loss(x, *variables), variables)()
+        return value, gradients, replicax.get_replica_context().all_reduce("sum", gradients)
+
+    plain = jax.jit(jax.value_and_grad(lambda shared, x: loss(x, *shared)))
+    expected = [plain(which.shared(), which.data(i)) for i in range(2)]
+    total = jax.tree.map(jnp.add, expected[0][1], expected[1][1])
+    counted, args = Counted(step), arguments(which, pair)
+    value, gradients, summed = pair.run(counted, args)
+    assert counted.calls == 1
+    for replica, (v, g) in enumerate(expected):
+        here = jax.tree.map(lambda leaf, r=replica: copies(leaf, 2)[r], (value, gradients), is_leaf=is_per_replica)
+        jax.tree.map(lambda a, b: assert_same(a, b, which.name), here, (v, g))
+        jax.tree.map(lambda a, b, r=replica: assert_same(copies(a, 2)[r], b, which.name), summed, total)
+
+
+@third_party
+def test_training_variables_with_adam(strategy: replicax.MirroredStrategy) -> None:
+    n = strategy.num_replicas_in_sync
+    data = np.random.default_rng(0).normal(size=(n, 4, 5)).astype(np.float32)
+    x = strategy.distribute_values_from_function(lambda ctx: data[ctx.replica_id_in_sync_group])
+    params = [np.full((3, 2), 0.1, np.float32), np.zeros(2, np.float32)]
+    tx = optax.adam(0.1)
+    with strategy.scope():
+        variables = [replicax.Variable(value) for value in params]
+        optimizer = replicax.Optimizer(tx)
+
+    def losses(w: Any, b: Any, x: Any) -> Any:
+        return jnp.square(jnp.tanh(x[:, :3] @ w + b[None]) - x[:, 3:]).mean(-1)
+
+    def step(x: Any) -> None:
+        def loss() -> Any:
+            return replicax.compute_average_loss(losses(*variables, x))
+
+        _, gradients = replicax.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    @jax.jit
+    def plain(params: Any, state: Any) -> Any:
+        gradients = jax.grad(lambda params: losses(*params, data.reshape(-1, 5)).mean())(params)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(3):
+        strategy.run(step, (x,))
+        params, state = plain(params, state)
+    for variable, value in zip([*variables, *optimizer.variables], [*params, *jax.tree.leaves(state)], strict=True):
+        for held in copies(variable.value, n):
+            assert_same(held, value, variable.name)
+
+
+# --- what happens besides the results -------------------------------------------------------------------
+
+
+def test_a_jitted_helper_that_lives_on_reads_what_was_assigned(pair: replicax.MirroredStrategy) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    helper = jax.jit(lambda x: x * v)
+
+    def step(x: Any) -> Any:
+        before = helper(x)
+        v.assign(v + 1.0)
+        _, (gradient,) = replicax.value_and_grad(lambda: helper(x) ** 2, [v])()
+        return before, helper(x), gradient
+
+    x = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    for value in (1.0, 2.0):
+        results = pair.run(step, (x,))
+        for replica, own in enumerate([1.0, 2.0]):
+            found = [float(copies(leaf, 2)[replica]) for leaf in results]
+            assert found == [value * own, (value + 1) * own, 2 * (value + 1) * own**2]
+
+
+def test_the_host_is_called_once_by_each_replica(strategy: replicax.MirroredStrategy) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def note(what: str) -> Callable[[Any], None]:
+        return lambda v: seen.append((what, float(v)))
+
+    def step(x: Any, shared: Any) -> Any:
+        jax.debug.callback(note("own"), x)
+        jax.debug.callback(note("shared"), shared)
+        jax.lax.fori_loop(0, 2, lambda i, c: (jax.debug.callback(note("loop"), c + x), c + 1.0)[1], 0.0)
+        jax.lax.cond(x > 1, lambda: jax.debug.callback(note("large"), x), lambda: None)
+        return x
+
+    n = strategy.num_replicas_in_sync
+    x = strategy.distribute_values_from_function(lambda ctx: float(ctx.replica_id_in_sync_group))
+    strategy.run(step, (x, 10.0))
+    jax.effects_barrier()
+    own = [float(i) for i in range(n)]
+    expected = [("own", i) for i in own] + [("shared", 10.0)] * n + [("large", i) for i in own if i > 1]
+    assert sorted(seen) == sorted(expected + [("loop", i + turn) for i in own for turn in (0, 1)])

@@ -14,8 +14,10 @@ from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, Local, PerReplica, Stacked, is_leaf
+from replicax.variables import Variable
 
 _STATIC = object()
+_flatten = jax.tree_util.default_registry.flatten  # what jax.tree_util.tree_flatten calls
 
 # Arguments are read at every call, mostly right after a program that has emptied the processor's caches. What
 # takes 0.1 µs in a loop then takes 20 or 100 times that (isinstance(x, jax.Array): 9 µs), so as little as
@@ -39,7 +41,7 @@ class Arguments:
     __slots__ = ("_statics", "_tree", "arrays", "key")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
-        leaves, self._tree = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_leaf)
+        leaves, self._tree = _flatten((args, kwargs), is_leaf)
         self.arrays: list[Any] = []
         self._statics: list[Any] = []
         keys: list[Any] = []
@@ -50,6 +52,9 @@ class Arguments:
                 array = form.array if type(form) is Stacked else self._not_stacked(form, position)
                 self.arrays.append(array)
                 keys.append((T, array.shape, array.dtype, False))
+            elif kind is Variable:
+                self._statics.append((position, leaf))
+                keys.append((_STATIC, kind, leaf.slot))  # as good as the variable, and compared without its ==
             elif kind in _array_types or isinstance(leaf, jax.Array):
                 if kind not in _array_types:
                     self._check_concrete(leaf, position)
@@ -64,7 +69,6 @@ class Arguments:
             else:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
-                continue
         self.key = (self._tree, tuple(keys))
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
@@ -162,7 +166,7 @@ def describe_difference(old: Any, new: Any) -> list[str]:
 
 def _describe_key(key: Any) -> str:
     if key[0] is _STATIC:
-        return f"the Python value {key[2]!r}"
+        return "a variable" if key[1] is Variable else f"the Python value {key[2]!r}"
     weak = ", weakly typed" if key[3] else ""
     dtype = key[2] if _is_extended(key[2]) else np.dtype(key[2]).name
     return f"{dtype}{list(_local_shape(key))} ({key[0].value}{weak})"

@@ -115,6 +115,8 @@ class _Pass:
                 )
             agreeing = name in _AGREEING and params.get("axis_index_groups") is None
             return [R if agreeing else T] * count, operands
+        if name == "optimization_barrier":
+            return operands, operands
         if name in _WRITES:
             joined = _join(operands) | (T if divergence else M)
             return [joined] * count, [joined, *operands[1:]]

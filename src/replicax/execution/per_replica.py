@@ -176,7 +176,7 @@ class _Replica:
         fn: Callable[..., Any],
         adopt: Callable[[], None],
         creations: Creations,
-        arguments: Any,
+        arguments: Callable[[], Any],
         per_replica: Sequence[Any],
     ) -> None:
         self.localities = Localities()
@@ -193,7 +193,6 @@ class _Replica:
 
     def play(self) -> Any:
         self._adopt()
-        args, kwargs = self._arguments
         with (
             jax.disable_jit(),
             jax.default_device(self._device),
@@ -202,6 +201,7 @@ class _Replica:
             use_store(self.store),
         ):
             try:
+                args, kwargs = self._arguments()
                 return self._fn(*args, **kwargs)
             except NameError as error:
                 if "axis name" in str(error):
@@ -222,8 +222,8 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     return jnp.squeeze(shard.data, 0) if variable.is_stacked else jnp.copy(shard.data)
 
 
-def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Any, list[Any]]:
-    """One replica's ``(args, kwargs)``, and those of its arrays that came from a ``PerReplica``."""
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[Any]]:
+    """What makes one replica's ``(args, kwargs)``, and those of its arrays that came from a ``PerReplica``."""
     own: list[Any] = []
 
     def one(leaf: Any) -> Any:
@@ -237,7 +237,10 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Any, list[Any]
             return jax.device_put(jnp.asarray(leaf), device)
         return leaf
 
-    return jax.tree_util.tree_map(one, tree, is_leaf=is_leaf), own
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
+    leaves = [one(leaf) for leaf in leaves]
+    # Put together by the replica itself: some containers remember the trace that they were made in.
+    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), own
 
 
 def _check_expectations(replicas: Sequence[_Replica]) -> None:

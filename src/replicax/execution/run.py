@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
+_no_trace = _jax.eval_trace()
+_no_arguments = Arguments((), {})
+
+
 def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
     executable, arguments = prepare(strategy, fn, args, kwargs)
@@ -52,7 +56,7 @@ def prepare(
       ContextError, TypeError: see :func:`check_call`.
     """
     check_call(strategy, fn, args)
-    arguments = Arguments(tuple(args), dict(kwargs or {}))
+    arguments = Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
     key = (function_key(fn), arguments.key, _jax.trace_settings())
     cache = strategy.extended.programs
     executable = cache.find(key)
@@ -82,7 +86,7 @@ def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) 
     context.check_cross_replica(strategy, "strategy.run", "A step can't run another: call the function itself.")
     if context.in_step():
         raise ContextError("strategy.run was called in a merge_fn, inside a step that is still running")
-    if _jax.current_trace() is not _jax.eval_trace():
+    if _jax.current_trace() is not _no_trace:
         raise ContextError("strategy.run compiles the step itself: call it outside jax.jit, jax.grad and the like")
     if not callable(fn):
         raise TypeError(f"strategy.run(fn, args=(), kwargs=None): fn must be callable, got {fn!r}")
