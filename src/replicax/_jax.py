@@ -281,7 +281,9 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    results: list[Any] = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+    # Inlined, so it changes nothing that is compiled. But where JAX falls back to running operation by operation,
+    # as it does to find a NaN, a bare jaxpr sends it round in circles.
+    results: list[Any] = jax.jit(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), inline=True)(*args)
     return results
 
 

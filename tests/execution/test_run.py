@@ -372,6 +372,19 @@ def test_a_deadlock_is_found_before_anything_runs(pair) -> None:
     assert float(v) == 0.0
 
 
+def test_jax_can_look_for_a_nan(pair) -> None:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        pair.run(lambda x: jnp.log(x), args=(-1.0,))
+
+
+def test_nothing_traced_is_left_over(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    with jax.checking_leaks():
+        pair.run(lambda x: v.assign_add(x).value * 2, args=(1.0,))
+    assert float(v) == 2.0
+
+
 # --- devices --------------------------------------------------------------------------------------------
 
 
