@@ -47,6 +47,8 @@ class ExactCommunicator:
         return replica
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+        if not arrays:
+            return []  # nothing to wait for, nor does a compiled program
         n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None))
         arrays = [countable(jnp.asarray(a)) for a in arrays]
         totals = [sum_p.bind(a, communicator=self) for a in arrays]

@@ -22,6 +22,7 @@ from replicax.errors import ContextError, LocalityError
 from replicax.execution.conductor import Conductor
 from replicax.execution.function_key import function_key
 from replicax.execution.infer import UNRELIABLE
+from replicax.execution.marks import Obligation, mark_p
 from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
 from replicax.execution.placing import ARRAYS, mirror, place_components, stack
 from replicax.locality import Locality, M, R, T
@@ -121,7 +122,6 @@ class ExactStore:
         strategy: Strategy,
         communicator: ExactCommunicator,
         localities: Localities,
-        trace: Any,
         creations: Creations,
     ) -> None:
         self.create = creations.create
@@ -133,7 +133,8 @@ class ExactStore:
         self.written: dict[Variable, str | None] = {}
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
         self.differing: list[tuple[Any, frozenset[Locality], str]] = []
-        self._trace = trace
+        self.obligations: list[Obligation] = []
+        self.trace = _jax.WatchingTrace(self.watch)
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)
@@ -146,7 +147,7 @@ class ExactStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.strategy)
-        check_write_trace(variable, self._trace)
+        check_write_trace(variable, self.trace)
         if must_be_mirrored is not None:
             self.expect([value], frozenset({T}), must_be_mirrored)
         self.values[variable] = value
@@ -156,13 +157,26 @@ class ExactStore:
         return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
+        self.obligations.append(Obligation(refused, otherwise))
+        return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
+
+    def answer(self, value: Any, mark_id: int) -> None:
+        """A mark has come upon ``value``."""
         # What differs can be told at once; what does not differ only when all replicas are known.
-        found = self.localities.of(values[0])
+        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
+        found = self.localities.of(value)
         several = self.strategy.num_replicas_in_sync > 1
         if several and found in refused and (found is T or M not in refused):
             raise LocalityError(otherwise)
-        (self.mirrored if T in refused else self.differing).append((values[0], refused, otherwise))
-        return list(values)
+        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        if primitive is mark_p:
+            self.answer(args[0], params["mark_id"])
+        else:
+            self.localities.watch(primitive, args, params, results)
 
 
 class _Replica:
@@ -183,8 +197,8 @@ class _Replica:
         for array in per_replica:
             self.localities.note(array)
         self.communicator = ExactCommunicator(index, device, self.localities.note)
-        self._trace = _jax.WatchingTrace(self.localities.watch)
-        self.store = ExactStore(strategy, self.communicator, self.localities, self._trace, creations)
+        self.store = ExactStore(strategy, self.communicator, self.localities, creations)
+        self._trace = self.store.trace
         self._context = context.ReplicaContext(strategy, self.communicator)
         self._device = device
         self._fn = fn
@@ -293,9 +307,8 @@ def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) ->
     mesh = variable.strategy.extended.mesh
     if variable.is_stacked:
         return stack(values, mesh)
-    text = next(t for r in replicas if (t := r.store.written.get(variable)) is not None)
     if several and not _equal(values):
-        raise LocalityError(text)
+        raise LocalityError(next(t for r in replicas if (t := r.store.written.get(variable)) is not None))
     return mirror([jnp.copy(v) for v in values], mesh)
 
 

@@ -96,10 +96,9 @@ def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) 
 
 def _take_back(executable: Executable) -> None:
     """Give variables about to be donated an array of their own, if somebody outside holds the present one."""
-    for slot in executable.donated:
-        if slot in lent:
-            slot.array = jnp.copy(slot.array)
-            lent.discard(slot)
+    for slot in lent.intersection(executable.donated):
+        slot.array = jnp.copy(slot.array)
+        lent.discard(slot)
 
 
 def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int) -> Any:
