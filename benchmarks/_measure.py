@@ -51,28 +51,25 @@ class Paired:
         }
 
 
-def interleave(
-    a: Callable[[], None], b: Callable[[], None], seconds: float, block: int = 1, warmup: int = 20
-) -> Paired:
-    """Time ``a`` and ``b`` in turn for about ``seconds``: A B, B A, A B, …
+def interleave(calls: Sequence[Callable[[], None]], seconds: float, warmup: int = 20) -> list[list[float]]:
+    """Time the calls in turn for about ``seconds``, in alternating order: A B, B A, A B, …
 
-    Both must return only when their work is done. A time is the mean of ``block`` calls in a row.
+    Each must return only when its work is done. Returns the times of each; entry ``i`` of all of them belongs
+    to the same moment.
     """
     for _ in range(warmup):
-        a()
-        b()
-    times_a: list[float] = []
-    times_b: list[float] = []
-    sides = [(a, times_a), (b, times_b)]
+        for call in calls:
+            call()
+    times: list[list[float]] = [[] for _ in calls]
+    sides = list(zip(calls, times, strict=True))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times_a) % 2:
-        for call, times in sides:
+    while time.perf_counter() < end or len(times[0]) % 2:
+        for call, mine in sides:
             start = time.perf_counter()
-            for _ in range(block):
-                call()
-            times.append((time.perf_counter() - start) / block)
+            call()
+            mine.append(time.perf_counter() - start)
         sides.reverse()
-    return Paired(times_a, times_b)
+    return times
 
 
 def in_subprocess(script: str, *arguments: str) -> Any:
@@ -83,7 +80,7 @@ def in_subprocess(script: str, *arguments: str) -> Any:
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{script} {' '.join(arguments)} failed with exit code {done.returncode}:\n{done.stdout}")
+        raise SystemExit(f"{' '.join(command[1:])} failed with exit code {done.returncode}:\n{done.stdout}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -97,9 +94,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, results: dict[str, Any]) -> Path:
-    """Write ``results`` and the machine to ``results/name``."""
+def write(name: str, results: dict[str, Any]) -> None:
+    """Write ``results`` and the machine to ``results/name``, and say so."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / name
     path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n")
-    return path
+    print(f"written to benchmarks/results/{name}")

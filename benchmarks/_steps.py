@@ -1,13 +1,15 @@
 """The same steps twice: through Replicax's public API, and as hand-written ``jit(shard_map)``.
 
-The hand-written ones are what somebody who knows JAX would write: replicated state, donated; the layout of every
-output pinned; each device's slice of the batch on the device already; gradients summed by one ``lax.psum`` of the
-tree; each device's share of the loss returned.
+The hand-written ones are what somebody who knows JAX would write: replicated state, donated; the layout of
+every output pinned; each device's slice of the batch on its device already; the gradients summed by one
+``lax.psum`` of the tree; each device's share of the loss returned.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,12 +24,11 @@ import replicax
 from replicax.execution.collectives import Collective, collectives_in
 
 GLOBAL_BATCH = 128
-Model = Callable[[Sequence[Any], Any], Any]
 
 
 @dataclasses.dataclass
 class Side:
-    """One of the two.
+    """One of the two ways.
 
     Attributes:
       call: runs the step once, and returns when it is done.
@@ -42,29 +43,103 @@ class Side:
     state: Callable[[], list[np.ndarray[Any, Any]]]
 
 
+# --- what is trained ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Problem:
+    """What to train.
+
+    Attributes:
+      initial: the parameters to start from.
+      batch: a tuple of arrays ``[global_batch, …]``.
+      losses: a function of the parameters and a slice of the batch: the loss of each example.
+      tx: the optimizer.
+    """
+
+    initial: Sequence[Any]
+    batch: tuple[Any, ...]
+    losses: Callable[..., Any]
+    tx: optax.GradientTransformation
+
+
+def mlp() -> Problem:
+    """784-512-512-10, softmax cross entropy, Adam, batch 128."""
+    sizes = 784, 512, 512, 10
+    rng = np.random.default_rng(0)
+    initial: list[Any] = []
+    for n_in, n_out in itertools.pairwise(sizes):
+        initial.append(rng.normal(0, n_in**-0.5, (n_in, n_out)).astype(np.float32))
+        initial.append(np.zeros(n_out, np.float32))
+
+    def losses(params: Sequence[Any], images: Any, labels: Any) -> Any:
+        w1, b1, w2, b2, w3, b3 = params
+        x = jax.nn.relu(images @ w1 + b1)
+        x = jax.nn.relu(x @ w2 + b2)
+        return optax.softmax_cross_entropy_with_integer_labels(x @ w3 + b3, labels)
+
+    return Problem(initial, _images(rng, 784, 10), losses, optax.adam(1e-3))
+
+
+def small_gradients(count: int = 100, width: int = 32) -> Problem:
+    """A hundred 32×32 parameters, each pulled towards the examples: little to do but to reduce the gradients.
+
+    One example for each device, gradient descent.
+    """
+    rng = np.random.default_rng(0)
+    initial = [rng.normal(size=(width, width)).astype(np.float32) for _ in range(count)]
+
+    def losses(params: Sequence[Any], x: Any) -> Any:
+        return jnp.sum(sum((x - w) ** 2 for w in params), axis=(1, 2))
+
+    batch = (rng.normal(size=(jax.device_count(), width, width)).astype(np.float32),)
+    return Problem(initial, batch, losses, optax.sgd(0.01))
+
+
+def small_layers(count: int = 100, width: int = 32) -> Problem:
+    """A hundred residual layers of 32×32: as many small gradients, in a step that has much else to compute.
+
+    Softmax cross entropy, gradient descent, batch 128.
+    """
+    rng = np.random.default_rng(0)
+    scale = 0.1 * width**-0.5
+    initial = [rng.normal(0, scale, (width, width)).astype(np.float32) for _ in range(count)]
+
+    def losses(params: Sequence[Any], x: Any, labels: Any) -> Any:
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+        return optax.softmax_cross_entropy_with_integer_labels(x, labels)
+
+    return Problem(initial, _images(rng, width, width), losses, optax.sgd(0.01))
+
+
+def _images(rng: np.random.Generator, width: int, classes: int) -> tuple[Any, Any]:
+    images = rng.normal(size=(GLOBAL_BATCH, width)).astype(np.float32)
+    return images, rng.integers(classes, size=GLOBAL_BATCH).astype(np.int32)
+
+
 # --- a training step ------------------------------------------------------------------------------------
 
 
-def train_replicax(model: Model, initial: Sequence[Any], batch: Any, tx: optax.GradientTransformation) -> Side:
+def train_replicax(problem: Problem) -> Side:
     strategy = replicax.MirroredStrategy()
     with strategy.scope():
-        variables = [replicax.Variable(value) for value in initial]
-        optimizer = replicax.Optimizer(tx)
+        variables = [replicax.Variable(value) for value in problem.initial]
+        optimizer = replicax.Optimizer(problem.tx)
+    losses = problem.losses
     traces: list[None] = []
 
     def step(batch: Any) -> Any:
         traces.append(None)
-        images, labels = batch
 
         def loss_fn() -> Any:
-            losses = optax.softmax_cross_entropy_with_integer_labels(model(variables, images), labels)
-            return replicax.compute_average_loss(losses)
+            return replicax.compute_average_loss(losses(variables, *batch))
 
         loss, gradients = replicax.value_and_grad(loss_fn, variables)()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    [distributed] = strategy.distribute_dataset([batch])
+    [distributed] = strategy.distribute_dataset([problem.batch])
 
     def call() -> None:
         _wait(strategy.run(step, args=(distributed,)))
@@ -77,20 +152,19 @@ def train_replicax(model: Model, initial: Sequence[Any], batch: Any, tx: optax.G
     )
 
 
-def train_by_hand(model: Model, initial: Sequence[Any], batch: Any, tx: optax.GradientTransformation) -> Side:
+def train_by_hand(problem: Problem) -> Side:
     mesh, everywhere, along = _mesh()
-    params = jax.device_put(list(initial), everywhere, may_alias=False)
-    state = jax.device_put((params, tx.init(params)), everywhere)
+    params = jax.device_put(list(problem.initial), everywhere, may_alias=False)
+    state = jax.device_put((params, problem.tx.init(params)), everywhere)
+    losses, tx, global_batch = problem.losses, problem.tx, len(problem.batch[0])
     traces: list[None] = []
 
     def step(state: Any, batch: Any) -> Any:
         traces.append(None)
         params, opt_state = state
-        images, labels = batch
 
         def loss_fn(params: Any) -> Any:
-            losses = optax.softmax_cross_entropy_with_integer_labels(model(params, images), labels)
-            return losses.sum() / GLOBAL_BATCH
+            return losses(params, *batch).sum() / global_batch
 
         loss, gradients = jax.value_and_grad(loss_fn)(params)
         gradients = lax.psum(gradients, "replica")
@@ -100,7 +174,7 @@ def train_by_hand(model: Model, initial: Sequence[Any], batch: Any, tx: optax.Gr
     specs = PartitionSpec(), PartitionSpec("replica")
     mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
     jitted = jax.jit(mapped, donate_argnums=0, out_shardings=(everywhere, along))
-    distributed = jax.device_put(batch, along)
+    distributed = jax.device_put(problem.batch, along)
 
     def call() -> None:
         nonlocal state
@@ -110,59 +184,27 @@ def train_by_hand(model: Model, initial: Sequence[Any], batch: Any, tx: optax.Gr
     return Side(
         call,
         lambda: len(traces),
-        lambda: collectives_in(jitted.lower(state, distributed).compile().as_text()),
+        lambda: _collectives(jitted, state, distributed),
         lambda: list(map(np.asarray, state[0])),
     )
-
-
-def mlp() -> tuple[Model, list[Any], Any, optax.GradientTransformation]:
-    """784-512-512-10, Adam, batch 128."""
-    sizes = 784, 512, 512, 10
-    rng = np.random.default_rng(0)
-    initial: list[Any] = []
-    for n_in, n_out in zip(sizes, sizes[1:], strict=False):
-        initial.append(rng.normal(0, n_in**-0.5, (n_in, n_out)).astype(np.float32))
-        initial.append(np.zeros(n_out, np.float32))
-
-    def model(params: Sequence[Any], x: Any) -> Any:
-        w1, b1, w2, b2, w3, b3 = params
-        x = jax.nn.relu(x @ w1 + b1)
-        x = jax.nn.relu(x @ w2 + b2)
-        return x @ w3 + b3
-
-    images = rng.normal(size=(GLOBAL_BATCH, 784)).astype(np.float32)
-    return model, initial, (images, _labels(rng, 10)), optax.adam(1e-3)
-
-
-def small_layers(count: int = 100, width: int = 32) -> tuple[Model, list[Any], Any, optax.GradientTransformation]:
-    """A hundred residual layers of 32×32, whose gradients are 4 KiB each; plain gradient descent, batch 128."""
-    rng = np.random.default_rng(0)
-    initial = [rng.normal(0, 0.1 * width**-0.5, (width, width)).astype(np.float32) for _ in range(count)]
-
-    def model(params: Sequence[Any], x: Any) -> Any:
-        for w in params:
-            x = x + jnp.tanh(x @ w)
-        return x
-
-    images = rng.normal(size=(GLOBAL_BATCH, width)).astype(np.float32)
-    return model, initial, (images, _labels(rng, width)), optax.sgd(0.01)
 
 
 # --- a call with many variables -------------------------------------------------------------------------
 
 
 def count_replicax(count: int = 200) -> Side:
-    """A step that reads and writes ``count`` variables of 8 numbers."""
+    """A step that adds 1 to each of ``count`` variables of 8 numbers, held by an object as a model would."""
     strategy = replicax.MirroredStrategy()
     with strategy.scope():
         variables = [replicax.Variable(np.full(8, i, np.float32)) for i in range(count)]
+    model = types.SimpleNamespace(variables=variables)
     traces: list[None] = []
 
     def step() -> Any:
         traces.append(None)
-        for v in variables:
+        for v in model.variables:
             v.assign_add(jnp.ones(8))
-        return variables[0] + 0
+        return model.variables[0] + 0
 
     def call() -> None:
         _wait(strategy.run(step))
@@ -197,7 +239,7 @@ def count_by_hand(count: int = 200) -> Side:
     return Side(
         call,
         lambda: len(traces),
-        lambda: collectives_in(jitted.lower(state).compile().as_text()),
+        lambda: _collectives(jitted, state),
         lambda: list(map(np.asarray, state)),
     )
 
@@ -210,13 +252,13 @@ def _mesh() -> tuple[Mesh, NamedSharding, NamedSharding]:
     return mesh, NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
 
 
-def _labels(rng: np.random.Generator, classes: int) -> Any:
-    return rng.integers(classes, size=GLOBAL_BATCH).astype(np.int32)
+def _collectives(jitted: Any, *args: Any) -> list[Collective]:
+    return collectives_in(jitted.lower(*args).compile().as_text())
 
 
 def _wait(result: Any) -> None:
     """Return when ``result`` is there, and with it everything else that its program computes."""
     if isinstance(result, replicax.PerReplica):
-        # What strategy.local_results would wait for, without taking it apart into one array for each device.
+        # What strategy.local_results would wait for, without taking it apart into an array for each device.
         result = result.form.array  # type: ignore[union-attr]
     result.block_until_ready()

@@ -1,0 +1,54 @@
+"""How much longer ``import replicax`` takes than ``import jax``: each in a fresh process, in turn.
+
+python benchmarks/import_time.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+BAR = 0.25
+"""Seconds."""
+
+
+def measure(pairs: int) -> dict[str, Any]:
+    """Times in seconds, from the first line of Python to the end of the import."""
+    for module in ("jax", "replicax"):  # the first import may have to write .pyc files
+        _seconds(module)
+    times: dict[str, list[float]] = {"jax": [], "replicax": []}
+    for i in range(pairs):
+        for module in ("jax", "replicax") if i % 2 else ("replicax", "jax"):
+            times[module].append(_seconds(module))
+    longer = [ours - theirs for ours, theirs in zip(times["replicax"], times["jax"], strict=True)]
+    return {
+        "pairs": pairs,
+        "jax_s": statistics.median(times["jax"]),
+        "replicax_s": statistics.median(times["replicax"]),
+        "longer_s": statistics.median(longer),
+        "longer_s_range": [min(longer), max(longer)],
+    }
+
+
+def _seconds(module: str) -> float:
+    program = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How much longer import replicax takes than import jax.")
+    parser.add_argument("--pairs", type=int, default=15, help="how many times to import each")
+    result = measure(parser.parse_args().pairs)
+    print(
+        f"import jax {result['jax_s']:.3f} s, import replicax {result['replicax_s']:.3f} s: "
+        f"{result['longer_s']:.3f} s longer (bar: {BAR} s)"
+    )
+    sys.exit(result["longer_s"] > BAR)
+
+
+if __name__ == "__main__":
+    main()
