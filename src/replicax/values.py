@@ -152,7 +152,12 @@ def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
 
 
 def unwrap(tree: Any, replica: int) -> Any:
-    """One replica's view of a pytree: its component of each ``PerReplica``; other leaves as they are."""
+    """One replica's view of a pytree: its component of each ``PerReplica``; other leaves as they are.
+
+    >>> from replicax.values import regroup, unwrap
+    >>> unwrap(regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]), replica=1)
+    {'a': 2, 'b': 'x'}
+    """
     return jax.tree_util.tree_map(
         lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, tree, is_leaf=is_leaf
     )

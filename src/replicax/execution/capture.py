@@ -87,6 +87,14 @@ def capture(
       arguments: one replica's shape and dtype, and the locality, of each traced argument.
       rebuild: makes ``(args, kwargs)`` from the traced arguments.
       creations: the variables that the step creates.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     v = replicax.Variable(1.0)
+    >>> program = strategy.extended.trace(lambda x: v.assign_add(x * 2).value, args=(3.0,)).program  # captured
+    >>> len(program.reads), len(program.arguments), len(program.writes)
+    (1, 1, 1)
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     store: TracedStore | None = None

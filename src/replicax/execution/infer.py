@@ -50,6 +50,13 @@ def infer(
     Raises:
       LocalityError: an obligation does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
+
+    >>> import jax
+    >>> from replicax.execution.infer import infer
+    >>> from replicax.locality import M, T
+    >>> program = jax.make_jaxpr(lambda x, m: (x + m, m * 2))(1.0, 2.0).jaxpr
+    >>> infer(program, [T, M], {})
+    [<Locality.PER_REPLICA: 'T'>, <Locality.MIRRORED: 'M'>]
     """
     return _Pass(obligations if check else {}, check).run(jaxpr, inputs, None, final=True)[0]
 

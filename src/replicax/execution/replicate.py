@@ -63,7 +63,7 @@ class Executable:
 
 
 def replicate(program: Program, mesh: Mesh) -> Executable:
-    """Compile ``program`` for the replicas of ``mesh``, after checking that it means the same for all.
+    """Compile ``program`` for the replicas of ``mesh``, in which it was captured, after checking that it means the same for all.
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
     those of locality M as one replicated array. The layout of every output is pinned, so that the next call
@@ -71,6 +71,14 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.
+
+    >>> import replicax
+    >>> from replicax.execution.replicate import replicate
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> program = strategy.extended.trace(lambda x: x * 2, args=(3.0,)).program
+    >>> _, [result] = replicate(program, strategy.extended.mesh).call([], [], [3.0], ())
+    >>> float(result), len(result.devices())
+    (6.0, 2)
     """
     several = mesh.shape[REPLICA_AXIS] > 1
     inputs = (
