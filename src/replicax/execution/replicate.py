@@ -63,7 +63,9 @@ class Executable:
 
 
 def replicate(program: Program, mesh: Mesh) -> Executable:
-    """Compile ``program`` for the replicas of ``mesh``, in which it was captured, after checking that it means the same for all.
+    """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
+
+    Before, check that it means the same for all of them.
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
     those of locality M as one replicated array. The layout of every output is pinned, so that the next call
