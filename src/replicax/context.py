@@ -347,7 +347,8 @@ def check_no_options(options: Any, method: str) -> None:
 
 def in_step() -> bool:
     """Whether a step is running on this thread, be it in a ``merge_fn``."""
-    return any(frame.replica is not None for frame in _stack.frames)
+    frames = _stack.frames
+    return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
 _USE_MERGE_CALL = (

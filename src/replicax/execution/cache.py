@@ -34,12 +34,18 @@ class ProgramCache:
         self._traces: collections.Counter[Any] = collections.Counter()
         self._last: dict[Any, Any] = {}
         self._created: dict[FunctionKey, list[Variable]] = {}
+        # What `find` found last: in a loop it is what comes next, and to compare keys costs less than to hash one.
+        self._latest: tuple[Any, Executable | None] = (None, None)
 
     def find(self, key: Any) -> Executable | None:
         """The executable with this key, if there is one."""
+        latest_key, latest = self._latest
+        if key == latest_key:
+            return latest
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
+            self._latest = key, found
         return found
 
     def add(self, key: Any, executable: Executable, name: str) -> None:
@@ -70,6 +76,7 @@ class ProgramCache:
             self._drop(key)
 
     def _drop(self, key: Any) -> None:
+        self._latest = None, None
         executable = self._entries.pop(key, None)
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)

@@ -100,7 +100,7 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
         known = _keys.get(fn)
-        if known is not None and known[0] == _definition(fn) and all(c.is_current for c in known[1]):
+        if known is not None and known[0] == _definition(fn) and _are_current(known[1]):
             return known[2]
     return _new_key(fn)
 
@@ -192,9 +192,30 @@ class _Captured:
         except ValueError:  # not assigned yet
             return None
 
-    @property
-    def is_current(self) -> bool:
-        return self.seen.still(self.now)
+
+def _are_current(captured: list[_Captured]) -> bool:
+    """Whether each still stands for what it did: ``all(c.seen.still(c.now) for c in captured)``.
+
+    Part of every call of a step, mostly right after a program that has emptied the processor's caches, where each
+    Python function that is entered costs a microsecond: so only containers are asked.
+    """
+    for c in captured:
+        function = c._function()
+        if function is None:
+            return False
+        if c._index is None:
+            now = function.__globals__.get(c.name)
+        else:
+            try:
+                now = (function.__closure__ or ())[c._index].cell_contents
+            except ValueError:  # not assigned yet
+                now = None
+        by_id = c.seen._value
+        if (by_id._strong if by_id._ref is None else by_id._ref()) is not now:
+            return False
+        if type(now) in _CONTAINERS and not c.seen.still(now):
+            return False
+    return True
 
 
 class _Collector:

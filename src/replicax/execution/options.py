@@ -35,6 +35,9 @@ class RunOptions:
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
 
 
+_COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
+
+
 class _Debugging(threading.local):
     depth = 0
 
@@ -70,4 +73,4 @@ def debug() -> Iterator[None]:
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return RunOptions(executor="per_replica" if _debugging.depth else "compiled")
+    return _PER_REPLICA if _debugging.depth else _COMPILED
