@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,18 +192,17 @@ def train_by_hand(problem: Problem) -> Side:
 
 
 def count_replicax(count: int = 200) -> Side:
-    """A step that adds 1 to each of ``count`` variables of 8 numbers, held by an object as a model would."""
+    """A step that adds 1 to each of ``count`` variables of 8 numbers, which it captures as a list."""
     strategy = replicax.MirroredStrategy()
     with strategy.scope():
         variables = [replicax.Variable(np.full(8, i, np.float32)) for i in range(count)]
-    model = types.SimpleNamespace(variables=variables)
     traces: list[None] = []
 
     def step() -> Any:
         traces.append(None)
-        for v in model.variables:
+        for v in variables:
             v.assign_add(jnp.ones(8))
-        return model.variables[0] + 0
+        return variables[0] + 0
 
     def call() -> None:
         _wait(strategy.run(step))

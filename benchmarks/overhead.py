@@ -205,7 +205,7 @@ def _verdict(passed: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What Replicax costs, against hand-written jit(shard_map).")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the time, and noisier")
+    parser.add_argument("--quick", action="store_true", help="about a third of the time, and noisier")
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # one process of the measurement
     parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
