@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax import context
 from replicax.data.sources import as_reiterable
 from replicax.errors import ContextError
+from replicax.execution.placing import ARRAYS
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import PerReplica, Stacked
 
@@ -92,7 +93,7 @@ def split_batch(batch: Any, mesh: Mesh, where: str) -> Any:
     sizes = {}
     for path, leaf in paths:
         name = where + jax.tree_util.keystr(path)
-        if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex)):
+        if not isinstance(leaf, ARRAYS):
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
         # A copy: the dataset may fill the same buffer again while this batch is still on its way to the devices.
         array = leaf if isinstance(leaf, jax.Array) else np.array(leaf)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
 from replicax.reduction import ReduceOp, checked_axes, divide
 from replicax.values import Local, PerReplica, Stacked, is_leaf
@@ -191,7 +192,7 @@ def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
 
 def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
     for replica, component in enumerate(components):
-        if not isinstance(component, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        if not isinstance(component, ARRAYS):
             raise TypeError(f"strategy.{what}: the component of replica {replica} is no array: {component!r}")
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None

@@ -14,6 +14,7 @@ from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, PerReplica, Stacked
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+"""What counts as an array, or converts to one."""
 
 
 def place_components(components: Sequence[Any], mesh: Mesh) -> PerReplica:
