@@ -14,7 +14,7 @@ from replicax.errors import RetraceWarning
 from replicax.execution.arguments import describe_difference
 from replicax.execution.function_key import FunctionKey, function_key
 from replicax.execution.replicate import Executable
-from replicax.variables.store import Slot
+from replicax.variables.slots import Slot
 from replicax.variables.variable import Variable
 
 _CAPACITY = 256

@@ -28,7 +28,8 @@ from replicax.execution.placing import ARRAYS, mirror, place_components, stack
 from replicax.locality import Locality, M, R, T
 from replicax.reduction import share_p
 from replicax.values import Components, Local, PerReplica, is_leaf
-from replicax.variables.store import Creations, check_owner, check_write_trace, launching, lent, use_store
+from replicax.variables.slots import launching, lent
+from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:

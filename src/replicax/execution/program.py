@@ -11,7 +11,7 @@ import jax
 from replicax import _jax
 from replicax.execution.marks import Obligation
 from replicax.locality import Locality
-from replicax.variables.store import Slot
+from replicax.variables.slots import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

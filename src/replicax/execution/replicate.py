@@ -15,7 +15,7 @@ from replicax.execution.infer import infer
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.variables.store import Slot
+from replicax.variables.slots import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,7 @@ class Executable:
     donated: tuple[Slot, ...]
     kept: tuple[Slot, ...]
     written: tuple[Slot, ...]
+    """The donated ones first, in the same order."""
     mesh: Mesh
 
     def compiled_text(self) -> str:
@@ -92,8 +93,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
 
-    written_slots = {use.slot for use in program.writes}
-    donated = [i for i, use in enumerate(program.reads) if use.slot in written_slots]
+    position = {use.slot: i for i, use in enumerate(program.reads)}
+    # Variables that are read as well come first among the written, in the order of the donated.
+    written = sorted(range(n_written), key=lambda i: program.writes[i].slot not in position)
+    donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
     kept = [i for i in range(len(program.reads)) if i not in set(donated)]
 
     # A single replica's results come back bare, so nothing is stacked there.
@@ -104,14 +107,14 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         [locality is T for _, locality in program.arguments],
         (False,) * len(program.constants),
     )
-    stack_out = ([use.stacked for use in program.writes], stack_results)
+    stack_out = ([program.writes[i].stacked for i in written], stack_results)
 
     def body(*groups: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         local = jax.tree_util.tree_map(_unstack, groups, stack_in)
         reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
         values = [reads[i] for i in range(len(program.reads))]
         results = _jax.evaluate(program.jaxpr, [*values, *local[2], *local[3]])
-        groups_out = (results[:n_written], results[n_written:])
+        groups_out = ([results[i] for i in written], results[n_written:])
         return jax.tree_util.tree_map(_stack, groups_out, stack_out)
 
     specs_in: Any = jax.tree_util.tree_map(_spec, stack_in)
@@ -132,7 +135,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         call=call,
         donated=tuple(program.reads[i].slot for i in donated),
         kept=tuple(program.reads[i].slot for i in kept),
-        written=tuple(use.slot for use in program.writes),
+        written=tuple(program.writes[i].slot for i in written),
         mesh=mesh,
     )
 

@@ -17,7 +17,8 @@ from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.replicate import Executable, replicate
 from replicax.locality import T
 from replicax.values import PerReplica, Stacked
-from replicax.variables.store import Creations, launching, lent
+from replicax.variables.slots import launching, lent, together
+from replicax.variables.store import Creations
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -34,14 +35,14 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
     with launching:
         if lent:
             _take_back(executable)
-        written, computed = executable.call(
-            [slot.array for slot in executable.donated],
+        group = together(executable.written)
+        overwritten = len(executable.donated) < len(executable.written)
+        group.arrays, computed = executable.call(
+            group.arrays[: len(executable.donated)] if overwritten else group.arrays,
             [slot.array for slot in executable.kept],
             placed,
             executable.program.constants,
         )
-        for slot, array in zip(executable.written, written, strict=True):
-            slot.array = array
         if lent:
             lent.difference_update(executable.written)
     return _results(executable, computed, strategy.num_replicas_in_sync)

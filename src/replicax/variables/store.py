@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,38 +18,10 @@ from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
+from replicax.variables.slots import lent
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
-
-
-class Slot:
-    """The array of one variable, as it lies on the devices.
-
-    Compiled programs hold slots, not variables: a variable that nobody uses any more frees its array, even
-    while a cached program still knows its slot.
-    """
-
-    __slots__ = ("__weakref__", "array", "caches")
-
-    def __init__(self, array: jax.Array) -> None:
-        self.array = array
-        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those of programs that use the variable, which are told when it is gone."""
-
-    def release(self) -> None:
-        """Free the array; the variable is gone."""
-        self.array = None  # type: ignore[assignment]
-        lent.discard(self)
-        for cache in list(self.caches):
-            cache.forget(self)
-
-
-launching = threading.RLock()
-"""Held while a program takes the arrays of its variables and leaves new ones: two threads must not interleave."""
-
-lent: set[Slot] = set()
-"""Slots whose array somebody outside has been given: it must not be donated to a compiled program."""
 
 
 class Store(Protocol):

@@ -26,7 +26,8 @@ from replicax.variables.rules import (
     parse_aggregation,
     parse_synchronization,
 )
-from replicax.variables.store import ConcreteStore, Slot, current_store, use_store
+from replicax.variables.slots import Slot
+from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

@@ -1,0 +1,88 @@
+"""The arrays of variables, as they lie on the devices.
+
+A program that updates many variables takes their arrays in one list and returns the new ones in another. To go
+through all variables before and after each call would cost a good part of a small step, so variables that were
+written together stay together: they share the list, and the next call passes it on as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import jax
+
+
+class Group:
+    """Slots that share one list of arrays.
+
+    Attributes:
+      slots: whose arrays these are, in order; empty while it is not all of them.
+      arrays: the present ones; a call that writes all of them replaces the list.
+    """
+
+    __slots__ = ("arrays", "slots")
+
+    def __init__(self, arrays: list[Any]) -> None:
+        self.slots: tuple[Slot, ...] = ()
+        self.arrays = arrays
+
+
+class Slot:
+    """The array of one variable.
+
+    Compiled programs hold slots, not variables: a variable that nobody uses any more frees its array, even
+    while a cached program still knows its slot.
+    """
+
+    __slots__ = ("__weakref__", "_place", "caches")
+
+    def __init__(self, array: jax.Array) -> None:
+        self._place = Group([array]), 0
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of programs that use the variable, which are told when it is gone."""
+
+    @property
+    def array(self) -> jax.Array:
+        """The present one."""
+        group, index = self._place
+        array: jax.Array = group.arrays[index]
+        return array
+
+    @array.setter
+    def array(self, array: jax.Array) -> None:
+        group, index = self._place
+        group.arrays[index] = array
+
+    def release(self) -> None:
+        """Free the array; the variable is gone."""
+        self._move(Group([None]), 0)
+        lent.discard(self)
+        for cache in list(self.caches):
+            cache.forget(self)
+
+    def _move(self, group: Group, index: int) -> None:
+        old = self._place
+        self._place = group, index
+        old[0].slots = ()
+        old[0].arrays[old[1]] = None
+
+
+def together(slots: tuple[Slot, ...]) -> Group:
+    """The group of exactly these slots, in this order; made now, if they have not been together before."""
+    group = slots[0]._place[0] if slots else Group([])
+    if group.slots is slots or group.slots == slots:
+        return group
+    group = Group([slot.array for slot in slots])
+    for index, slot in enumerate(slots):
+        slot._move(group, index)
+    group.slots = slots
+    return group
+
+
+launching = threading.RLock()
+"""Held while a program takes the arrays of its variables and leaves new ones: two threads must not interleave."""
+
+lent: set[Slot] = set()
+"""Slots whose array somebody outside has been given: it must not be donated to a compiled program."""
