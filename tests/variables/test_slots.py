@@ -1,0 +1,112 @@
+"""Variables that are written together share a list; whatever else happens, each keeps its own value."""
+
+import gc
+import random
+import weakref
+
+import jax.numpy as jnp
+import pytest
+
+import replicax
+from replicax.variables.slots import together
+
+
+@pytest.fixture
+def five(pair):
+    with pair.scope():
+        return [replicax.Variable(float(10 * i), name=f"v{i}") for i in range(5)]
+
+
+def values(variables):
+    return [float(v) for v in variables]
+
+
+def test_a_program_finds_the_list_that_it_left(pair, five) -> None:
+    def step():
+        for v in five:
+            v.assign_add(1.0)
+
+    pair.run(step)
+    group = together(tuple(v.slot for v in five))
+    pair.run(step)
+    assert together(tuple(v.slot for v in five)) is group
+    assert values(five) == [2, 12, 22, 32, 42]
+
+
+def test_programs_that_write_other_sets_in_other_orders_in_turn(pair, five) -> None:
+    def add(*which):
+        for i in which:
+            five[i].assign_add(float(i + 1))
+
+    expected = values(five)
+    rng = random.Random(0)
+    programs = [(0, 1, 2), (2, 1, 0), (1, 3), (4,), (0, 1, 2, 3, 4), (3, 4)]
+    for _ in range(40):
+        which = rng.choice(programs)
+        pair.run(lambda which=which: add(*which))
+        for i in which:
+            expected[i] += i + 1
+        assert values(five) == expected
+
+
+def test_some_are_overwritten_without_being_read(pair, five) -> None:
+    def step(x):
+        five[3].assign(x)  # not read
+        five[1].assign_add(five[0])
+        five[4].assign(five[2] + x)  # not read
+        five[2].assign_add(x)
+
+    for x in (1.0, 2.0):
+        program = pair.extended.trace(step, args=(x,))
+        assert program.written[: len(program.donated)] == program.donated == (five[1].slot, five[2].slot)
+        pair.run(step, args=(x,))
+    assert values(five) == [0, 10, 23, 2, 23]
+
+
+def test_assigned_between_calls(pair, five) -> None:
+    def step():
+        for v in five:
+            v.assign_add(1.0)
+
+    pair.run(step)
+    five[2].assign(100.0)
+    held = five[3].value
+    pair.run(step)
+    assert values(five) == [2, 12, 101, 32, 42]
+    assert float(held) == 31.0
+
+
+def test_a_slot_that_moves_leaves_no_array_behind(pair, five) -> None:
+    def both():
+        five[0].assign_add(1.0)
+        five[1].assign_add(1.0)
+
+    pair.run(both)
+    old = five[1].slot._place[0]
+    pair.run(lambda: five[0].assign_add(1.0))
+    assert old.slots == ()
+    assert old.arrays[0] is None
+    assert values(five[:2]) == [2, 11]
+
+
+def test_one_that_goes_frees_its_array_and_no_other(pair) -> None:
+    with pair.scope():
+        kept = replicax.Variable(jnp.ones(3))
+
+    def use():
+        with pair.scope():
+            gone = replicax.Variable(jnp.ones(3))
+
+        def step():
+            kept.assign_add(gone)
+            gone.assign_add(kept)
+
+        pair.run(step)
+        return weakref.ref(gone.slot.array)
+
+    array = use()
+    gc.collect()
+    assert array() is None
+    assert kept.numpy().tolist() == [2, 2, 2]
+    pair.run(lambda: kept.assign_add(jnp.ones(3)))
+    assert kept.numpy().tolist() == [3, 3, 3]
