@@ -10,6 +10,8 @@ import replicax
 replicax.use_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# The note that JAX adds to exceptions, when it leaves out frames, is part of the message to some versions of doctest.
+jax.config.update("jax_traceback_filtering", "off")
 
 
 def strategy_of(replicas: int) -> replicax.MirroredStrategy:
