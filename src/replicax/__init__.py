@@ -22,13 +22,21 @@ from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp
-from replicax.strategies import MirroredStrategy, OneDeviceStrategy
+from replicax.strategies import MirroredStrategy, OneDeviceStrategy, ShardedStrategy
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
 from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
-from replicax.variables import Aggregation, Synchronization, Variable
+from replicax.variables import (
+    Aggregation,
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    ShardedVariable,
+    Synchronization,
+    Variable,
+)
 
 __version__ = "0.1.0"
 
@@ -41,8 +49,11 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "Executable",
+    "FixedShardsPartitioner",
     "Locality",
     "LocalityError",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
     "MirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
@@ -51,6 +62,8 @@ __all__ = [
     "ReplicaContext",
     "RetraceWarning",
     "RunOptions",
+    "ShardedStrategy",
+    "ShardedVariable",
     "Strategy",
     "StrategyExtended",
     "Synchronization",

@@ -19,6 +19,7 @@ from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.ad_util import Zero as _Zero
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -134,7 +135,7 @@ class WatchingTrace(_core.EvalTrace):
         self._watch = watch
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
-        if primitive.name in _EVALUATED_INSIDE:
+        if primitive.name in EVALUATED_INSIDE:
             with _core.set_current_trace(self):
                 return _core.eval_jaxpr(getattr(params["jaxpr"], "jaxpr", params["jaxpr"]), (), *args)
         results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
@@ -150,7 +151,7 @@ class WatchingTrace(_core.EvalTrace):
             return fun.call_wrapped(*tracers)
 
 
-_EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}  # made to be programs even where nothing is compiled
+EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}  # made to be programs even where nothing is compiled
 
 
 def linear_primitive(
@@ -239,6 +240,36 @@ def identity_primitive(name: str) -> Primitive:
     return primitive
 
 
+def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
+    """A linear primitive that is its own transpose, operand by operand, such as a sum over replicas.
+
+    Args:
+      name: its name.
+      compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compute)
+    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    lowering = _mlir.lower_fun(compute, multiple_results=True)
+    _mlir.register_lowering(primitive, lowering)
+    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
+
+    def of_nonzero(values: Sequence[Any], params: Any) -> list[Any]:
+        present = [i for i, v in enumerate(values) if not isinstance(v, _Zero)]
+        results = list(values)
+        for i, result in zip(present, primitive.bind(*(values[i] for i in present), **params), strict=True):
+            results[i] = result
+        return results
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), of_nonzero(tangents, params)
+
+    _ad.primitive_jvps[primitive] = jvp
+    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: of_nonzero(cotangents, params)
+    return primitive
+
+
 def input_primitive(name: str) -> Primitive:
     """A primitive without operands that stands for an input of the program that is still being traced."""
     primitive = Primitive(name)
@@ -285,6 +316,22 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     # as it does to find a NaN, a bare jaxpr sends it round in circles.
     results: list[Any] = jax.jit(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), inline=True)(*args)
     return results
+
+
+def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
+    """What ``fn``, which returns an array, does: a function that does it without its Python, and the result's kind."""
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)()
+    program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
+    return lambda: program()[0], shape
+
+
+def bind(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """The results of one operation of a program, as part of whatever is being traced now."""
+    params: Any = equation.primitive.get_bind_params(equation.params)
+    names = _source_info.current_name_stack() + equation.source_info.name_stack
+    with _source_info.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
 
 
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:

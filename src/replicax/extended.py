@@ -20,6 +20,7 @@ from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
 from replicax.values import PerReplica, container_of, is_leaf
 from replicax.variables import Variable
+from replicax.variables.partitioners import Partitioner
 from replicax.variables.store import check_owner, current_store
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class StrategyExtended:
       worker_devices: the devices that replicas run on, in the order of the replicas.
       mesh: the device mesh, with an axis along which the replicas lie.
       programs: the strategy's cache of compiled steps.
+      partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -47,7 +49,8 @@ class StrategyExtended:
 
     strategy: Strategy
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], partitioner: Partitioner | None = None) -> None:
+        self.partitioner = partitioner
         self.worker_devices: tuple[jax.Device, ...] = tuple(devices)
         self.mesh: Mesh = replica_mesh(self.worker_devices)
         self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])

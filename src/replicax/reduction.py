@@ -69,11 +69,12 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
     """
     arrays = [countable(jnp.asarray(a)) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
-    totals = _sums(arrays) if size > 1 else list(alone_p.bind(*arrays))
+    totals = list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,)) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
 
 
-def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
+def sums(*arrays: jax.Array, axes: tuple[str, ...]) -> list[jax.Array]:
+    """The sum of each array over ``axes``, small arrays packed."""
     packs: dict[Any, list[int]] = {}
     for i, a in enumerate(arrays):
         if a.size * a.dtype.itemsize <= PACK_LIMIT:
@@ -82,7 +83,7 @@ def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
     whole = [i for i in range(len(arrays)) if i not in packed]
     groups = [members for members in packs.values() if len(members) > 1]
     buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
-    summed = lax.psum([*buffers, *(arrays[i] for i in whole)], REPLICA_AXIS)
+    summed = lax.psum([*buffers, *(arrays[i] for i in whole)], axes)
 
     results: list[Any] = [None] * len(arrays)
     for members, buffer in zip(groups, summed, strict=False):
@@ -93,6 +94,14 @@ def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
     for i, value in zip(whole, summed[len(groups) :], strict=True):
         results[i] = value
     return results
+
+
+all_reduce_p = _jax.collective_primitive("all_reduce", sums)
+"""``y, … = all_reduce[axes=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
+
+It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is
+a reduce-scatter (see :mod:`replicax.execution.partition`).
+"""
 
 
 def all_gather(array: Any, axis: int) -> jax.Array:
@@ -130,7 +139,7 @@ def from_first(array: Any) -> jax.Array:
         return alone_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
-    return lax.psum(kept, REPLICA_AXIS).astype(array.dtype)
+    return all_reduce_p.bind(kept, axes=(REPLICA_AXIS,))[0].astype(array.dtype)
 
 
 def divide(total: jax.Array, count: Any) -> jax.Array:

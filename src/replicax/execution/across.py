@@ -19,6 +19,7 @@ from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
 from replicax.reduction import ReduceOp, checked_axes, divide
 from replicax.values import Local, PerReplica, Stacked, is_leaf
+from replicax.variables.layout import Split
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
@@ -72,7 +73,11 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
 def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
-        return (value.read_value(),) * strategy.num_replicas_in_sync
+        whole = value.read_value()
+        if not isinstance(value.layout, Split):
+            return (whole,) * strategy.num_replicas_in_sync
+        bounds = map(value.layout.bounds, range(strategy.num_replicas_in_sync))
+        return tuple(jax.lax.slice_in_dim(whole, *b, axis=value.layout.dim) for b in bounds)
     leaves, treedef = _flatten(value)
     if not any(isinstance(leaf, PerReplica) for leaf in leaves):
         return (value,)

@@ -19,7 +19,7 @@ from replicax import _jax, context
 from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
-from replicax.locality import Locality, M, T
+from replicax.locality import Locality, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Local, PerReplica, is_leaf
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read, use_store
@@ -157,7 +157,7 @@ def capture(
         ),
         reads=tuple(map(_use, store.reads)),
         arguments=tuple(arguments),
-        constants=tuple(jax.device_put(value, everywhere) for _, value in closed_over),
+        constants=[jax.device_put(value, everywhere) for _, value in closed_over],
         writes=tuple(map(_use, store.writes)),
         results=tuple(results),
         result_tree=result_tree,
@@ -178,5 +178,4 @@ def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
 
 
 def _use(variable: Variable) -> Use:
-    locality = T if variable.is_stacked else M
-    return Use(variable.slot, locality, variable.is_stacked)
+    return Use(variable.slot, variable.layout)

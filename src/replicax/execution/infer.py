@@ -22,7 +22,7 @@ from replicax.locality import Locality, M, R, T
 from replicax.reduction import alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 
-_AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast"}
+_AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast", "all_reduce"}
 _DISAGREEING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psend", "precv", "axis_index"}
 # Each replica asks the host, the device's own generator or memory that nobody has written, and gets what it gets.
 UNRELIABLE = {"io_callback", "rng_uniform", "empty", "empty2", "create_token"}
@@ -38,6 +38,7 @@ def infer(
     obligations: Mapping[int, Obligation],
     *,
     check: bool = True,
+    found: dict[Any, Locality] | None = None,
 ) -> list[Locality]:
     """The locality of each output of ``jaxpr``, given those of its inputs.
 
@@ -46,6 +47,7 @@ def infer(
       inputs: the locality of each input.
       obligations: what the marks in the program ask for, by number.
       check: whether to raise; with a single replica nothing can differ, so nothing is checked.
+      found: takes the localities of all values in the program; of one that is computed in several places, their join.
 
     Raises:
       LocalityError: an obligation does not hold.
@@ -58,7 +60,7 @@ def infer(
     >>> infer(program, [T, M], {})
     [<Locality.PER_REPLICA: 'T'>, <Locality.MIRRORED: 'M'>]
     """
-    return _Pass(obligations if check else {}, check).run(jaxpr, inputs, None, final=True)[0]
+    return _Pass(obligations if check else {}, check, found).run(jaxpr, inputs, None, final=True)[0]
 
 
 class _Pass:
@@ -68,9 +70,12 @@ class _Pass:
     the operands afterwards: an operand that is a mutable array takes on what is written into it.
     """
 
-    def __init__(self, obligations: Mapping[int, Obligation], check: bool) -> None:
+    def __init__(
+        self, obligations: Mapping[int, Obligation], check: bool, found: dict[Any, Locality] | None = None
+    ) -> None:
         self.obligations = obligations
         self.check = check
+        self.everything = found
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
         self.known: dict[Any, tuple[list[Locality], list[Locality]]] = {}
 
@@ -96,6 +101,9 @@ class _Pass:
                 if _jax.is_mutable(v):
                     env[v] = env[v] | locality
             env.update(zip(equation.outvars, results, strict=True))
+        if final and self.everything is not None:
+            for v, locality in env.items():
+                self.everything[v] = self.everything.get(v, M) | locality
         found = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
         self.known[key] = found
         return found
@@ -199,7 +207,7 @@ class _Pass:
     def call_or_join(
         self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
     ) -> tuple[list[Locality], list[Locality]]:
-        called = _called(equation)
+        called = called_program(equation)
         if called is not None:
             return self.run(called, operands, divergence, final=final)
         joined = _join(operands)
@@ -225,7 +233,7 @@ def _over_replicas(params: Mapping[str, Any]) -> bool:
     return REPLICA_AXIS in (axes if isinstance(axes, (tuple, list, set, frozenset)) else (axes,))
 
 
-def _called(equation: Any) -> Any:
+def called_program(equation: Any) -> Any:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
     params = equation.params
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):

@@ -11,6 +11,7 @@ import jax
 from replicax import _jax
 from replicax.execution.marks import Obligation
 from replicax.locality import Locality
+from replicax.variables.layout import Layout
 from replicax.variables.slots import Slot
 
 
@@ -29,8 +30,7 @@ class Use:
     """One variable that a program reads or writes."""
 
     slot: Slot
-    locality: Locality
-    stacked: bool
+    layout: Layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Program:
     jaxpr: _jax.Jaxpr
     reads: tuple[Use, ...]
     arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]
-    constants: tuple[jax.Array, ...]
+    constants: list[jax.Array]
     writes: tuple[Use, ...]
     results: tuple[Result, ...]
     result_tree: Any

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from replicax import _jax
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.infer import infer
+from replicax.execution.partition import partitioned
+from replicax.execution.pieces import Piece
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
 
@@ -42,21 +45,25 @@ class Executable:
     """The donated ones first, in the same order."""
     mesh: Mesh
 
-    def compiled_text(self) -> str:
-        """The optimised HLO of the program, as one device runs it."""
+    def compiled(self) -> jax.stages.Compiled:
+        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
         n = self.mesh.shape[REPLICA_AXIS]
         arguments = [
             jax.ShapeDtypeStruct(
                 (n, *aval.shape) if locality is T else aval.shape,
                 aval.dtype,
-                sharding=NamedSharding(self.mesh, _spec(locality is T)),
+                sharding=NamedSharding(self.mesh, _of_value(locality, self.mesh).spec),
                 weak_type=aval.weak_type,
             )
             for aval, locality in self.program.arguments
         ]
         groups = [[slot.array for slot in slots] for slots in (self.donated, self.kept)]
-        text: str = self.call.lower(*groups, arguments, self.program.constants).compile().as_text()
-        return text
+        compiled: jax.stages.Compiled = self.call.lower(*groups, arguments, self.program.constants).compile()
+        return compiled
+
+    def compiled_text(self) -> str:
+        """The optimised HLO of the program, as one device runs it."""
+        return self.compiled().as_text() or ""
 
     def collectives(self) -> list[Collective]:
         """The collectives that one run of the compiled program issues, in order."""
@@ -69,7 +76,8 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     Before, check that it means the same for all of them.
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
-    those of locality M as one replicated array. The layout of every output is pinned, so that the next call
+    those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
+    :mod:`replicax.execution.partition`). The layout of every output is pinned, so that the next call
     finds what it expects. Variables that are read and written are donated: their old arrays are reused.
 
     Raises:
@@ -79,17 +87,19 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     >>> from replicax.execution.replicate import replicate
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> program = strategy.extended.trace(lambda x: x * 2, args=(3.0,)).program
-    >>> _, [result] = replicate(program, strategy.extended.mesh).call([], [], [3.0], ())
+    >>> _, [result] = replicate(program, strategy.extended.mesh).call([], [], [3.0], [])
     >>> float(result), len(result.devices())
     (6.0, 2)
     """
     several = mesh.shape[REPLICA_AXIS] > 1
     inputs = (
-        [u.locality for u in program.reads]
+        [u.layout.locality for u in program.reads]
         + [locality for _, locality in program.arguments]
         + [M] * len(program.constants)
     )
-    outputs = infer(program.jaxpr, inputs, program.obligations, check=several)
+    split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
+    localities: dict[Any, Locality] | None = {} if split else None
+    outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
 
@@ -99,26 +109,33 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
     kept = [i for i in range(len(program.reads)) if i not in set(donated)]
 
-    # A single replica's results come back bare, so nothing is stacked there.
-    stack_results = [several and locality is T for locality in result_localities]
-    stack_in = (
-        [program.reads[i].stacked for i in donated],
-        [program.reads[i].stacked for i in kept],
-        [locality is T for _, locality in program.arguments],
-        (False,) * len(program.constants),
+    layouts_in: Groups[Layout] = (
+        [program.reads[i].layout for i in donated],
+        [program.reads[i].layout for i in kept],
+        [_of_value(locality, mesh) for _, locality in program.arguments],
+        [Mirrored()] * len(program.constants),
     )
-    stack_out = ([program.writes[i].stacked for i in written], stack_results)
+    # A single replica's results come back bare, so nothing is stacked there.
+    layouts_out: Groups[Layout] = (
+        [program.writes[i].layout for i in written],
+        [_of_value(locality if several else M, mesh) for locality in result_localities],
+    )
 
-    def body(*groups: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        local = jax.tree_util.tree_map(_unstack, groups, stack_in)
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        local = _each(_enter, groups, layouts_in)
         reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
-        values = [reads[i] for i in range(len(program.reads))]
-        results = _jax.evaluate(program.jaxpr, [*values, *local[2], *local[3]])
-        groups_out = ([results[i] for i in written], results[n_written:])
-        return jax.tree_util.tree_map(_stack, groups_out, stack_out)
+        values = [*(reads[i] for i in range(len(program.reads))), *local[2], *local[3]]
+        if localities is None:
+            results = _jax.evaluate(program.jaxpr, values)
+        else:
+            wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
+            platform = mesh.devices.flat[0].platform
+            wanted += [None] * len(result_localities)
+            results = partitioned(program.jaxpr, values, wanted, localities, platform)
+        return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
 
-    specs_in: Any = jax.tree_util.tree_map(_spec, stack_in)
-    specs_out: Any = jax.tree_util.tree_map(_spec, stack_out)
+    specs_in: Any = _each(lambda layout: layout.spec, layouts_in)
+    specs_out: Any = _each(lambda layout: layout.spec, layouts_out)
     mapped = jax.shard_map(
         _named(body, program.name),
         mesh=mesh,
@@ -140,16 +157,29 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     )
 
 
-def _unstack(value: jax.Array, stacked: bool) -> jax.Array:
-    return value.reshape(value.shape[1:]) if stacked else value
+Item = TypeVar("Item")
+Groups = tuple[list[Item], ...]
 
 
-def _stack(value: jax.Array, stacked: bool) -> jax.Array:
-    return value[None] if stacked else value
+def _each(fn: Callable[..., Any], *groups: Any) -> Any:
+    """``fn`` of each item, or of the items that belong together."""
+    return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def _spec(stacked: bool) -> PartitionSpec:
-    return PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+def _of_value(locality: Locality, mesh: Mesh) -> Layout:
+    """How an argument or result lies on the devices."""
+    return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
+
+
+def _enter(stored: jax.Array, layout: Layout) -> Any:
+    """What a replica has of a stored array."""
+    if isinstance(layout, Split):
+        return Piece(stored, layout)
+    return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _leave(value: jax.Array, layout: Layout) -> jax.Array:
+    return value[None] if isinstance(layout, Copies) else value
 
 
 def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -3,5 +3,6 @@
 from replicax.strategies import default
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
+from replicax.strategies.sharded import ShardedStrategy
 
-__all__ = ["MirroredStrategy", "OneDeviceStrategy", "default"]
+__all__ = ["MirroredStrategy", "OneDeviceStrategy", "ShardedStrategy", "default"]

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.locality import R, T
 from replicax.values import is_leaf
 from replicax.variables import Variable
+from replicax.variables.layout import Layout, Mirrored
 from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.variable import Stored
 
 if TYPE_CHECKING:
     import optax
@@ -88,15 +91,33 @@ class Optimizer:
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
         with _jax.outside_tracing(), context.cross_replica(strategy), use_store(ConcreteStore()):
-            values = [v.slot.array for v in variables]
-            state = jax.jit(self.tx.init)(values)
-            paths, tree = jax.tree_util.tree_flatten_with_path(state)
-            slots = [
-                Variable(leaf, name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False) for path, leaf in paths
-            ]
+            slots, tree = self._slots(variables)
         self._state = jax.tree_util.tree_unflatten(tree, slots)
         self._variables = variables
         current_store().if_it_fails(self._reset)
+
+    def _slots(self, variables: list[Variable]) -> tuple[list[Variable], Any]:
+        """The variables of the state: one of a parameter's shape lies as the parameter does."""
+
+        def initial(stored: list[Any]) -> Any:
+            return self.tx.init([v.whole(array) for v, array in zip(variables, stored, strict=True)])
+
+        arrays = [v.slot.array for v in variables]
+        paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, arrays))
+        layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]
+
+        def stored(arrays: list[Any]) -> list[Any]:
+            leaves = jax.tree_util.tree_leaves(initial(arrays))
+            return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
+
+        mesh = variables[0].strategy.extended.mesh
+        shardings = [NamedSharding(mesh, layout.spec) for layout in layouts]
+        values = jax.jit(stored, out_shardings=shardings)(arrays)
+        slots = [
+            Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
+            for value, layout, (path, leaf) in zip(values, layouts, paths, strict=True)
+        ]
+        return slots, tree
 
     def _reset(self) -> None:
         self._variables, self._state = [], None
@@ -159,6 +180,13 @@ class Optimizer:
             f"Optimizer: built for the variables {ours}, but got gradients of {theirs}. Each call must name the same "
             "variables, each once; use an optimizer for each group."
         )
+
+
+def _layout_of_slot(path: Any, shape: tuple[int, ...], variables: list[Variable]) -> Layout:
+    """That of the variable whose slot it is, as far as can be told: by its place in the state, or else its shape."""
+    place = getattr(path[-1], "idx", None) if path else None
+    named = variables[place : place + 1] if isinstance(place, int) else []
+    return next((v.layout for v in [*named, *variables] if v.shape == shape), Mirrored())
 
 
 _ALREADY_REDUCED = (

@@ -1,6 +1,16 @@
 """Variables: handles to arrays that outlive a step, and the rules of reading and assigning them."""
 
+from replicax.variables.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
 from replicax.variables.rules import Aggregation, Synchronization
+from replicax.variables.sharded import ShardedVariable
 from replicax.variables.variable import Variable
 
-__all__ = ["Aggregation", "Synchronization", "Variable"]
+__all__ = [
+    "Aggregation",
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "ShardedVariable",
+    "Synchronization",
+    "Variable",
+]

@@ -18,6 +18,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
+from replicax.variables.layout import Split
 from replicax.variables.slots import lent
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class ConcreteStore:
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
+        if isinstance(variable.layout, Split):
+            return variable.from_storage()
         lent.add(variable.slot)
         return variable.slot.array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import itertools
 import operator
 import weakref
@@ -17,9 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
-from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.partitioners import layout_by
 from replicax.variables.rules import (
     Aggregation,
     Synchronization,
@@ -31,12 +33,28 @@ from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
+    from replicax.variables.partitioners import Partitioner
 
 _counter = itertools.count()
 _CHOOSE = (
     "but it differs between replicas, and the variable has no aggregation. Reduce the value first "
     "(replicax.get_replica_context().all_reduce), or create the variable with an aggregation."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An initial value that is on its devices already.
+
+    Attributes:
+      array: the stored array.
+      layout: how it is stored.
+      shape: of the value.
+    """
+
+    array: jax.Array
+    layout: Layout
+    shape: tuple[int, ...]
 
 
 class _CreatedByStore(abc.ABCMeta):
@@ -100,16 +118,22 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         self.synchronization = parse_synchronization(synchronization)
         self.aggregation = parse_aggregation(aggregation)
         self.strategy: Strategy = context.get_strategy()
-        on_read = self.synchronization is Synchronization.ON_READ
-        if on_read and trainable:
+        self.trainable = not self._is_on_read if trainable is None else bool(trainable)
+        self._check_options()
+        self.slot = Slot(self._initialise(initial_value, dtype))
+        self._finalizer = weakref.finalize(self, self.slot.release)
+        self._finalizer.atexit = False
+
+    @property
+    def _is_on_read(self) -> bool:
+        return self.synchronization is Synchronization.ON_READ
+
+    def _check_options(self) -> None:
+        if self._is_on_read and self.trainable:
             raise ValueError(
                 f"variable {self.name!r}: an on-read variable can't be trainable, because its copies differ between "
                 "replicas; use synchronization='on_write'"
             )
-        self.trainable = not on_read if trainable is None else bool(trainable)
-        self.slot = Slot(self._initialise(initial_value, dtype))
-        self._finalizer = weakref.finalize(self, self.slot.release)
-        self._finalizer.atexit = False
 
     def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
         if isinstance(initial_value, PerReplica):
@@ -121,20 +145,20 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
                 f"variable {self.name!r}: the initial value is computed by the step, which runs again and again; pass "
                 "a constant or a callable, and assign what the step computes"
             )
+        if isinstance(initial_value, Stored):
+            self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
+            return initial_value.array
         if not callable(initial_value):
             value = jnp.asarray(initial_value, dtype)
             self._set_kind(value.shape, value.dtype)
             return self.to_storage(value if _is_key(value.dtype) else np.array(value))
 
-        def make() -> Any:
-            value = jnp.asarray(initial_value(), dtype)
-            self._set_kind(value.shape, value.dtype)
-            return self._laid_out(value)
-
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            return jax.jit(make, out_shardings=self.sharding)()
+            program, aval = _jax.traced_once(lambda: jnp.asarray(initial_value(), dtype))
+            self._set_kind(aval.shape, aval.dtype)
+            return jax.jit(lambda: self.layout.stored(program()), out_shardings=self.sharding)()
 
-    def _set_kind(self, shape: tuple[int, ...], dtype: Any) -> None:
+    def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
             raise ValueError(
                 f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
@@ -143,6 +167,20 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if self.aggregation is not Aggregation.NONE and _is_key(dtype):
             raise ValueError(f"variable {self.name!r}: random keys can't be combined; use aggregation='none'")
         self._aval = jax.ShapeDtypeStruct(shape, dtype)
+        self.layout = self._layout() if layout is None else layout
+
+    def _layout(self) -> Layout:
+        replicas = self.strategy.num_replicas_in_sync
+        if replicas == 1:
+            return Mirrored()
+        if self._is_on_read:
+            return Copies(replicas)
+        if _is_key(self.dtype):
+            return Mirrored()
+        return layout_by(self._partitioner(), self.name, self.shape, self.dtype, replicas)
+
+    def _partitioner(self) -> Partitioner | None:
+        return self.strategy.extended.partitioner
 
     # --- what it is -------------------------------------------------------------------------------------
 
@@ -169,13 +207,12 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     @property
     def is_stacked(self) -> bool:
         """Whether each of several replicas has a copy of its own, held as ``[num_replicas, *shape]``."""
-        return self.synchronization is Synchronization.ON_READ and self.strategy.num_replicas_in_sync > 1
+        return isinstance(self.layout, Copies)
 
     @property
     def sharding(self) -> NamedSharding:
         """How the stored array lies on the strategy's devices."""
-        spec = PartitionSpec(REPLICA_AXIS) if self.is_stacked else PartitionSpec()
-        return NamedSharding(self.strategy.extended.mesh, spec)
+        return NamedSharding(self.strategy.extended.mesh, self.layout.spec)
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""
@@ -183,13 +220,12 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def __repr__(self) -> str:
         replicas = self.strategy.num_replicas_in_sync
-        where = "one device" if replicas == 1 else f"{replicas} replicas"
-        how = "a copy on each of" if self.is_stacked else "mirrored on" if replicas > 1 else "on"
         with _jax.outside_tracing():
-            value = self.slot.array
+            value = self.slot.array if self.is_stacked else self.from_storage()
             shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not _is_key(self.dtype) else value
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
-        return f"<Variable {self.name!r} {_kind(self)} {how} {where}{inside}: {shown}>"
+        where = self.layout.describe(replicas)
+        return f"<{type(self).__name__} {self.name!r} {_kind(self)} {where}{inside}: {shown}>"
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -295,7 +331,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         return self
 
     def _combined(self, value: Any) -> Any:
-        if self.synchronization is Synchronization.ON_READ or self.aggregation is Aggregation.NONE:
+        if self._is_on_read or self.aggregation is Aggregation.NONE:
             return value
         replica = context.get_replica_context()
         assert replica is not None
@@ -305,8 +341,8 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def _write(self, value: Any) -> Variable:
         value = jnp.asarray(value, self.dtype)
-        mirrored = self.synchronization is not Synchronization.ON_READ
-        current_store().write(self, value, f"{self.describe()} was assigned a value, {_CHOOSE}" if mirrored else None)
+        must_agree = None if self._is_on_read else f"{self.describe()} was assigned a value, {_CHOOSE}"
+        current_store().write(self, value, must_agree)
         return self
 
     def checked(self, value: Any) -> Any:
@@ -330,15 +366,19 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     # --- storage ----------------------------------------------------------------------------------------
 
     def to_storage(self, value: Any) -> jax.Array:
-        """A new array on the strategy's devices that holds ``value`` in every copy."""
-        if self.is_stacked:
-            value = self._laid_out(value)
-        return jax.device_put(value, self.sharding, may_alias=False)
+        """A new array on the strategy's devices that holds ``value`` on every replica."""
+        return jax.device_put(self.layout.stored(value), self.sharding, may_alias=False)
 
-    def _laid_out(self, value: Any) -> Any:
-        if not self.is_stacked:
-            return value
-        return jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *self.shape))
+    def from_storage(self) -> jax.Array:
+        """The whole value, on every replica, of an on-write variable: gathered if it is split."""
+        if not isinstance(self.layout, Split):
+            return self.slot.array
+        everywhere = NamedSharding(self.strategy.extended.mesh, PartitionSpec())
+        return jax.device_put(self.whole(self.slot.array), everywhere)
+
+    def whole(self, stored: Any) -> Any:
+        """The value of an on-write variable, given its stored array."""
+        return self.layout.whole(stored) if isinstance(self.layout, Split) else stored
 
     def __copy__(self) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")

@@ -1,0 +1,285 @@
+"""Partition: run a program on pieces of its variables.
+
+A variable that is split over the replicas enters a program as this replica's piece. What is computed from pieces
+element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What needs the whole
+(a matrix product) gets it, gathered at each of its uses, so that it is free afterwards and gathered again for the
+backward pass. A sum over the replicas of which only a piece is needed, such as that of a gradient, becomes a
+reduce-scatter. Nothing in the step says so: it follows from how the variables are laid out.
+
+Only values that are the same on every replica can be in pieces; which these are is known from
+:mod:`replicax.execution.infer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax import _jax
+from replicax.execution.infer import called_program
+from replicax.execution.marks import mark_p
+from replicax.execution.pieces import Gathers, Piece, own_piece, summed_pieces
+from replicax.locality import Locality, M, T
+from replicax.reduction import all_reduce_p, alone_p, share_p
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.variables.layout import Split
+
+_ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos
+    cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma
+    log log1p logistic lt max min mul ne neg nextafter not or polygamma pow real reduce_precision rem round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor zeta
+    """.split()  # noqa: SIM905 (names, not punctuation)
+)
+# What only moves elements about costs nothing to do again, once the whole is there.
+_MOVING = frozenset(
+    {
+        "broadcast_in_dim",
+        "concatenate",
+        "dynamic_slice",
+        "gather",
+        "pad",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+_REDUCTIONS: Mapping[str, tuple[Any, Any]] = {
+    "reduce_sum": (lambda dtype: 0, lax.psum),
+    "reduce_max": (lambda dtype: _extreme(dtype, -1), lax.pmax),
+    "reduce_min": (lambda dtype: _extreme(dtype, 1), lax.pmin),
+    "reduce_and": (lambda dtype: True, lambda x, axis: lax.pmin(x.astype(jnp.int32), axis).astype(x.dtype)),
+    "reduce_or": (lambda dtype: False, lambda x, axis: lax.pmax(x.astype(jnp.int32), axis).astype(x.dtype)),
+}
+_NOTHING = frozenset({mark_p, share_p, alone_p})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Later:
+    """A value that is computed from pieces anew for each use, as the whole would have to be kept."""
+
+    equation: Any
+    operands: Sequence[Any]
+
+
+class Partition:
+    """The pass over one program.
+
+    Args:
+      localities: those of the values in the program.
+      gathers: gathers pieces.
+    """
+
+    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers) -> None:
+        self.localities = localities
+        self.gathers = gathers
+
+    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any], wanted: Sequence[Split | None]) -> list[Any]:
+        """Apply ``jaxpr`` to whole values and :class:`Piece`; return such.
+
+        Args:
+          jaxpr: the program.
+          values: its operands.
+          wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
+        """
+        hints = _hints(jaxpr, wanted)
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(v) for v in equation.invars], hints)
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def whole(self, value: Any) -> Any:
+        """A value as every replica has it."""
+        if isinstance(value, Piece):
+            return self.gathers.whole(value)
+        if isinstance(value, _Later):
+            return _jax.bind(value.equation, [self.whole(v) for v in value.operands])[0]
+        return value
+
+    def piece(self, value: Any, split: Split) -> Any:
+        """This replica's piece of a value."""
+        if isinstance(value, Piece) and value.split == split:
+            return value.array
+        return own_piece(self.whole(value), split)
+
+    # --- operations -------------------------------------------------------------------------------------
+
+    def equation(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
+        name = equation.primitive.name
+        if equation.primitive in _NOTHING:
+            return operands
+        if equation.primitive is all_reduce_p:
+            return self.all_reduce(equation, operands, hints)
+        in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
+        called = called_program(equation) if name not in _jax.EVALUATED_INSIDE else None
+        if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
+            return self.run(called, operands, [hints.get(v) for v in equation.outvars])
+        if not in_pieces:
+            return _jax.bind(equation, operands)
+        if name in _ELEMENTWISE and self.all_mirrored(equation):
+            return [self.elementwise(equation, operands, hints)]
+        if name in _MOVING:
+            return [_Later(equation, operands)]
+        if name in _REDUCTIONS and isinstance(operands[0], Piece):
+            return [self.reduction(equation, operands[0])]
+        if name == "scan":
+            return self.scan(equation, operands)
+        return self.on_whole(equation, operands)
+
+    def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Any other operation, on the whole values."""
+        whole = [self.whole(v) for v in operands]
+        self.gathers.used_with([w for w, v in zip(whole, operands, strict=True) if w is v])
+        return _jax.bind(equation, whole)
+
+    def all_mirrored(self, equation: Any) -> bool:
+        return all(isinstance(v, _jax.Literal) or self.localities.get(v, M) is not T for v in equation.invars)
+
+    def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
+        [result] = equation.outvars
+        splits = [v.split for v in operands if isinstance(v, Piece)]
+        if not splits:
+            if all(isinstance(v, _Later) or not jnp.ndim(v) for v in operands):
+                return _Later(equation, operands)
+            return self.on_whole(equation, operands)[0]
+        split = hints.get(result, splits[0])
+        local = [
+            self.piece(value, split) if _shape(atom) else self.whole(value)
+            for value, atom in zip(operands, equation.invars, strict=True)
+        ]
+        return Piece(_jax.bind(equation, local)[0], split)
+
+    def reduction(self, equation: Any, operand: Piece) -> Any:
+        axes, split = equation.params["axes"], operand.split
+        if split.dim not in axes:
+            shifted = dataclasses.replace(split, dim=split.dim - sum(a < split.dim for a in axes))
+            return Piece(_jax.bind(equation, [operand.array])[0], shifted)
+        neutral, across = _REDUCTIONS[equation.primitive.name]
+        array = operand.array
+        if split.filling:
+            index = lax.axis_index(REPLICA_AXIS) * split.piece + lax.broadcasted_iota(jnp.int32, array.shape, split.dim)
+            array = jnp.where(index < split.size, array, jnp.full_like(array, neutral(array.dtype)))
+        return across(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+
+    def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
+        results: list[Any] = [None] * len(operands)
+        pieces = [i for i, v in enumerate(equation.outvars) if v in hints]
+        others = [i for i, v in enumerate(equation.outvars) if v not in hints]
+        splits = [hints[equation.outvars[i]] for i in pieces]
+        for i, split, array in zip(
+            pieces, splits, summed_pieces([self.whole(operands[i]) for i in pieces], splits), strict=True
+        ):
+            results[i] = Piece(array, split)
+        if others:
+            sums = all_reduce_p.bind(*(self.whole(operands[i]) for i in others), **equation.params)
+            for i, total in zip(others, sums, strict=True):
+                results[i] = total
+        return results
+
+    def scan(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """A loop over slices of a split variable, such as a stack of layers, gathers each slice when it comes to it."""
+        params = equation.params
+        n_consts, n_carry = params["num_consts"], params["num_carry"]
+        sliced = operands[n_consts + n_carry :]
+        splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
+        if not any(splits):
+            return self.on_whole(equation, operands)
+        inner = [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in splits]
+        consts = [self.whole(v) for v in operands[:n_consts]]
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            passed = Partition(self.localities, Gathers(self.gathers.ahead, self.gathers.barriers_hold))
+            slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
+            results = passed.run(_jax.open_jaxpr(params["jaxpr"]), [*consts, *carry, *slices], [])
+            results = [passed.whole(v) for v in results]
+            return results[:n_carry], results[n_carry:]
+
+        carry, stacked = lax.scan(
+            body,
+            [self.whole(v) for v in operands[n_consts : n_consts + n_carry]],
+            [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *stacked]
+
+
+def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split]:
+    """In which pieces values are needed, as they go element by element into what is wanted in pieces."""
+    hints: dict[Any, Split] = {}
+
+    def want(atom: Any, split: Split | None) -> None:
+        if split is not None and not isinstance(atom, _jax.Literal):
+            hints.setdefault(atom, split)
+
+    for atom, split in zip(jaxpr.outvars, wanted, strict=False):
+        want(atom, split)
+    for equation in reversed(jaxpr.eqns):
+        found = [hints.get(v) for v in equation.outvars]
+        if not any(found):
+            continue
+        if equation.primitive in _NOTHING:
+            for atom, split in zip(equation.invars, found, strict=True):
+                want(atom, split)
+        elif equation.primitive.name in _ELEMENTWISE:
+            for atom in equation.invars:
+                if _shape(atom) == _shape(equation.outvars[0]):
+                    want(atom, found[0])
+        elif (called := called_program(equation)) is not None:
+            inner = _hints(called, found)
+            for atom, v in zip(equation.invars, called.invars, strict=True):
+                want(atom, inner.get(v))
+    return hints
+
+
+def _shape(atom: Any) -> Any:
+    return atom.aval.shape
+
+
+def _extreme(dtype: Any, sign: int) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return sign * jnp.inf
+    if dtype == jnp.bool_:
+        return sign > 0
+    return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
+
+
+def partitioned(
+    jaxpr: _jax.Jaxpr,
+    values: Sequence[Any],
+    wanted: Sequence[Split | None],
+    localities: Mapping[Any, Locality],
+    platform: str,
+) -> list[Any]:
+    """Apply ``jaxpr`` to whole values and :class:`Piece`.
+
+    Args:
+      jaxpr: a program over one replica's values.
+      values: its operands.
+      wanted: for each result how to split it; ``None`` for the whole.
+      localities: those of the values in the program.
+      platform: what it is compiled for.
+
+    Returns:
+      The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
+    """
+    sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
+    gathers = Gathers(ahead=2 * max(sizes, default=0), barriers_hold=platform != "cpu")
+    run = Partition(localities, gathers)
+    results = run.run(jaxpr, values, wanted)
+    return [run.whole(v) if s is None else run.piece(v, s) for v, s in zip(results, wanted, strict=True)]

@@ -1,0 +1,120 @@
+"""Pieces: values of which each replica holds a part, and the collectives between the parts and the whole."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax.reduction import PACK_LIMIT
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.variables.layout import Split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """One replica's piece of a value that is the same for all of them.
+
+    Attributes:
+      array: the piece; what fills it up may hold anything.
+      split: which part of the value it is.
+    """
+
+    array: Any
+    split: Split
+
+
+def own_piece(whole: Any, split: Split) -> Any:
+    """This replica's piece of a value that every replica has."""
+    start = lax.axis_index(REPLICA_AXIS) * split.piece
+    return lax.dynamic_slice_in_dim(split.stored(whole), start, split.piece, axis=split.dim)
+
+
+def gathered(piece: Any, split: Split) -> Any:
+    """The whole value, from every replica's piece (one all-gather)."""
+    return split.whole(lax.all_gather(piece, REPLICA_AXIS, axis=split.dim, tiled=True))
+
+
+def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
+    """This replica's piece of the sum over the replicas of each array.
+
+    A reduce-scatter for each large array; small ones of a dtype are packed into one.
+    """
+    results: list[Any] = [None] * len(arrays)
+    packs: dict[Any, list[int]] = {}
+    for i, (array, split) in enumerate(zip(arrays, splits, strict=True)):
+        if array.size * array.dtype.itemsize <= PACK_LIMIT:
+            packs.setdefault(array.dtype, []).append(i)
+        else:
+            results[i] = _scattered(split.stored(array), split.dim)
+    for members in packs.values():
+        rows = [jnp.moveaxis(splits[i].stored(arrays[i]), splits[i].dim, 0) for i in members]
+        flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
+        pack = _scattered(jnp.concatenate(flat, axis=1), 0)
+        offset = 0
+        for i, row, part in zip(members, rows, flat, strict=True):
+            piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
+            results[i] = jnp.moveaxis(piece.reshape(splits[i].piece, *row.shape[1:]), 0, splits[i].dim)
+            offset += part.shape[1]
+    return results
+
+
+def _scattered(array: Any, dim: int) -> Any:
+    return lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
+
+
+class Gathers:
+    """Gathers pieces when they are used, and no earlier than it pays.
+
+    A value is gathered for each of its uses, unless the last one is near, so that it need not be kept: forward and
+    again backward. A compiler that sees all of a program's gathers would like to do them at once, or only once, and
+    then hold the whole model. So each is made to wait for something that is computed shortly before: until then
+    at most ``ahead`` bytes have been gathered beyond what is in use.
+
+    Args:
+      ahead: bytes.
+      barriers_hold: whether the compiler honours ``lax.optimization_barrier`` to the end (XLA on CPU does not).
+    """
+
+    def __init__(self, ahead: int, barriers_hold: bool) -> None:
+        self.ahead = ahead
+        self.barriers_hold = barriers_hold
+        self._total = 0
+        self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
+        self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
+
+    def whole(self, piece: Piece) -> Any:
+        """The value that ``piece`` is a part of."""
+        known = self._recent.get(id(piece))
+        if known is not None and self._total - known[0] <= self.ahead:
+            return known[2]
+        while len(self._tokens) > 1 and self._tokens[1][0] <= self._total - self.ahead:
+            self._tokens.popleft()
+        array = piece.array
+        if self._tokens and self._tokens[0][0] <= self._total - self.ahead:
+            array = self._after(array, self._tokens[0][1])
+        whole = gathered(array, piece.split)
+        self._total += whole.size * whole.dtype.itemsize
+        self._recent[id(piece)] = self._total, piece, whole
+        while self._recent and self._total - next(iter(self._recent.values()))[0] > self.ahead:
+            self._recent.popitem(last=False)
+        return whole
+
+    def used_with(self, values: Sequence[Any]) -> None:
+        """Gathered values are used together with ``values``, which are computed by now."""
+        for value in values:
+            if isinstance(value, jax.Array) and value.size and jnp.issubdtype(value.dtype, jnp.floating):
+                self._tokens.append((self._total, value))
+                return
+
+    def _after(self, array: Any, token: Any) -> Any:
+        array, token = lax.optimization_barrier((array, token))
+        if self.barriers_hold:
+            return array
+        # A choice that always falls the same way, but no compiler knows that.
+        return jnp.where(token.reshape(-1)[0] > jnp.inf, jnp.zeros_like(array), array)

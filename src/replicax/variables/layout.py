@@ -1,0 +1,118 @@
+"""Layouts: how a variable's value lies on the devices of its strategy.
+
+A value is laid out as one array over the mesh, the *stored* one. A layout says how the two belong together, and
+what one replica finds on its own device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax.locality import Locality, M, T
+from replicax.topology.mesh import REPLICA_AXIS
+
+
+class Layout(Protocol):
+    """How a value is stored; see the module's docstring."""
+
+    @property
+    def locality(self) -> Locality:
+        """Of the value inside a step."""
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Of the stored array."""
+
+    def stored(self, value: Any) -> Any:
+        """The stored array that holds ``value``, of one replica's shape, on every replica."""
+
+    def describe(self, replicas: int) -> str:
+        """Where the value is, in words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirrored:
+    """The whole value on every replica."""
+
+    locality = M
+    spec = PartitionSpec()
+
+    def stored(self, value: Any) -> Any:
+        return value
+
+    def describe(self, replicas: int) -> str:
+        return "on one device" if replicas == 1 else f"mirrored on {replicas} replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """A value of its own on every replica: ``[num_replicas, *shape]``."""
+
+    replicas: int
+    locality = T
+    spec = PartitionSpec(REPLICA_AXIS)
+
+    def stored(self, value: Any) -> Any:
+        return jnp.broadcast_to(value, (self.replicas, *jnp.shape(value)))
+
+    def describe(self, replicas: int) -> str:
+        return f"a copy on each of {replicas} replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A piece of the value on every replica: the replicas' pieces, one after the other along a dim, are the whole.
+
+    All pieces are stored with the same size; where the value does not divide evenly, the last ones are filled up
+    with zeros that are no part of it.
+
+    Attributes:
+      dim: along which the value is split.
+      size: of the whole value in that dim.
+      piece: size of each stored piece.
+      replicas: how many pieces there are; the last ones may be all filling.
+    """
+
+    dim: int
+    size: int
+    piece: int
+    replicas: int
+    locality = M
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(*[None] * self.dim, REPLICA_AXIS)
+
+    @property
+    def filling(self) -> int:
+        """How much of the stored array's dim is no part of the value."""
+        return self.replicas * self.piece - self.size
+
+    def stored(self, value: Any) -> Any:
+        if not self.filling:
+            return value
+        return jnp.pad(value, [(0, self.filling if d == self.dim else 0) for d in range(jnp.ndim(value))])
+
+    def whole(self, stored: Any) -> Any:
+        """The value that is in ``stored``."""
+        return lax.slice_in_dim(stored, 0, self.size, axis=self.dim) if self.filling else stored
+
+    def bounds(self, replica: int) -> tuple[int, int]:
+        """Where one replica's piece of the value begins and ends."""
+        return min(replica * self.piece, self.size), min((replica + 1) * self.piece, self.size)
+
+    def describe(self, replicas: int) -> str:
+        return f"split along dim {self.dim} over {replicas} replicas"
+
+
+def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -> Layout:
+    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica."""
+    pieces = min(pieces, replicas, shape[dim])
+    if pieces <= 1:
+        return Mirrored()
+    return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas)

@@ -1,0 +1,155 @@
+"""Partitioners: into how many pieces a variable is split, and along which dim.
+
+A partitioner is called with a variable's shape and dtype, and returns how many pieces there should be along each
+dim: ``[1, 4]`` splits a matrix by its columns into four. At most one number may be more than 1. There is at most
+one piece for each replica, and for each index of the dim; pieces may be uneven.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from replicax.variables.layout import Layout, Mirrored, split_evenly
+
+Partitioner = Callable[[tuple[int, ...], Any], Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedShardsPartitioner:
+    """As many pieces as you say.
+
+    Attributes:
+      num_shards: how many.
+      dim: along which dim; negative counts from the end.
+
+    >>> import replicax
+    >>> replicax.FixedShardsPartitioner(2)((10, 3), "float32")
+    [2, 1]
+    """
+
+    num_shards: int
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "num_shards")
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
+        return _along(shape, self.dim, self.num_shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSizePartitioner:
+    """As many pieces as can be, none smaller than a minimum.
+
+    Attributes:
+      min_shard_bytes: the smallest size of a piece.
+      max_shards: the largest number of pieces.
+      dim: along which dim; negative counts from the end.
+
+    >>> import replicax
+    >>> replicax.MinSizePartitioner(min_shard_bytes=40, max_shards=8)((32,), "float32")  # 128 bytes
+    [3]
+    """
+
+    min_shard_bytes: int = 256 << 10
+    max_shards: int = 1
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "min_shard_bytes", "max_shards")
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
+        return _along(shape, self.dim, min(self.max_shards, _bytes(shape, dtype) // self.min_shard_bytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxSizePartitioner:
+    """As few pieces as can be, none larger than a maximum.
+
+    Attributes:
+      max_shard_bytes: the largest size of a piece.
+      max_shards: the largest number of pieces, which goes before the size; ``None`` for no such limit.
+      dim: along which dim; negative counts from the end.
+
+    >>> import replicax
+    >>> replicax.MaxSizePartitioner(max_shard_bytes=40)((8, 4), "float32")  # 8 rows of 16 bytes
+    [4, 1]
+    """
+
+    max_shard_bytes: int
+    max_shards: int | None = None
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "max_shard_bytes", *([] if self.max_shards is None else ["max_shards"]))
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
+        if not shape:
+            return []
+        rows = shape[_checked(shape, self.dim)]
+        row_bytes = max(1, _bytes(shape, dtype) // max(1, rows))
+        rows_in_one = max(1, self.max_shard_bytes // row_bytes)
+        pieces = -(-rows // rows_in_one)
+        return _along(shape, self.dim, pieces if self.max_shards is None else min(pieces, self.max_shards))
+
+
+def over_all(replicas: int, min_bytes: int = 1024) -> Partitioner:
+    """Split over all replicas what has at least ``min_bytes``, along the largest dim, those that divide evenly first.
+
+    To split what is smaller would cost as many collectives, and save next to nothing.
+    """
+
+    def partition(shape: tuple[int, ...], dtype: Any) -> list[int]:
+        if not shape or _bytes(shape, dtype) < min_bytes:
+            return [1] * len(shape)
+        dim = max(range(len(shape)), key=lambda d: (shape[d] % replicas == 0, shape[d], -d))
+        return _along(shape, dim, replicas)
+
+    return partition
+
+
+def layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
+    """The layout that ``partitioner`` asks for, of the variable ``name``.
+
+    Raises:
+      ValueError: it returned something else than a positive number for each dim, of which one may be more than 1.
+    """
+    if partitioner is None or replicas == 1:
+        return Mirrored()
+    pieces = list(partitioner(shape, dtype))
+    if len(pieces) != len(shape) or any(p < 1 for p in pieces) or sum(p > 1 for p in pieces) > 1:
+        raise ValueError(
+            f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
+            f"{shape}, with at most one of them above 1; got {pieces}"
+        )
+    dim = next((d for d, p in enumerate(pieces) if p > 1), None)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], replicas)
+
+
+def _along(shape: tuple[int, ...], dim: int, pieces: int) -> list[int]:
+    if not shape:
+        return []
+    split = _checked(shape, dim)
+    return [max(1, min(pieces, size)) if d == split else 1 for d, size in enumerate(shape)]
+
+
+def _checked(shape: tuple[int, ...], dim: int) -> int:
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"partitioner: dim {dim} is out of range for a variable of shape {shape}")
+    return dim % len(shape)
+
+
+def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * jnp.dtype(dtype).itemsize
+
+
+def _check_positive(partitioner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(partitioner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{type(partitioner).__name__}: {name} must be a positive int, got {value!r}")

@@ -1,0 +1,58 @@
+"""``ShardedVariable``: one variable, split over the replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.variables.partitioners import Partitioner, over_all
+from replicax.variables.variable import Variable
+
+
+class ShardedVariable(Variable):
+    """A variable of which each replica holds a piece.
+
+    In a step it is used like any other, and is the same for all replicas: it is gathered where the whole of it is
+    needed, each time anew, and free afterwards. What is computed from it element by element stays in pieces. Its
+    gradient is reduce-scattered, and an optimizer keeps its slots in the same pieces. In
+    :class:`replicax.ShardedStrategy` all variables of some size are such.
+
+    Args:
+      initial_value: as for :class:`Variable`; from a callable each device computes its own piece.
+      partitioner: into how many pieces to split, along which dim: a :class:`FixedShardsPartitioner`,
+        :class:`MinSizePartitioner`, :class:`MaxSizePartitioner` or a function from shape and dtype to a number for
+        each dim, of which one may be above 1. There is at most one piece for each replica; they may be uneven. By
+        default, a piece for each replica, along the largest dim, those that divide evenly first.
+      options: the further options of :class:`Variable`.
+
+    Raises:
+      ValueError: as :class:`Variable`; also if it is on-read, as then each replica has a value of its own; or if the
+        partitioner returns something else.
+
+    Locality: M. Reading issues one all-gather where all of it is needed; see also :meth:`Variable.assign`.
+
+    >>> import replicax, jax.numpy as jnp
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     v = replicax.ShardedVariable(jnp.arange(5.0), name="v")
+    >>> v
+    <ShardedVariable 'v' float32[5] split along dim 0 over 2 replicas: [0. 1. 2. 3. 4.]>
+    >>> [piece.tolist() for piece in strategy.local_results(v)]
+    [[0.0, 1.0, 2.0], [3.0, 4.0]]
+    """
+
+    def __init__(self, initial_value: Any, *, partitioner: Partitioner | None = None, **options: Any) -> None:
+        self._own_partitioner = partitioner
+        super().__init__(initial_value, **options)
+
+    def _partitioner(self) -> Partitioner | None:
+        if self._own_partitioner is not None:
+            return self._own_partitioner
+        return over_all(self.strategy.num_replicas_in_sync, min_bytes=0)
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        if self._is_on_read:
+            raise ValueError(
+                f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
+                "own; use Variable, or synchronization='on_write'"
+            )
