@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import replicax
+from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 from tests.execution.random_programs import (
     BRANCHING,
@@ -37,7 +38,11 @@ the_usual = functools.partial(
     database=None,
 )
 
-the_strategy_of = functools.cache(strategy_of)
+
+@functools.cache
+def the_strategy_of(replicas: int, split: bool) -> replicax.Strategy:
+    devices = [f"cpu:{i}" for i in range(replicas)]
+    return replicax.ShardedStrategy(devices, over_all(replicas, min_bytes=0)) if split else strategy_of(replicas)
 
 
 def is_per_replica(leaf: Any) -> bool:
@@ -47,9 +52,9 @@ def is_per_replica(leaf: Any) -> bool:
 class Trial:
     """A program with its variables, ready to be run by either executor."""
 
-    def __init__(self, program: RandomProgram, replicas: int) -> None:
+    def __init__(self, program: RandomProgram, replicas: int, split: bool) -> None:
         self.program = program
-        self.strategy = the_strategy_of(replicas)
+        self.strategy = the_strategy_of(replicas, split)
         with self.strategy.scope():
             self.variables = [
                 replicax.Variable(
@@ -90,9 +95,10 @@ class Trial:
             result = self.strategy.run(step, args=self.arguments, options=options)
         except Exception as caught:
             error = caught
-        found = [np.array(v.slot.array) for v in self.variables]
+        stored = [np.array(v.slot.array) for v in self.variables]
+        found = [s if v.is_stacked else np.array(v.from_storage()) for v, s in zip(self.variables, stored, strict=True)]
         if error is not None:
-            for mine, before in zip(found, self.initial, strict=True):
+            for mine, before in zip(stored, self.initial, strict=True):
                 np.testing.assert_array_equal(mine, before, err_msg="a step that was refused changed a variable")
             total = self.strategy.run(add_one_up, options=options)
             assert float(total) == self.strategy.num_replicas_in_sync
@@ -169,8 +175,8 @@ def assert_close(a: Any, b: Any, scale: float) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def check(program: RandomProgram, replicas: int) -> None:
-    trial = Trial(program, replicas)
+def check(program: RandomProgram, replicas: int, split: bool) -> None:
+    trial = Trial(program, replicas, split)
     result, variables, error = trial.run(None)
     exact_result, exact_variables, exact_error = trial.run(EXACT)
     check_errors(program, error, exact_error)
@@ -183,11 +189,15 @@ def check(program: RandomProgram, replicas: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
+@pytest.mark.parametrize("split", [False, True], ids=["mirrored", "split"])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 8])
-def test_both_executors_mean_the_same(replicas: int) -> None:
-    @the_usual(max_examples=int(_HUNT or {1: 20, 2: 35, 3: 25, 8: 12}[replicas]))
+def test_both_executors_mean_the_same(replicas: int, split: bool) -> None:
+    if split and replicas == 1:
+        pytest.skip("one replica has nothing to split")
+
+    @the_usual(max_examples=int(_HUNT or {1: 20, 2: 30, 3: 20, 8: 10}[replicas]))
     @given(random_programs())
     def agree(program: RandomProgram) -> None:
-        check(program, replicas)
+        check(program, replicas, split)
 
     agree()

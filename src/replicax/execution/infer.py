@@ -235,6 +235,8 @@ def _over_replicas(params: Mapping[str, Any]) -> bool:
 
 def called_program(equation: Any) -> Any:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
+    if equation.primitive.name in ("scan", "while", "cond"):
+        return None
     params = equation.params
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if name in params:

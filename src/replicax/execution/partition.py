@@ -53,6 +53,7 @@ _MOVING = frozenset(
         "transpose",
     }
 )
+_INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
 _REDUCTIONS: Mapping[str, tuple[Any, Any]] = {
     "reduce_sum": (lambda dtype: 0, lax.psum),
     "reduce_max": (lambda dtype: _extreme(dtype, -1), lax.pmax),
@@ -125,14 +126,14 @@ class Partition:
         if equation.primitive is all_reduce_p:
             return self.all_reduce(equation, operands, hints)
         in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
-        called = called_program(equation) if name not in _jax.EVALUATED_INSIDE else None
+        called = _inlined(equation)
         if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
             return self.run(called, operands, [hints.get(v) for v in equation.outvars])
         if not in_pieces:
             return _jax.bind(equation, operands)
         if name in _ELEMENTWISE and self.all_mirrored(equation):
             return [self.elementwise(equation, operands, hints)]
-        if name in _MOVING:
+        if name in _MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
         if name in _REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
@@ -151,17 +152,21 @@ class Partition:
 
     def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
         [result] = equation.outvars
-        splits = [v.split for v in operands if isinstance(v, Piece)]
-        if not splits:
+        if not any(isinstance(v, Piece) for v in operands):
             if all(isinstance(v, _Later) or not jnp.ndim(v) for v in operands):
                 return _Later(equation, operands)
             return self.on_whole(equation, operands)[0]
-        split = hints.get(result, splits[0])
-        local = [
-            self.piece(value, split) if _shape(atom) else self.whole(value)
-            for value, atom in zip(operands, equation.invars, strict=True)
-        ]
-        return Piece(_jax.bind(equation, local)[0], split)
+        splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == _shape(result)[v.split.dim]]
+        split = hints.get(result, splits[0] if splits else None)
+        if split is None:
+            return self.on_whole(equation, operands)[0]
+
+        def local(value: Any, shape: tuple[int, ...]) -> Any:
+            # Scalars, and dims of size 1, go with everything.
+            return self.piece(value, split) if shape and shape[split.dim] == split.size else self.whole(value)
+
+        values = [local(value, _shape(atom)) for value, atom in zip(operands, equation.invars, strict=True)]
+        return Piece(_jax.bind(equation, values)[0], split)
 
     def reduction(self, equation: Any, operand: Piece) -> Any:
         axes, split = equation.params["axes"], operand.split
@@ -219,6 +224,18 @@ class Partition:
         return [*carry, *stacked]
 
 
+def _is_small_or_in_pieces(value: Any) -> bool:
+    return isinstance(value, Piece | _Later) or jnp.size(value) <= _INDICES
+
+
+def _inlined(equation: Any) -> Any:
+    """The program that an equation applies, if it may as well stand in its place."""
+    called = called_program(equation)
+    # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
+    stays = equation.primitive.name in _jax.EVALUATED_INSIDE or called is None or called.constvars
+    return None if stays else called
+
+
 def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split]:
     """In which pieces values are needed, as they go element by element into what is wanted in pieces."""
     hints: dict[Any, Split] = {}
@@ -240,7 +257,7 @@ def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split
             for atom in equation.invars:
                 if _shape(atom) == _shape(equation.outvars[0]):
                     want(atom, found[0])
-        elif (called := called_program(equation)) is not None:
+        elif (called := _inlined(equation)) is not None:
             inner = _hints(called, found)
             for atom, v in zip(equation.invars, called.invars, strict=True):
                 want(atom, inner.get(v))

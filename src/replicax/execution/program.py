@@ -31,6 +31,8 @@ class Use:
 
     slot: Slot
     layout: Layout
+    aval: jax.ShapeDtypeStruct
+    """Of one replica's value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -47,19 +47,17 @@ class Executable:
 
     def compiled(self) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
-        n = self.mesh.shape[REPLICA_AXIS]
-        arguments = [
-            jax.ShapeDtypeStruct(
-                (n, *aval.shape) if locality is T else aval.shape,
-                aval.dtype,
-                sharding=NamedSharding(self.mesh, _of_value(locality, self.mesh).spec),
-                weak_type=aval.weak_type,
-            )
-            for aval, locality in self.program.arguments
+        uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
+        variables = [
+            [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         ]
-        groups = [[slot.array for slot in slots] for slots in (self.donated, self.kept)]
-        compiled: jax.stages.Compiled = self.call.lower(*groups, arguments, self.program.constants).compile()
+        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
         return compiled
+
+    def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(self.mesh, layout.spec)
+        return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
 
     def compiled_text(self) -> str:
         """The optimised HLO of the program, as one device runs it."""

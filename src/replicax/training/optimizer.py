@@ -90,7 +90,12 @@ class Optimizer:
                 )
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
-        with _jax.outside_tracing(), context.cross_replica(strategy), use_store(ConcreteStore()):
+        with (
+            _jax.outside_tracing(),
+            jax.disable_jit(False),
+            context.cross_replica(strategy),
+            use_store(ConcreteStore()),
+        ):
             slots, tree = self._slots(variables)
         self._state = jax.tree_util.tree_unflatten(tree, slots)
         self._variables = variables

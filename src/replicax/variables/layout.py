@@ -31,6 +31,9 @@ class Layout(Protocol):
     def stored(self, value: Any) -> Any:
         """The stored array that holds ``value``, of one replica's shape, on every replica."""
 
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stored array, from that of one replica's value."""
+
     def describe(self, replicas: int) -> str:
         """Where the value is, in words."""
 
@@ -45,6 +48,9 @@ class Mirrored:
     def stored(self, value: Any) -> Any:
         return value
 
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
     def describe(self, replicas: int) -> str:
         return "on one device" if replicas == 1 else f"mirrored on {replicas} replicas"
 
@@ -58,7 +64,10 @@ class Copies:
     spec = PartitionSpec(REPLICA_AXIS)
 
     def stored(self, value: Any) -> Any:
-        return jnp.broadcast_to(value, (self.replicas, *jnp.shape(value)))
+        return jnp.broadcast_to(value, self.stored_shape(jnp.shape(value)))
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.replicas, *shape)
 
     def describe(self, replicas: int) -> str:
         return f"a copy on each of {replicas} replicas"
@@ -97,6 +106,9 @@ class Split:
         if not self.filling:
             return value
         return jnp.pad(value, [(0, self.filling if d == self.dim else 0) for d in range(jnp.ndim(value))])
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[: self.dim], self.replicas * self.piece, *shape[self.dim + 1 :])
 
     def whole(self, stored: Any) -> Any:
         """The value that is in ``stored``."""
