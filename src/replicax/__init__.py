@@ -7,6 +7,7 @@
 Array(3., dtype=float32)
 """
 
+from replicax.communication import CommunicationImplementation, CommunicationOptions
 from replicax.context import (
     ReplicaContext,
     get_replica_context,
@@ -43,6 +44,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregation",
     "Collective",
+    "CommunicationImplementation",
+    "CommunicationOptions",
     "ContextError",
     "DeadlockError",
     "DefaultStrategy",

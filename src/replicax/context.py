@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from replicax.communication import CommunicationOptions, checked_options
 from replicax.errors import ContextError
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
+
+
+Options = CommunicationOptions | None
 
 
 class Communicator(Protocol):
@@ -28,10 +32,10 @@ class Communicator(Protocol):
     def replica_id(self) -> Any:
         """This replica's number: an int32 scalar of locality T, or an int."""
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
         """Combine each array with its namesakes on all replicas."""
 
-    def all_gather(self, array: Any, axis: int) -> Any:
+    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         """Concatenate the replicas' arrays along ``axis``."""
 
     def from_first(self, array: Any) -> Any:
@@ -53,11 +57,11 @@ class SingleReplica:
     def replica_id(self) -> Any:
         return 0
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
         totals = [countable(jax.numpy.asarray(a)) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
 
-    def all_gather(self, array: Any, axis: int) -> Any:
+    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = jax.numpy.asarray(array)
         checked_axes(axis, array.shape, "all_gather")
         return array
@@ -117,7 +121,7 @@ class ReplicaContext:
         """The devices that the step runs on. A compiled step is one program for all of them."""
         return self._strategy.extended.worker_devices
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.
 
         Differentiable: each replica differentiates its own loss, so the gradient of SUM is SUM and that of
@@ -126,18 +130,23 @@ class ReplicaContext:
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
           value: a pytree of arrays, each of one replica's shape.
-          options: must be ``None``.
+          options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree, locality M. One fused all-reduce for all its leaves.
+          The same pytree, locality M. One fused all-reduce for all its leaves, if ``options`` say nothing else.
+
+        Raises:
+          ContextError: this is not the current replica's context.
+          TypeError, ValueError: unknown op; options that are none, or ask for what the devices don't have.
+          DeadlockError: the timeout has passed, and replicas have not come.
         """
         self._check_current("all_reduce")
-        check_no_options(options, "ReplicaContext.all_reduce")
+        options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         leaves, treedef = jax.tree_util.tree_flatten(value)
-        reduced = self._communicator.all_reduce(ReduceOp.parse(reduce_op), leaves)
+        reduced = self._communicator.all_reduce(ReduceOp.parse(reduce_op), leaves, options)
         return jax.tree_util.tree_unflatten(treedef, reduced)
 
-    def all_gather(self, value: Any, axis: int, options: None = None) -> Any:
+    def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
 
         Differentiable; the gradient is the slice that this replica put in, summed over all replicas' losses.
@@ -145,17 +154,18 @@ class ReplicaContext:
         Args:
           value: a pytree of arrays of rank at least 1, each of one replica's shape ``[…, k, …]``.
           axis: the dim to concatenate along; negative counts from the end.
-          options: must be ``None``.
+          options: :class:`CommunicationOptions`.
 
         Returns:
           The same pytree with arrays ``[…, n·k, …]``, locality M. One all-gather a leaf.
 
         Raises:
           ValueError: an array is a scalar, or ``axis`` is out of range.
+          ContextError, TypeError, DeadlockError: see :meth:`all_reduce`.
         """
         self._check_current("all_gather")
-        check_no_options(options, "ReplicaContext.all_gather")
-        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis), value)
+        options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
+        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
 
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

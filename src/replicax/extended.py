@@ -10,6 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import context
+from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replicate import Executable
@@ -83,7 +84,9 @@ class StrategyExtended:
 
     # --- reducing to somewhere --------------------------------------------------------------------------
 
-    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: None = None) -> Any:
+    def reduce_to(
+        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: context.Options = None
+    ) -> Any:
         """Combine a value across replicas, and put the result somewhere.
 
         Args:
@@ -91,7 +94,7 @@ class StrategyExtended:
           value: a pytree with ``PerReplica`` leaves, of components of one shape. T.
           destinations: where the result is wanted: a variable or a ``PerReplica`` (on all devices it lies on), a
             device, its name, a list of these, or ``None`` for all replicas' devices.
-          options: must be ``None``.
+          options: :class:`CommunicationOptions`.
 
         Returns:
           The pytree of plain arrays: M, or V(v) if ``destinations`` is a variable v.
@@ -112,14 +115,17 @@ class StrategyExtended:
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(
-        self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: None = None
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: context.Options = None,
     ) -> list[Any]:
-        """Several :meth:`reduce_to` at once, as one fused all-reduce.
+        """Several :meth:`reduce_to` at once, as one fused all-reduce if ``options`` say nothing else.
 
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
           value_destination_pairs: pairs ``(value, destinations)``; see :meth:`reduce_to`, also for what it raises.
-          options: must be ``None``.
+          options: :class:`CommunicationOptions`.
 
         Returns:
           A list with a result for each pair.
@@ -131,10 +137,10 @@ class StrategyExtended:
         [1.5, 1.5]
         """
         context.check_cross_replica(self.strategy, "extended.batch_reduce_to")
-        context.check_no_options(options, "extended.batch_reduce_to")
+        options = checked_options(options, self.worker_devices[0].platform, "extended.batch_reduce_to")
         pairs = list(value_destination_pairs)
         wanted = [self._destination(d) for _, d in pairs]
-        reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None)
+        reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
         return [v if where is None else jax.device_put(v, where) for v, where in zip(reduced, wanted, strict=True)]
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:

@@ -9,8 +9,9 @@ combines what remains into a single all-reduce. Measured by ``benchmarks/packing
 from __future__ import annotations
 
 import enum
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
+from replicax.communication import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    after,
+    ring_gather,
+    ring_sum,
+    watched,
+)
 from replicax.topology.mesh import REPLICA_AXIS
 
 alone_p = _jax.identity_primitive("replicax_alone")
@@ -57,7 +66,7 @@ class ReduceOp(enum.Enum):
         raise ValueError(f"reduce_op must be 'sum', 'mean' or a ReduceOp, got {op!r}")
 
 
-def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
+def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
     """Combine each array with its namesakes on all replicas; every replica gets the results.
 
     One fused all-reduce, whatever the number of arrays. Gradient: each replica differentiates its own loss, so
@@ -66,24 +75,63 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any]) -> list[jax.Array]:
     Args:
       op: SUM or MEAN.
       arrays: this replica's arrays, of any shapes and dtypes (booleans are counted as int32).
+      options: how to communicate.
     """
     arrays = [countable(jnp.asarray(a)) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
-    totals = list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,)) if size > 1 else alone_p.bind(*arrays))
+    totals = list(sum_over_replicas(arrays, options) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
 
 
-def sums(*arrays: jax.Array, axes: tuple[str, ...]) -> list[jax.Array]:
-    """The sum of each array over ``axes``, small arrays packed."""
+def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
+    """The sum of each array over the replicas, of which there are several."""
+    return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
+
+
+def _sums(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
+    """What :data:`all_reduce_p` compiles to."""
+    options = options or CommunicationOptions()
+    results: list[jax.Array] = []
+    for group in _groups(arrays, options.bytes_per_pack):
+        if results:  # so that XLA does not join what is to stay apart
+            group = [after(group[0], results[-1]), *group[1:]]
+        ring = options.implementation is CommunicationImplementation.RING
+        results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums)
+    return results
+
+
+def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
+    """``arrays`` in their order, in groups of at most ``limit`` bytes; 0 for no limit."""
+    groups: list[list[jax.Array]] = []
+    size = 0
+    for array in arrays:
+        size += array.size * array.dtype.itemsize
+        if not groups or (limit and size > limit):
+            groups.append([])
+            size = array.size * array.dtype.itemsize
+        groups[-1].append(array)
+    return groups
+
+
+def _packed_ring_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return _packed(arrays, lambda buffers: [ring_sum(b) for b in buffers], limit=math.inf)
+
+
+def _packed_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return _packed(arrays, lambda buffers: lax.psum(buffers, REPLICA_AXIS), limit=PACK_LIMIT)
+
+
+def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[Any]], limit: float) -> list[jax.Array]:
+    """``summed_up`` of ``arrays``, where those of at most ``limit`` bytes are concatenated for the time being."""
     packs: dict[Any, list[int]] = {}
     for i, a in enumerate(arrays):
-        if a.size * a.dtype.itemsize <= PACK_LIMIT:
+        if a.size * a.dtype.itemsize <= limit:
             packs.setdefault(a.dtype, []).append(i)
     packed = {i for members in packs.values() if len(members) > 1 for i in members}
     whole = [i for i in range(len(arrays)) if i not in packed]
     groups = [members for members in packs.values() if len(members) > 1]
     buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
-    summed = lax.psum([*buffers, *(arrays[i] for i in whole)], axes)
+    summed = summed_up([*buffers, *(arrays[i] for i in whole)])
 
     results: list[Any] = [None] * len(arrays)
     for members, buffer in zip(groups, summed, strict=False):
@@ -96,15 +144,15 @@ def sums(*arrays: jax.Array, axes: tuple[str, ...]) -> list[jax.Array]:
     return results
 
 
-all_reduce_p = _jax.collective_primitive("all_reduce", sums)
-"""``y, … = all_reduce[axes=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
+all_reduce_p = _jax.collective_primitive("all_reduce", _sums)
+"""``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
 
 It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is
 a reduce-scatter (see :mod:`replicax.execution.partition`).
 """
 
 
-def all_gather(array: Any, axis: int) -> jax.Array:
+def all_gather(array: Any, axis: int, options: CommunicationOptions | None = None) -> jax.Array:
     """Concatenate the replicas' arrays along ``axis``; every replica gets the whole.
 
     One all-gather. Gradient: the slice that this replica put in, summed over all replicas' losses.
@@ -112,10 +160,12 @@ def all_gather(array: Any, axis: int) -> jax.Array:
     Args:
       array: this replica's array ``[…, k, …]``; the result is ``[…, n·k, …]``.
       axis: the dim to concatenate along; negative counts from the end.
+      options: how to communicate.
 
     Raises:
       ValueError: ``array`` is a scalar, or ``axis`` is out of range.
     """
+    options = options or CommunicationOptions()
     array = jnp.asarray(array)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
     size = lax.axis_size(REPLICA_AXIS)
@@ -124,7 +174,16 @@ def all_gather(array: Any, axis: int) -> jax.Array:
         return alone_p.bind(jnp.zeros(shape, array.dtype))[0]
     if size == 1:
         return alone_p.bind(array)[0]
-    return lax.all_gather(array, REPLICA_AXIS, axis=axis, tiled=True)
+
+    def gather(arrays: Sequence[Any]) -> list[Any]:
+        if options.implementation is CommunicationImplementation.RING:
+            return [ring_gather(arrays[0], axis)]
+        return [lax.all_gather(arrays[0], REPLICA_AXIS, axis=axis, tiled=True)]
+
+    if options == CommunicationOptions():
+        return gather([array])[0]
+    # What a ring makes out of what the neighbours send is the same everywhere, as no pass could tell.
+    return alone_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
 
 
 def stack_replicas(array: Any) -> jax.Array:
@@ -139,7 +198,7 @@ def from_first(array: Any) -> jax.Array:
         return alone_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
-    return all_reduce_p.bind(kept, axes=(REPLICA_AXIS,))[0].astype(array.dtype)
+    return sum_over_replicas([kept])[0].astype(array.dtype)
 
 
 def divide(total: jax.Array, count: Any) -> jax.Array:

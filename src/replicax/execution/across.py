@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Axis = int | tuple[int, ...] | None
 
 
-def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
+def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, options: context.Options = None) -> Any:
     """See :meth:`replicax.Strategy.reduce`."""
     leaves, treedef = _flatten(value)
     results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
@@ -37,9 +37,9 @@ def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
     reduced = _by_form(
         strategy,
         [leaves[i] for i in ours],
-        lambda values, communicator: _reduce_local(op, values, axis, communicator),
+        lambda values, communicator: _reduce_local(op, values, axis, communicator, options),
         lambda values: _reduce_components(op, values, axis),
-        lambda s, values: s.reduce(op, values, axis),
+        lambda s, values: reduce(s, op, values, axis, options),
     )
     for i, result in zip(ours, reduced, strict=True):
         results[i] = result
@@ -154,13 +154,15 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> A
     return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
 
 
-def _reduce_local(op: ReduceOp, values: list[Any], axis: Axis, communicator: context.Communicator) -> list[Any]:
+def _reduce_local(
+    op: ReduceOp, values: list[Any], axis: Axis, communicator: context.Communicator, options: context.Options
+) -> list[Any]:
     if axis is None:
-        return communicator.all_reduce(op, values)
+        return communicator.all_reduce(op, values, options)
     sums, counts = zip(*(_sum_along(v, axis) for v in values), strict=True)
     if op is ReduceOp.SUM:
-        return communicator.all_reduce(op, sums)
-    totals = communicator.all_reduce(ReduceOp.SUM, sums)
+        return communicator.all_reduce(op, sums, options)
+    totals = communicator.all_reduce(ReduceOp.SUM, sums, options)
     return [divide(t, max(1, communicator.add_up(c))) for t, c in zip(totals, counts, strict=True)]
 
 

@@ -9,8 +9,10 @@ never can come, that is known at once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +28,11 @@ class _Player:
     replica: int
     play: Callable[[], Any]
     turn: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
-    state: str = "ready"  # ready, waiting, done, failed
+    state: str = "ready"  # ready, playing, waiting, done, failed
     meeting: str = ""
     line: str = ""
+    deadline: float = math.inf
+    timeout: float | None = None
     offer: Any = None
     answer: Any = None
     abandoned: bool = False
@@ -72,24 +76,26 @@ class Conductor:
             self._abandon()
         return [p.result for p in self._players]
 
-    def meet(self, replica: int, meeting: str, offer: Any) -> list[Any]:
+    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """Come to a meeting as one replica, and wait for the others there.
 
         Args:
           replica: who comes.
           meeting: what it is; all must come to the same.
           offer: what this replica brings.
+          timeout: how many seconds it may wait for the others; ``None`` for ever.
 
         Returns:
           What all replicas brought, in their order.
         """
         player = self._players[replica]
-        player.state, player.meeting, player.offer, player.line = "waiting", meeting, offer, _users_line()
+        player.meeting, player.offer, player.line, player.timeout = meeting, offer, _users_line(), timeout
+        player.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        player.state = "waiting"
         self._back.release()
         player.turn.acquire()
         if player.abandoned:
             raise _Abandoned
-        player.state = "ready"
         answer: list[Any] = player.answer
         player.answer = player.offer = None
         return answer
@@ -108,11 +114,22 @@ class Conductor:
             self._back.release()
 
     def _give_turn(self, player: _Player) -> None:
+        player.state = "playing"
         player.turn.release()
-        self._back.acquire()
+        while not self._back.acquire(timeout=self._patience()):
+            self._check_deadlines()
         if player.error is not None:
             player.error.add_note(f"(raised by replica {player.replica} of {len(self._players)})")
             raise player.error
+
+    def _patience(self) -> float | None:
+        """How long to wait for the replica whose turn it is, before somebody has waited for too long."""
+        deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
+        return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+    def _check_deadlines(self) -> None:
+        if any(p.state == "waiting" and p.deadline < time.monotonic() for p in self._players):
+            raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
 
     def _hold_meeting(self) -> None:
         if len({(p.state, p.meeting) for p in self._players}) > 1:
@@ -125,17 +142,20 @@ class Conductor:
 
     def _abandon(self) -> None:
         for player, thread in zip(self._players, self._threads, strict=True):
-            if thread.is_alive() and player.state in ("ready", "waiting"):
+            if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
                 player.abandoned = True
                 player.turn.release()
-        for thread in self._threads:
-            if thread.ident is not None:
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.ident is not None and player.state != "playing":
                 thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
 
 
 def _whereabouts(player: _Player) -> str:
     if player.state == "waiting":
-        return f"replica {player.replica} is in {player.meeting} at {player.line}"
+        patience = "" if player.timeout is None else f", for at most {player.timeout} s,"
+        return f"replica {player.replica} is{patience} in {player.meeting} at {player.line}"
+    if player.state in ("playing", "ready"):
+        return f"replica {player.replica} has not come"
     return f"replica {player.replica} has returned"
 
 

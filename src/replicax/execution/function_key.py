@@ -2,12 +2,13 @@
 
 A lambda or closure made anew at each call is a new object with the same code and, mostly, the same captured
 values; it should find the program of the last one. So a function's identity is its code, its defaults and what
-it captures: numbers and strings by value, containers item by item, everything else by identity. (As with
-``jax.jit``, globals and the insides of captured objects are not looked at.)
+it captures: numbers and strings by value, containers and frozen dataclasses item by item, everything else by
+identity. (As with ``jax.jit``, globals and the insides of captured objects are not looked at.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import operator
@@ -263,6 +264,8 @@ class _Collector:
         if type(value) in _BY_VALUE:
             # repr, because 0.0 == -0.0
             return type(value), repr(value) if type(value) in (float, complex) else value
+        if _is_record(value):
+            return type(value), tuple(self._freeze(getattr(value, f.name)) for f in dataclasses.fields(value))
         is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
         if not is_function and type(value) not in _CONTAINERS:
             return ById(value)
@@ -276,6 +279,12 @@ class _Collector:
             return type(value), frozenset(map(self._freeze, value))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return type(value), tuple((self._freeze(k), self._freeze(v)) for k, v in items)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether ``value`` is of a frozen dataclass: it is what its fields are."""
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.frozen and params.eq
 
 
 def _innermost(fn: Any) -> Any:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.context import Options
 from replicax.execution.conductor import Conductor
 from replicax.execution.spmd import leaves_of, merge_here
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
@@ -32,9 +33,9 @@ class ExactCommunicator:
         self.device = device
         self._note = note
 
-    def meet(self, meeting: str, offer: Any) -> list[Any]:
+    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """What every replica brings to ``meeting``."""
-        return self.conductor.meet(self.replica, meeting, offer)
+        return self.conductor.meet(self.replica, meeting, offer, timeout)
 
     def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
         """Every replica's array, on this replica's device."""
@@ -46,16 +47,19 @@ class ExactCommunicator:
         self._note(replica)
         return replica
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
-        n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None))
+        timeout = None if options is None else options.timeout_seconds
+        n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None, timeout))
         arrays = [countable(jnp.asarray(a)) for a in arrays]
         totals = [sum_p.bind(a, communicator=self) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, n) for total in totals]
 
-    def all_gather(self, array: Any, axis: int) -> Any:
+    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = jnp.asarray(array)
+        if options is not None and options.timeout_seconds is not None:
+            self.meet("all_gather", None, options.timeout_seconds)
         return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
 
     def from_first(self, array: Any) -> Any:

@@ -207,7 +207,7 @@ class Partition:
         consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            passed = Partition(self.localities, Gathers(self.gathers.ahead, self.gathers.barriers_hold))
+            passed = Partition(self.localities, Gathers(self.gathers.ahead))
             slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
             results = passed.run(_jax.open_jaxpr(params["jaxpr"]), [*consts, *carry, *slices], [])
             results = [passed.whole(v) for v in results]
@@ -281,7 +281,6 @@ def partitioned(
     values: Sequence[Any],
     wanted: Sequence[Split | None],
     localities: Mapping[Any, Locality],
-    platform: str,
 ) -> list[Any]:
     """Apply ``jaxpr`` to whole values and :class:`Piece`.
 
@@ -290,13 +289,11 @@ def partitioned(
       values: its operands.
       wanted: for each result how to split it; ``None`` for the whole.
       localities: those of the values in the program.
-      platform: what it is compiled for.
 
     Returns:
       The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
     """
     sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
-    gathers = Gathers(ahead=2 * max(sizes, default=0), barriers_hold=platform != "cpu")
-    run = Partition(localities, gathers)
+    run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)))
     results = run.run(jaxpr, values, wanted)
     return [run.whole(v) if s is None else run.piece(v, s) for v, s in zip(results, wanted, strict=True)]

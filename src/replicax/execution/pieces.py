@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax.communication import after
 from replicax.reduction import PACK_LIMIT
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
@@ -78,12 +79,10 @@ class Gathers:
 
     Args:
       ahead: bytes.
-      barriers_hold: whether the compiler honours ``lax.optimization_barrier`` to the end (XLA on CPU does not).
     """
 
-    def __init__(self, ahead: int, barriers_hold: bool) -> None:
+    def __init__(self, ahead: int) -> None:
         self.ahead = ahead
-        self.barriers_hold = barriers_hold
         self._total = 0
         self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
@@ -97,7 +96,7 @@ class Gathers:
             self._tokens.popleft()
         array = piece.array
         if self._tokens and self._tokens[0][0] <= self._total - self.ahead:
-            array = self._after(array, self._tokens[0][1])
+            array = after(array, self._tokens[0][1])
         whole = gathered(array, piece.split)
         self._total += whole.size * whole.dtype.itemsize
         self._recent[id(piece)] = self._total, piece, whole
@@ -111,10 +110,3 @@ class Gathers:
             if isinstance(value, jax.Array) and value.size and jnp.issubdtype(value.dtype, jnp.floating):
                 self._tokens.append((self._total, value))
                 return
-
-    def _after(self, array: Any, token: Any) -> Any:
-        array, token = lax.optimization_barrier((array, token))
-        if self.barriers_hold:
-            return array
-        # A choice that always falls the same way, but no compiler knows that.
-        return jnp.where(token.reshape(-1)[0] > jnp.inf, jnp.zeros_like(array), array)

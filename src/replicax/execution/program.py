@@ -53,3 +53,5 @@ class Program:
     results: tuple[Result, ...]
     result_tree: Any
     obligations: Mapping[int, Obligation]
+    watched: bool
+    """Whether some of its collectives have a timeout."""

@@ -127,9 +127,8 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
             results = _jax.evaluate(program.jaxpr, values)
         else:
             wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
-            platform = mesh.devices.flat[0].platform
             wanted += [None] * len(result_localities)
-            results = partitioned(program.jaxpr, values, wanted, localities, platform)
+            results = partitioned(program.jaxpr, values, wanted, localities)
         return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
 
     specs_in: Any = _each(lambda layout: layout.spec, layouts_in)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
+from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.replicate import Executable, replicate
 from replicax.locality import T
@@ -37,12 +39,12 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
             _take_back(executable)
         group = together(executable.written)
         overwritten = len(executable.donated) < len(executable.written)
-        group.arrays, computed = executable.call(
-            group.arrays[: len(executable.donated)] if overwritten else group.arrays,
-            [slot.array for slot in executable.kept],
-            placed,
-            executable.program.constants,
-        )
+        donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
+        kept = [slot.array for slot in executable.kept]
+        call = executable.call
+        if executable.program.watched:
+            call = functools.partial(call_watched, call, strategy.num_replicas_in_sync)
+        group.arrays, computed = call(donated, kept, placed, executable.program.constants)
         if lent:
             lent.difference_update(executable.written)
     return _results(executable, computed, strategy.num_replicas_in_sync)

@@ -18,16 +18,27 @@ if TYPE_CHECKING:
 
 
 class SpmdCommunicator:
-    """See :class:`replicax.context.Communicator`. Everything here only records operations."""
+    """See :class:`replicax.context.Communicator`. Everything here only records operations.
+
+    Attributes:
+      watched: whether some collective has a timeout.
+    """
+
+    watched = False
 
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
-        return reduction.all_reduce(op, arrays)
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+        self._note(options)
+        return reduction.all_reduce(op, arrays, options)
 
-    def all_gather(self, array: Any, axis: int) -> Any:
-        return reduction.all_gather(array, axis)
+    def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
+        self._note(options)
+        return reduction.all_gather(array, axis, options)
+
+    def _note(self, options: context.Options) -> None:
+        self.watched = self.watched or (options is not None and options.timeout_seconds is not None)
 
     def from_first(self, array: Any) -> Any:
         return reduction.from_first(array)
