@@ -82,7 +82,7 @@ def test_reduce_to_has_the_rules_of_reduce(pair) -> None:
         pair.extended.reduce_to("max", ids(pair), None)
     with pytest.raises(replicax.ContextError, match="belongs to"):
         pair.extended.reduce_to("sum", ids(pair), make(strategy_of(4)))
-    with pytest.raises(TypeError, match="options must be None"):
+    with pytest.raises(TypeError, match="options must be CommunicationOptions or None"):
         pair.extended.reduce_to("sum", ids(pair), None, options={})
 
 

@@ -23,7 +23,7 @@ from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp
-from replicax.strategies import MirroredStrategy, OneDeviceStrategy, ShardedStrategy
+from replicax.strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, ShardedStrategy
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
@@ -43,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregation",
+    "CentralStorageStrategy",
     "Collective",
     "CommunicationImplementation",
     "CommunicationOptions",

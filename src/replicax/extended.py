@@ -21,6 +21,7 @@ from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
 from replicax.values import PerReplica, container_of, is_leaf
 from replicax.variables import Variable
+from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import Partitioner
 from replicax.variables.store import check_owner, current_store
 
@@ -41,6 +42,7 @@ class StrategyExtended:
       mesh: the device mesh, with an axis along which the replicas lie.
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
+      default_layout: of on-write variables that are not split.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -50,8 +52,14 @@ class StrategyExtended:
 
     strategy: Strategy
 
-    def __init__(self, devices: Sequence[jax.Device], partitioner: Partitioner | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],
+        partitioner: Partitioner | None = None,
+        parameter_device: jax.Device | None = None,
+    ) -> None:
         self.partitioner = partitioner
+        self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
         self.worker_devices: tuple[jax.Device, ...] = tuple(devices)
         self.mesh: Mesh = replica_mesh(self.worker_devices)
         self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
@@ -60,6 +68,8 @@ class StrategyExtended:
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices that hold variables."""
+        if isinstance(self.default_layout, Central):
+            return (self.default_layout.device,)
         return self.worker_devices
 
     @property
@@ -169,6 +179,12 @@ class StrategyExtended:
             return tensor
         return jax.device_put(tensor, NamedSharding(self.mesh, PartitionSpec()) if where is None else where)
 
+    def _holds_variables(self, where: Any) -> bool:
+        """Whether ``where``, a variable or what :meth:`non_slot_devices` returned, is where variables are."""
+        if isinstance(where, tuple | list) and where and set(resolve_devices(where)) == set(self.parameter_devices):
+            return True
+        return self._destination(where) is None
+
     def _destination(self, destinations: Any) -> NamedSharding | None:
         """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices."""
         if destinations is None or isinstance(destinations, PerReplica):
@@ -266,7 +282,7 @@ class StrategyExtended:
         ...     strategy.extended.update_non_slot(devices, lambda: count.assign_add(1), group=False)
         [<Variable 'count' int32[] mirrored on 2 replicas: 1>, <Variable 'count' int32[] mirrored on 2 replicas: 1>]
         """
-        if self._destination(colocate_with) is not None:
+        if not self._holds_variables(colocate_with):
             raise ValueError(
                 "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
                 f"{colocate_with!r}"
@@ -319,7 +335,7 @@ class StrategyExtended:
         Raises:
           ValueError, ContextError: ``variable`` lies elsewhere.
         """
-        if self._destination(variable) is not None:
+        if not self._holds_variables(variable):
             raise ValueError(f"colocate_vars_with: {variable!r} is not where {self.strategy!r} keeps its variables")
         yield
 

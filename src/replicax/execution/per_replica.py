@@ -28,7 +28,7 @@ from replicax.execution.placing import ARRAYS, mirror, place_components, stack
 from replicax.locality import Locality, M, R, T
 from replicax.reduction import share_p
 from replicax.values import Components, Local, PerReplica, is_leaf
-from replicax.variables.layout import Split
+from replicax.variables.layout import Central, Split
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
 from replicax.variables.variable import Variable
@@ -230,7 +230,7 @@ class _Replica:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
-    if isinstance(variable.layout, Split):
+    if isinstance(variable.layout, Split | Central):
         return jax.device_put(variable.from_storage(), variable.strategy.extended.worker_devices[replica])
     shard = next(
         s
@@ -313,7 +313,7 @@ def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) ->
         return stack(values, mesh)
     if several and not _equal(values):
         raise LocalityError(next(t for r in replicas if (t := r.store.written.get(variable)) is not None))
-    if isinstance(variable.layout, Split):
+    if isinstance(variable.layout, Split | Central):
         return variable.to_storage(values[0])
     return mirror([jnp.copy(v) for v in values], mesh)
 

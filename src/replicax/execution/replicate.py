@@ -17,7 +17,7 @@ from replicax.execution.pieces import Piece
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.layout import Central, Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
 
@@ -44,6 +44,8 @@ class Executable:
     written: tuple[Slot, ...]
     """The donated ones first, in the same order."""
     mesh: Mesh
+    homes: tuple[Any, ...] | None
+    """Where the arrays of the written variables go between calls, if that is somewhere else than in the program."""
 
     def compiled(self) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
@@ -54,6 +56,15 @@ class Executable:
         arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
         compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
         return compiled
+
+    def brought(self, donated: list[Any], kept: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The arrays of variables, from where they are between calls to where the program has them."""
+        layouts = {use.slot: use.layout for use in self.program.reads}
+        places = [
+            [NamedSharding(self.mesh, layouts[slot].spec) for slot in slots] for slots in (self.donated, self.kept)
+        ]
+        moved: tuple[list[Any], list[Any]] = jax.device_put((donated, kept), tuple(places))
+        return moved
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
@@ -98,6 +109,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
     localities: dict[Any, Locality] | None = {} if split else None
     outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
+    central = any(isinstance(use.layout, Central) for use in (*program.reads, *program.writes))
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
 
@@ -151,6 +163,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         kept=tuple(program.reads[i].slot for i in kept),
         written=tuple(program.writes[i].slot for i in written),
         mesh=mesh,
+        homes=tuple(program.writes[i].layout.sharding(mesh) for i in written) if central else None,
     )
 
 

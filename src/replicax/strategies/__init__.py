@@ -1,8 +1,9 @@
 """The strategies: each a short file that chooses devices."""
 
 from replicax.strategies import default
+from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.sharded import ShardedStrategy
 
-__all__ = ["MirroredStrategy", "OneDeviceStrategy", "ShardedStrategy", "default"]
+__all__ = ["CentralStorageStrategy", "MirroredStrategy", "OneDeviceStrategy", "ShardedStrategy", "default"]

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.locality import R, T
 from replicax.values import is_leaf
 from replicax.variables import Variable
-from replicax.variables.layout import Layout, Mirrored
+from replicax.variables.layout import Layout
 from replicax.variables.store import ConcreteStore, current_store, use_store
 from replicax.variables.variable import Stored
 
@@ -116,7 +115,7 @@ class Optimizer:
             return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
 
         mesh = variables[0].strategy.extended.mesh
-        shardings = [NamedSharding(mesh, layout.spec) for layout in layouts]
+        shardings = [layout.sharding(mesh) for layout in layouts]
         values = jax.jit(stored, out_shardings=shardings)(arrays)
         slots = [
             Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
@@ -191,7 +190,8 @@ def _layout_of_slot(path: Any, shape: tuple[int, ...], variables: list[Variable]
     """That of the variable whose slot it is, as far as can be told: by its place in the state, or else its shape."""
     place = getattr(path[-1], "idx", None) if path else None
     named = variables[place : place + 1] if isinstance(place, int) else []
-    return next((v.layout for v in [*named, *variables] if v.shape == shape), Mirrored())
+    default = variables[0].strategy.extended.default_layout
+    return next((v.layout for v in [*named, *variables] if v.shape == shape), default)
 
 
 _ALREADY_REDUCED = (

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
@@ -26,7 +27,10 @@ class Layout(Protocol):
 
     @property
     def spec(self) -> PartitionSpec:
-        """Of the stored array."""
+        """Of the stored array, in a program."""
+
+    def sharding(self, mesh: Mesh) -> Sharding:
+        """Of the stored array, between programs."""
 
     def stored(self, value: Any) -> Any:
         """The stored array that holds ``value``, of one replica's shape, on every replica."""
@@ -38,8 +42,17 @@ class Layout(Protocol):
         """Where the value is, in words."""
 
 
+class _OnTheMesh:
+    """Stored between programs as it is in them."""
+
+    spec: PartitionSpec
+
+    def sharding(self, mesh: Mesh) -> Sharding:
+        return NamedSharding(mesh, self.spec)
+
+
 @dataclasses.dataclass(frozen=True)
-class Mirrored:
+class Mirrored(_OnTheMesh):
     """The whole value on every replica."""
 
     locality = M
@@ -56,7 +69,24 @@ class Mirrored:
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies:
+class Central(Mirrored):
+    """The whole value on one device, from where each program gets it and to where it brings it back.
+
+    Attributes:
+      device: the device.
+    """
+
+    device: jax.Device
+
+    def sharding(self, mesh: Mesh) -> Sharding:
+        return SingleDeviceSharding(self.device)
+
+    def describe(self, replicas: int) -> str:
+        return f"on {self.device.platform}:{self.device.id}, for {replicas} replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies(_OnTheMesh):
     """A value of its own on every replica: ``[num_replicas, *shape]``."""
 
     replicas: int
@@ -74,7 +104,7 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class Split(_OnTheMesh):
     """A piece of the value on every replica: the replicas' pieces, one after the other along a dim, are the whole.
 
     All pieces are stored with the same size; where the value does not divide evenly, the last ones are filled up
@@ -94,7 +124,7 @@ class Split:
     locality = M
 
     @property
-    def spec(self) -> PartitionSpec:
+    def spec(self) -> PartitionSpec:  # type: ignore[override]
         return PartitionSpec(*[None] * self.dim, REPLICA_AXIS)
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax import _jax, context
 from replicax.errors import LocalityError
@@ -172,12 +172,13 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     def _layout(self) -> Layout:
         replicas = self.strategy.num_replicas_in_sync
         if replicas == 1:
-            return Mirrored()
+            return self.strategy.extended.default_layout
         if self._is_on_read:
             return Copies(replicas)
-        if _is_key(self.dtype):
-            return Mirrored()
-        return layout_by(self._partitioner(), self.name, self.shape, self.dtype, replicas)
+        split = layout_by(
+            None if _is_key(self.dtype) else self._partitioner(), self.name, self.shape, self.dtype, replicas
+        )
+        return self.strategy.extended.default_layout if isinstance(split, Mirrored) else split
 
     def _partitioner(self) -> Partitioner | None:
         return self.strategy.extended.partitioner
@@ -210,9 +211,9 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         return isinstance(self.layout, Copies)
 
     @property
-    def sharding(self) -> NamedSharding:
+    def sharding(self) -> Sharding:
         """How the stored array lies on the strategy's devices."""
-        return NamedSharding(self.strategy.extended.mesh, self.layout.spec)
+        return self.layout.sharding(self.strategy.extended.mesh)
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""

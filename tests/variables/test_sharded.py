@@ -1,0 +1,180 @@
+"""Variables that are split over the replicas, and partitioners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.variables.layout import Mirrored, Split
+from replicax.variables.partitioners import over_all
+from tests.conftest import strategy_of
+
+EXACT = replicax.RunOptions(executor="per_replica")
+INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
+
+
+def make(strategy: replicax.Strategy, value: Any = INITIAL, **options: Any) -> replicax.ShardedVariable:
+    with strategy.scope():
+        return replicax.ShardedVariable(value, name="v", **options)
+
+
+@pytest.mark.parametrize("initial", [INITIAL, lambda: jnp.asarray(INITIAL)], ids=["value", "callable"])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+def test_each_replica_holds_a_piece_and_reads_the_whole(replicas: int, initial: Any) -> None:
+    strategy = strategy_of(replicas)
+    v = make(strategy, initial, partitioner=replicax.FixedShardsPartitioner(replicas))
+    assert v.shape == (7, 3)
+    np.testing.assert_array_equal(v.value, INITIAL)
+    np.testing.assert_array_equal(strategy.run(lambda: v.value), INITIAL)
+    np.testing.assert_array_equal(strategy.run(lambda: v.value, options=EXACT), INITIAL)
+    pieces = strategy.local_results(v)
+    np.testing.assert_array_equal(np.concatenate(pieces), INITIAL)
+    if replicas > 1:
+        piece = -(-7 // replicas)
+        assert [p.shape[0] for p in pieces] == [max(0, min(piece, 7 - i * piece)) for i in range(replicas)]
+        for shard in v.slot.array.addressable_shards:
+            assert shard.data.shape == (piece, 3)
+
+
+def test_the_largest_dim_that_divides_evenly_is_split(pair: replicax.Strategy) -> None:
+    assert make(pair, jnp.zeros((9, 4))).layout == Split(dim=1, size=4, piece=2, replicas=2)
+    assert make(pair, jnp.zeros((9, 3))).layout == Split(dim=0, size=9, piece=5, replicas=2)
+    assert make(pair, 1.0).layout == Mirrored()  # a scalar has nothing to split
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: str) -> None:
+    strategy = strategy_of(3)
+    v = make(strategy, aggregation=aggregation)
+    with strategy.scope():
+        plain = replicax.Variable(INITIAL, aggregation=aggregation)
+    getattr(v, method)(INITIAL * 2)
+    getattr(plain, method)(INITIAL * 2)
+    np.testing.assert_array_equal(v.value, plain.value)
+    x = strategy.distribute_values_from_function(lambda ctx: INITIAL + np.float32(ctx.replica_id_in_sync_group))
+    if aggregation == "none":
+        with pytest.raises(replicax.LocalityError, match="variable 'v' .* was assigned a value, but it differs"):
+            strategy.run(lambda x: getattr(v, method)(x), args=(x,), options=replicax.RunOptions(executor))
+        np.testing.assert_array_equal(v.value, plain.value)
+        x = INITIAL
+    for variable in (v, plain):
+        strategy.run(
+            lambda x, variable=variable: getattr(variable, method)(x),
+            args=(x,),
+            options=replicax.RunOptions(executor),
+        )
+    np.testing.assert_allclose(v.value, plain.value, rtol=1e-6)
+
+
+def test_slots_are_split_as_their_variable(pair: replicax.Strategy) -> None:
+    v, w = make(pair), make(pair, jnp.zeros((4, 8)), partitioner=replicax.FixedShardsPartitioner(2, dim=1))
+    with pair.scope():
+        plain = replicax.Variable(jnp.zeros((7, 3)))
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+    optimizer.build([v, w, plain])
+    count, *slots = optimizer.variables
+    assert count.layout == Mirrored()
+    assert [s.layout for s in slots] == [v.layout, w.layout, plain.layout] * 2
+    assert all(isinstance(s.layout, Split) for s in (slots[0], slots[1]))
+
+
+def test_a_value_read_before_stays_valid(pair: replicax.Strategy) -> None:
+    v = make(pair)
+    before = v.value
+    pair.run(lambda: v.assign_add(jnp.ones((7, 3))))
+    np.testing.assert_array_equal(before, INITIAL)
+    np.testing.assert_array_equal(v.value, INITIAL + 1)
+
+
+def test_created_inside_a_step(pair: replicax.Strategy) -> None:
+    def step() -> Any:
+        return replicax.ShardedVariable(lambda: jnp.zeros(5), name="inside").assign_add(jnp.ones(5)).value
+
+    assert [float(pair.run(step)[4]) for _ in range(3)] == [1, 2, 3]
+
+
+def test_it_cannot_be_on_read(pair: replicax.Strategy) -> None:
+    with pytest.raises(ValueError, match="variable 'v': an on-read variable can't be split, because each replica has"):
+        make(pair, synchronization="on_read", trainable=False)
+
+
+def test_random_keys_are_not_split() -> None:
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], over_all(2, min_bytes=0))
+    with strategy.scope():
+        keys = replicax.Variable(jax.random.split(jax.random.key(0), 4))
+    assert keys.layout == Mirrored()
+
+
+# --- partitioners ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "shape", "pieces"),
+    [
+        (replicax.FixedShardsPartitioner(3), (10, 2), [3, 1]),
+        (replicax.FixedShardsPartitioner(3, dim=-1), (10, 2), [1, 2]),
+        (replicax.FixedShardsPartitioner(3), (), []),
+        (replicax.MinSizePartitioner(), (1 << 20,), [1]),
+        (replicax.MinSizePartitioner(max_shards=4), (1 << 20,), [4]),
+        (replicax.MinSizePartitioner(1 << 21, 4), (1 << 20,), [2]),
+        (replicax.MinSizePartitioner(1 << 30, 4), (1 << 20,), [1]),
+        (replicax.MinSizePartitioner(1, 100), (5, 5), [5, 1]),
+        (replicax.MaxSizePartitioner(1 << 20), (1 << 20,), [4]),
+        (replicax.MaxSizePartitioner(1 << 20, max_shards=3), (1 << 20,), [3]),
+        (replicax.MaxSizePartitioner(100), (10, 10), [5, 1]),
+        (replicax.MaxSizePartitioner(1), (4, 10), [4, 1]),
+        (replicax.MaxSizePartitioner(1), (), []),
+    ],
+)
+def test_how_many_pieces(partitioner: Any, shape: tuple[int, ...], pieces: list[int]) -> None:
+    assert partitioner(shape, jnp.float32) == pieces
+
+
+@pytest.mark.parametrize(
+    ("shards", "sizes"), [(2, [4, 3, 0, 0]), (3, [3, 3, 1, 0]), (4, [2, 2, 2, 1]), (9, [2, 2, 2, 1]), (1, [7] * 4)]
+)
+def test_pieces_on_four_replicas(shards: int, sizes: list[int]) -> None:
+    strategy = strategy_of(4)
+    v = make(strategy, partitioner=replicax.FixedShardsPartitioner(shards))
+    assert [p.shape[0] for p in strategy.local_results(v)] == sizes
+    strategy.run(lambda: v.assign_add(jnp.ones((7, 3))))
+    np.testing.assert_array_equal(v.value, INITIAL + 1)
+
+
+def test_a_strategy_with_a_partitioner_of_its_own() -> None:
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.MinSizePartitioner(64, max_shards=2))
+    with strategy.scope():
+        small, large = replicax.Variable(jnp.zeros(31)), replicax.Variable(jnp.zeros(32))
+    assert small.layout == Mirrored()
+    assert large.layout == Split(dim=0, size=32, piece=16, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (
+            lambda: replicax.FixedShardsPartitioner(0),
+            "num_shards must be a positive int, got 0",
+        ),
+        (lambda: replicax.MinSizePartitioner(True), "min_shard_bytes must be a positive int, got True"),
+        (lambda: replicax.MaxSizePartitioner(1, 0), "MaxSizePartitioner: max_shards must be a positive int, got 0"),
+        (
+            lambda: replicax.FixedShardsPartitioner(2, dim=2)((3, 3), "float32"),
+            r"dim 2 is out of range .* \(3, 3\)",
+        ),
+        (lambda: make(strategy_of(2), partitioner=lambda *_: [2, 2]), r"variable 'v': the partitioner .* got \[2, 2\]"),
+        (lambda: make(strategy_of(2), partitioner=lambda *_: [2]), r"each of the 2 dims of \(7, 3\), .* got \[2\]"),
+        (lambda: make(strategy_of(2), partitioner=lambda *_: [0, 1]), r"must return a positive number .* got \[0, 1\]"),
+    ],
+)
+def test_bad_partitioners(make_it: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_it()
