@@ -22,6 +22,7 @@ from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
+from replicax.indexed_slices import IndexedSlices
 from replicax.reduction import ReduceOp
 from replicax.strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, ShardedStrategy
 from replicax.strategies.default import DefaultStrategy
@@ -54,6 +55,7 @@ __all__ = [
     "DistributedIterator",
     "Executable",
     "FixedShardsPartitioner",
+    "IndexedSlices",
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",

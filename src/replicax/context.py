@@ -17,6 +17,7 @@ import jax
 
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.errors import ContextError
+from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
@@ -129,11 +130,12 @@ class ReplicaContext:
 
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
-          value: a pytree of arrays, each of one replica's shape.
+          value: a pytree of arrays, each of one replica's shape, and of :class:`IndexedSlices`.
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree, locality M. One fused all-reduce for all its leaves, if ``options`` say nothing else.
+          The same pytree, locality M. One fused all-reduce for all its leaves, if ``options`` say nothing else; two
+          all-gathers for each ``IndexedSlices``.
 
         Raises:
           ContextError: this is not the current replica's context.
@@ -142,9 +144,16 @@ class ReplicaContext:
         """
         self._check_current("all_reduce")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
-        leaves, treedef = jax.tree_util.tree_flatten(value)
-        reduced = self._communicator.all_reduce(ReduceOp.parse(reduce_op), leaves, options)
+        op = ReduceOp.parse(reduce_op)
+        leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_slices)
+        dense = iter(self._communicator.all_reduce(op, [x for x in leaves if not is_slices(x)], options))
+        reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
+
+    def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
+        mine = slices.values if op is ReduceOp.SUM else divide(slices.values, self.num_replicas_in_sync)
+        values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
+        return IndexedSlices(values, indices, slices.shape)
 
     def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.

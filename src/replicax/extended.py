@@ -110,8 +110,7 @@ class StrategyExtended:
           The pytree of plain arrays: M, or V(v) if ``destinations`` is a variable v.
 
         Raises:
-          ValueError: as :meth:`Strategy.reduce`; another strategy's variable; inside a step, other devices than
-            the replicas'.
+          ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
           ContextError: called inside a replica.
 
         One fused all-reduce.

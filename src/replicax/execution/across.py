@@ -17,6 +17,7 @@ import numpy as np
 from replicax import context
 from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
+from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.reduction import ReduceOp, checked_axes, divide
 from replicax.values import Local, PerReplica, Stacked, is_leaf
 from replicax.variables.layout import Split
@@ -31,6 +32,11 @@ Axis = int | tuple[int, ...] | None
 
 def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, options: context.Options = None) -> Any:
     """See :meth:`replicax.Strategy.reduce`."""
+    units, structure = jax.tree_util.tree_flatten(value, is_leaf=lambda v: is_leaf(v) or is_slices(v))
+    if any(map(is_slices, units)):
+        dense = iter(reduce(strategy, op, [unit for unit in units if not is_slices(unit)], axis, options))
+        reduced = [_reduce_slices(strategy, op, unit, axis) if is_slices(unit) else next(dense) for unit in units]
+        return jax.tree_util.tree_unflatten(structure, reduced)
     leaves, treedef = _flatten(value)
     results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
@@ -135,6 +141,19 @@ def _by_form(
             "strategy.run(step, args=(value,))"
         )
     return of_components([v.values for v in values])
+
+
+def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis) -> Any:
+    if axis is not None:
+        raise ValueError("strategy.reduce: IndexedSlices are reduced across replicas only; pass axis=None")
+    if not isinstance(slices.values, PerReplica) and not isinstance(slices.indices, PerReplica):
+        return _reduce_plain(strategy, op, slices, None)
+    n = strategy.num_replicas_in_sync
+    values, indices = (
+        gather(strategy, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n)
+        for x in (slices.values, slices.indices)
+    )
+    return IndexedSlices(values if op is ReduceOp.SUM else divide(values, n), indices, slices.shape)
 
 
 def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:

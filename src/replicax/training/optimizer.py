@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError
+from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.values import is_leaf
 from replicax.variables import Variable
@@ -131,8 +132,9 @@ class Optimizer:
 
         Args:
           grads_and_vars: pairs of a gradient, of its variable's shape, and the variable, as from
-            ``zip(gradients, variables)``. Pairs whose gradient is ``None`` are left out. Each call must name the
-            same variables.
+            ``zip(gradients, variables)``. A gradient may be :class:`IndexedSlices`: it is summed as such, and becomes
+            an array where the transformation is applied. Pairs whose gradient is ``None`` are left out. Each call
+            must name the same variables.
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
             ``False`` they have been reduced already (M).
 
@@ -149,7 +151,7 @@ class Optimizer:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
-        pairs = [(jnp.asarray(g), v) for g, v in grads_and_vars if g is not None]
+        pairs = [(g if is_slices(g) else jnp.asarray(g), v) for g, v in grads_and_vars if g is not None]
         store = current_store()
         for gradient, v in pairs:
             if isinstance(v, Variable) and gradient.shape != v.shape:
@@ -160,10 +162,13 @@ class Optimizer:
         refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
         gradients: list[Any] = []
         for g, v in pairs:
-            gradients += store.expect([g], refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
+            leaves, tree = jax.tree_util.tree_flatten(g)  # one, or those of IndexedSlices
+            leaves = store.expect(leaves, refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
+            gradients.append(jax.tree_util.tree_unflatten(tree, leaves))
         if aggregate:
             gradients = replica.all_reduce("sum", gradients)
-        by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(gradients, pairs, strict=True)}
+        dense = [g.to_dense() if is_slices(g) else g for g in gradients]
+        by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(dense, pairs, strict=True)}
 
         values = [store.read(v) for v in self._variables]
         state = jax.tree_util.tree_map(store.read, self._state, is_leaf=is_leaf)

@@ -20,8 +20,10 @@ from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
+from replicax.variables.dtypes import casts, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.partitioners import layout_by
+from replicax.variables.rows import RowUpdates
 from replicax.variables.rules import (
     Aggregation,
     Synchronization,
@@ -64,7 +66,7 @@ class _CreatedByStore(abc.ABCMeta):
         return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
 
 
-class Variable(ArrayLike, metaclass=_CreatedByStore):
+class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     """A value that steps read and change, placed by the strategy in whose scope it is created.
 
     Inside a step a variable is this replica's value; outside it is the value as a whole. It acts like an array
@@ -151,7 +153,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if not callable(initial_value):
             value = jnp.asarray(initial_value, dtype)
             self._set_kind(value.shape, value.dtype)
-            return self.to_storage(value if _is_key(value.dtype) else np.array(value))
+            return self.to_storage(value if is_key(value.dtype) else np.array(value))
 
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
             program, aval = _jax.traced_once(lambda: jnp.asarray(initial_value(), dtype))
@@ -164,7 +166,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
                 f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
                 "dtype or another aggregation"
             )
-        if self.aggregation is not Aggregation.NONE and _is_key(dtype):
+        if self.aggregation is not Aggregation.NONE and is_key(dtype):
             raise ValueError(f"variable {self.name!r}: random keys can't be combined; use aggregation='none'")
         self._aval = jax.ShapeDtypeStruct(shape, dtype)
         self.layout = self._layout() if layout is None else layout
@@ -176,7 +178,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if self._is_on_read:
             return Copies(replicas)
         split = layout_by(
-            None if _is_key(self.dtype) else self._partitioner(), self.name, self.shape, self.dtype, replicas
+            None if is_key(self.dtype) else self._partitioner(), self.name, self.shape, self.dtype, replicas
         )
         return self.strategy.extended.default_layout if isinstance(split, Mirrored) else split
 
@@ -217,16 +219,16 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""
-        return f"variable {self.name!r} ({_kind(self)})"
+        return f"variable {self.name!r} ({kind_of(self)})"
 
     def __repr__(self) -> str:
         replicas = self.strategy.num_replicas_in_sync
         with _jax.outside_tracing():
             value = self.slot.array if self.is_stacked else self.from_storage()
-            shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not _is_key(self.dtype) else value
+            shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(replicas)
-        return f"<{type(self).__name__} {self.name!r} {_kind(self)} {where}{inside}: {shown}>"
+        return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -356,13 +358,17 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         value = jnp.asarray(value)
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
+        self.check_casts(value)
+        return value.astype(self.dtype)
+
+    def check_casts(self, value: Any) -> None:
+        """Raise unless the dtype of ``value`` may be assigned; see :meth:`assign`."""
         weak = getattr(value, "weak_type", False) and jnp.issubdtype(self.dtype, jnp.inexact)
-        if not weak and not _casts(value.dtype, self.dtype):
+        if not weak and not casts(value.dtype, self.dtype):
             raise TypeError(
                 f"{self.describe()} was assigned a value of dtype {value.dtype.name}, which does not cast to "
                 f"{jnp.dtype(self.dtype).name} within its kind; convert it with .astype first"
             )
-        return value.astype(self.dtype)
 
     # --- storage ----------------------------------------------------------------------------------------
 
@@ -386,31 +392,6 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
-
-
-def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
-    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
-    if jnp.issubdtype(total.dtype, jnp.inexact):
-        return total / num_replicas
-    quotient, remainder = total // num_replicas, total % num_replicas
-    return jnp.where(jnp.asarray(replica) == 0, quotient + remainder, quotient)
-
-
-def _is_key(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
-
-
-def _casts(source: Any, target: Any) -> bool:
-    if _is_key(source) or _is_key(target):
-        return bool(source == target)
-    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
-    return rank[0] <= rank[1]
-
-
-def _kind(variable: Variable) -> str:
-    name = getattr(variable.dtype, "name", str(variable.dtype))
-    return f"{name}[{','.join(map(str, variable.shape))}]"
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes

@@ -1,0 +1,65 @@
+"""``IndexedSlices``: a sparse update, some rows of a large array."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class IndexedSlices:
+    """Rows of an array, and which rows they are: the gradient of a lookup, without the zeros of all other rows.
+
+    An index that is there twice counts twice. Replicas may hold different rows, and (in the exact executor)
+    different numbers of them. Reducing it, by ``all_reduce``, ``Strategy.reduce``, ``extended.reduce_to`` or
+    ``Optimizer.apply_gradients``, gathers the rows of all replicas, and never makes the whole array: two all-gathers
+    of what the replicas have instead of an all-reduce of everything. A pytree, of ``values`` and ``indices``.
+
+    Attributes:
+      values: the rows, ``[k, *shape[1:]]``.
+      indices: which ones they are, ``[k]``, integers.
+      shape: of the whole array.
+
+    Raises:
+      ValueError: rows, indices and shape do not fit each other.
+
+    >>> import replicax, jax.numpy as jnp
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     table = replicax.Variable(jnp.zeros((5, 2)), name="table", aggregation="sum")
+    >>> def step(row):
+    ...     table.scatter_add(replicax.IndexedSlices(jnp.ones((1, 2)), row[None], table.shape))
+    >>> row = strategy.distribute_values_from_function(lambda ctx: 3 * ctx.replica_id_in_sync_group)
+    >>> strategy.run(step, args=(row,)), table.numpy()[:, 0].tolist()
+    (None, [1.0, 0.0, 0.0, 1.0, 0.0])
+    """
+
+    values: Any
+    indices: Any
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        values, indices = (getattr(x, "shape", None) for x in (self.values, self.indices))
+        if values is None or indices is None:  # a pytree of something else, such as PerReplica
+            return
+        if not self.shape or len(indices) != 1 or tuple(values) != (indices[0], *self.shape[1:]):
+            row = ", ".join(["k", *map(str, self.shape[1:])])
+            raise ValueError(
+                f"IndexedSlices: for an array of shape {tuple(self.shape)} the values must have shape [{row}] and the "
+                f"indices [k], got {list(values)} and {list(indices)}"
+            )
+        if not jnp.issubdtype(self.indices.dtype, jnp.integer):
+            raise ValueError(f"IndexedSlices: indices must be integers, got {self.indices.dtype}")
+
+    def to_dense(self) -> jax.Array:
+        """The whole array, with zeros in all other rows."""
+        return jnp.zeros(self.shape, self.values.dtype).at[self.indices].add(self.values)
+
+
+def is_slices(value: Any) -> bool:
+    """Whether ``value`` is an :class:`IndexedSlices`."""
+    return isinstance(value, IndexedSlices)

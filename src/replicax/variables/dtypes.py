@@ -1,0 +1,36 @@
+"""What the dtypes of variables allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
+    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return total / num_replicas
+    quotient, remainder = total // num_replicas, total % num_replicas
+    return jnp.where(jnp.asarray(replica) == 0, quotient + remainder, quotient)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether ``dtype`` is that of random keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def casts(source: Any, target: Any) -> bool:
+    """Whether ``source`` converts to ``target`` within its kind, or to a wider kind."""
+    if is_key(source) or is_key(target):
+        return bool(source == target)
+    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
+    return rank[0] <= rank[1]
+
+
+def kind_of(variable: Any) -> str:
+    """``float32[2,3]``: dtype and shape, in a message."""
+    name = getattr(variable.dtype, "name", str(variable.dtype))
+    return f"{name}[{','.join(map(str, variable.shape))}]"

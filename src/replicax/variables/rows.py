@@ -1,0 +1,89 @@
+"""Changing some rows of a variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.errors import LocalityError
+from replicax.indexed_slices import IndexedSlices
+from replicax.values import PerReplica
+from replicax.variables.rules import Aggregation
+from replicax.variables.store import current_store
+
+
+class RowUpdates:
+    """The part of a variable that takes :class:`IndexedSlices`."""
+
+    aggregation: Aggregation
+    shape: Any
+    dtype: Any
+    is_stacked: Any
+    _is_on_read: Any
+    describe: Any
+    check_casts: Any
+    _in_replica: Any
+    _write: Any
+
+    def scatter_add(self, slices: IndexedSlices) -> Any:
+        """Add rows, combined over the replicas as in :meth:`assign`, and return the variable.
+
+        Args:
+          slices: the rows; of the variable's shape. Combining them takes two all-gathers of the rows.
+
+        Raises:
+          TypeError, ValueError: it is no :class:`IndexedSlices`, or of another shape or kind of dtype.
+          LocalityError, TraceError: as :meth:`assign`.
+        """
+        return self._scatter(slices, lambda value, s: value.at[s.indices].add(s.values), "scatter_add")
+
+    def scatter_sub(self, slices: IndexedSlices) -> Any:
+        """Subtract rows; see :meth:`scatter_add`."""
+        return self._scatter(slices, lambda value, s: value.at[s.indices].add(-s.values), "scatter_sub")
+
+    def scatter_update(self, slices: IndexedSlices) -> Any:
+        """Set rows; see :meth:`scatter_add`.
+
+        Raises:
+          ValueError: also if the variable is on-write with aggregation sum or mean: rows that some replicas set and
+            others do not have no sum.
+        """
+        if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self._is_on_read:
+            raise ValueError(
+                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, as a replica "
+                "need not set all of them; use scatter_add, or aggregation 'only_first_replica'"
+            )
+        return self._scatter(slices, lambda value, s: value.at[s.indices].set(s.values), "scatter_update")
+
+    def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"{self.describe()}: {method} takes IndexedSlices, got {slices!r}")
+        if tuple(slices.shape) != self.shape:
+            raise ValueError(f"{self.describe()}: {method} got rows of an array of shape {tuple(slices.shape)}")
+        if isinstance(slices.values, PerReplica) or isinstance(slices.indices, PerReplica):
+            raise LocalityError(
+                f"{self.describe()}: {method} got {slices!r}, rows of each replica. Combine them first with "
+                "strategy.reduce, or call it inside a step."
+            )
+        self.check_casts(jnp.asarray(slices.values))
+        slices = IndexedSlices(jnp.asarray(slices.values, self.dtype), slices.indices, self.shape)
+        if self._in_replica():
+            slices = self._combined_slices(slices)
+        elif self.is_stacked:
+            raise ValueError(f"{self.describe()}: {method} from across would change every copy; call it inside a step")
+        variable: Any = self
+        return self._write(change(current_store().read(variable), slices))
+
+    def _combined_slices(self, slices: IndexedSlices) -> IndexedSlices:
+        if self._is_on_read or self.aggregation is Aggregation.NONE:
+            return slices
+        replica = context.get_replica_context()
+        assert replica is not None
+        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
+            values, indices = map(replica._communicator.from_first, (slices.values, slices.indices))
+            return IndexedSlices(values, indices, slices.shape)
+        combined: IndexedSlices = replica.all_reduce(self.aggregation.value, slices)
+        return combined
