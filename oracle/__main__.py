@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from rich.console import Console
 from rich.progress import Progress
 
-from oracle.comparing import Finding
+from oracle.comparing import Finding, Verdict
 from oracle.programs import PROGRAMS
-from oracle.report import print_report, show
-from oracle.running import run_side
+from oracle.report import markdown, print_report, show
+from oracle.running import DidNotStartError, run_side
 from oracle.side import SIDES
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m oracle", description=__doc__)
     parser.add_argument("-k", metavar="TEXT", default="", help="only programs whose name contains TEXT")
     parser.add_argument("--all", action="store_true", help="print what every program did, too")
+    parser.add_argument("--markdown", action="store_true", help="print the known differences as Markdown instead")
     arguments = parser.parse_args()
     programs = [program for program in PROGRAMS if arguments.k in program.name]
     if not programs:
@@ -31,8 +33,12 @@ def main() -> int:
         running = []
         for side in SIDES:
             task = progress.add_task(side, total=len(programs))
-            running.append(pool.submit(run_side, side, programs, lambda task=task: progress.advance(task)))
-        tensorflow, replicax, exact = (future.result() for future in running)
+            running.append(pool.submit(run_side, side, programs, partial(progress.advance, task)))
+        try:
+            tensorflow, replicax, exact = (future.result() for future in running)
+        except DidNotStartError as error:
+            console.print(str(error), markup=False, highlight=False)
+            return 2
 
     findings = [Finding(p, tensorflow[p.name], replicax[p.name], exact[p.name]) for p in programs]
     if arguments.all:
@@ -40,8 +46,11 @@ def main() -> int:
             console.print(
                 f"{f.program.name}\n  {show(f.tensorflow)}\n  {show(f.replicax)}", highlight=False, markup=False
             )
-    print_report(console, findings)
-    return 0 if all(f.is_explained for f in findings) else 1
+    if arguments.markdown:
+        print(markdown(findings))
+    else:
+        print_report(console, findings)
+    return int(any(f.overall is Verdict.UNEXPLAINED for f in findings))
 
 
 if __name__ == "__main__":

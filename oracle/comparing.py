@@ -18,10 +18,12 @@ class Verdict(enum.Enum):
 
     AGREE = "agree"
     DIFFER_ON_PURPOSE = "differ on purpose"
+    NOT_YET = "not yet"
+    """They differ, and are not meant to."""
     UNEXPLAINED = "unexplained"
     """They differ, and nothing says why."""
-    STALE = "stale reason"
-    """They agree, and a reason says why they should not."""
+    STALE = "stale"
+    """They agree, and a reason says why they should not: that counts as unexplained, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,10 @@ class Finding:
     @property
     def libraries(self) -> Verdict:
         """TensorFlow against Replicax."""
-        return _verdict(same(self.tensorflow, self.replicax), self.program.differs)
+        agree = same(self.tensorflow, self.replicax)
+        if self.program.not_yet is not None:
+            return Verdict.STALE if agree else Verdict.NOT_YET
+        return _verdict(agree, self.program.differs)
 
     @property
     def executors(self) -> Verdict:
@@ -51,8 +56,11 @@ class Finding:
         return _verdict(same(self.replicax, self.exact), self.program.executors_differ)
 
     @property
-    def is_explained(self) -> bool:
-        return not {self.libraries, self.executors} & {Verdict.UNEXPLAINED, Verdict.STALE}
+    def overall(self) -> Verdict:
+        """What it counts as: a difference between the executors that nothing explains outweighs everything."""
+        if {self.libraries, self.executors} & {Verdict.UNEXPLAINED, Verdict.STALE}:
+            return Verdict.UNEXPLAINED
+        return self.libraries
 
 
 def _verdict(agree: bool, reason: str | None) -> Verdict:

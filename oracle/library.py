@@ -75,8 +75,8 @@ class Library(abc.ABC):
             return value
         if self.is_per_replica(value):
             return {"PerReplica": [self.to_plain(v) for v in value.values]}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {type(value).__name__: {k: self.to_plain(v) for k, v in value._asdict().items()}}
+        if isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
+            return {type(value).__name__: {k: self.to_plain(v) for k, v in zip(fields, value, strict=True)}}
         if isinstance(value, tuple):
             return {"tuple": [self.to_plain(v) for v in value]}
         if isinstance(value, list):

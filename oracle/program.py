@@ -22,6 +22,7 @@ class Program:
       replicas: how many replicas the strategy has.
       differs: why Replicax means something else by it; ``None`` if the outcomes must agree. With a reason
         they must differ, so that no reason outlives its difference.
+      not_yet: instead, what Replicax is meant to do as well, and does not do yet.
       executors_differ: why Replicax's own two executors do; ``None`` if they must agree with each other.
       own_process: whether it may leave a library in a state that disturbs other programs.
     """
@@ -31,6 +32,7 @@ class Program:
     body: Body = dataclasses.field(repr=False)
     replicas: int = 2
     differs: str | None = None
+    not_yet: str | None = None
     executors_differ: str | None = None
     own_process: bool = False
 
@@ -52,13 +54,16 @@ class Topic:
         *,
         replicas: int = 2,
         differs: str | None = None,
+        not_yet: str | None = None,
         executors_differ: str | None = None,
         own_process: bool = False,
     ) -> Callable[[Body], Body]:
         """Decorate the body of a program."""
 
         def add(body: Body) -> Body:
-            self.programs.append(Program(self.name, title, body, replicas, differs, executors_differ, own_process))
+            self.programs.append(
+                Program(self.name, title, body, replicas, differs, not_yet, executors_differ, own_process)
+            )
             return body
 
         return add

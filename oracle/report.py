@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
@@ -13,98 +16,92 @@ from rich.table import Table
 from oracle.comparing import Finding, Verdict
 from oracle.running import Outcome
 
+COUNTED = (Verdict.AGREE, Verdict.DIFFER_ON_PURPOSE, Verdict.NOT_YET, Verdict.UNEXPLAINED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """One table: a row for each program, with its name, what two sides did, and why they differ."""
+
+    title: str
+    columns: tuple[str, str]
+    rows: list[tuple[str, str, str, str]]
+
+
+def differences(findings: Sequence[Finding]) -> Iterator[Differences]:
+    """The tables of what is known to differ."""
+    for verdict, title in (
+        (Verdict.DIFFER_ON_PURPOSE, "Where Replicax differs on purpose"),
+        (Verdict.NOT_YET, "What Replicax does not do yet"),
+    ):
+        rows = [
+            (f.program.name, show(f.tensorflow), show(f.replicax), f.program.differs or f.program.not_yet or "")
+            for f in findings
+            if f.libraries is verdict
+        ]
+        yield Differences(title, ("tf.distribute", "Replicax"), rows)
+    rows = [
+        (f.program.name, show(f.replicax), show(f.exact), f.program.executors_differ or "")
+        for f in findings
+        if f.executors is Verdict.DIFFER_ON_PURPOSE
+    ]
+    yield Differences("Where Replicax's exact executor does what the compiled one can't", ("compiled", "exact"), rows)
+
 
 def print_report(console: Console, findings: Sequence[Finding]) -> None:
-    """Agreements by topic; then each difference that is meant, with its reason; then what nothing explains."""
+    """Counts by topic; then each difference that is known, with its reason; then what nothing explains."""
     console.print(_by_topic(findings))
-    on_purpose = [f for f in findings if f.libraries is Verdict.DIFFER_ON_PURPOSE]
-    if on_purpose:
-        console.print(_differences("Where Replicax differs on purpose", on_purpose))
-    executors = [f for f in findings if f.executors is Verdict.DIFFER_ON_PURPOSE]
-    if executors:
-        console.print(_executors(executors))
+    for found in differences(findings):
+        if found.rows:
+            console.print(_table(found))
     for finding in findings:
-        if not finding.is_explained:
+        if finding.overall is Verdict.UNEXPLAINED:
             _print_unexplained(console, finding)
-    console.print(summary(findings))
+    console.print(summary(findings), highlight=False)
+
+
+def markdown(findings: Sequence[Finding]) -> str:
+    """The known differences, for a document."""
+    lines = [summary(findings)]
+    for found in differences(findings):
+        if found.rows:
+            header = ("program", *found.columns, "because")
+            lines += ["", f"## {found.title}", "", _line(header), _line(["---"] * 4)]
+            lines += [_line((name, f"`{one}`", f"`{other}`", reason)) for name, one, other, reason in found.rows]
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """One line of counts."""
-    counts = {verdict: sum(f.libraries is verdict for f in findings) for verdict in Verdict}
-    unexplained = sum(not f.is_explained for f in findings)
-    agree = sum(f.is_explained and f.libraries is Verdict.AGREE for f in findings)
-    differ = len(findings) - unexplained - agree
-    stale = f" ({counts[Verdict.STALE]} with a stale reason)" if counts[Verdict.STALE] else ""
-    return f"{len(findings)} programs: {agree} agree, {differ} differ on purpose, {unexplained} unexplained{stale}"
-
-
-def show(outcome: Outcome) -> str:
-    """An outcome in a few characters."""
-    return str(outcome["error"]) if "error" in outcome else show_value(outcome["value"])
-
-
-def show_value(value: Any) -> str:
-    """A plain value, the way Python would print what it stands for."""
-    if isinstance(value, float):
-        return f"{value:.6g}" if value != int_or_none(value) else f"{value:.1f}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(show_value, value))}]"
-    if isinstance(value, dict) and len(value) == 1:
-        [(kind, content)] = value.items()
-        if kind == "error":
-            return str(content)
-        if kind == "tuple":
-            return f"({', '.join(map(show_value, content))}{',' if len(content) == 1 else ''})"
-        if isinstance(content, list):
-            return f"{kind}({', '.join(map(show_value, content))})"
-        if isinstance(content, dict):
-            return f"{kind}({', '.join(f'{k}={show_value(v)}' for k, v in content.items())})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k}: {show_value(v)}' for k, v in value.items())}}}"
-    return repr(value)
-
-
-def int_or_none(value: float) -> int | None:
-    """The integer that ``value`` is, if it is a small one."""
-    return int(value) if abs(value) < 1e6 and value == int(value) else None
+    counts = Counter(f.overall for f in findings)
+    return f"{len(findings)} programs: " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in COUNTED)
 
 
 def _by_topic(findings: Iterable[Finding]) -> Table:
-    table = Table(title="tf.distribute and Replicax")
-    for column in ("topic", "programs", "agree", "differ on purpose", "unexplained"):
-        table.add_column(column, justify="left" if column == "topic" else "right")
+    title = f"tf.distribute of TensorFlow {version('tensorflow-cpu')}, and Replicax on JAX {version('jax')}"
+    table = Table(title=title)
+    table.add_column("topic")
+    for name in ("programs", *(verdict.value for verdict in COUNTED)):
+        table.add_column(name, justify="right")
     for topic, group in groupby(findings, key=lambda f: f.program.topic):
-        members = list(group)
-        unexplained = sum(not f.is_explained for f in members)
-        agree = sum(f.is_explained and f.libraries is Verdict.AGREE for f in members)
-        differ = len(members) - agree - unexplained
-        table.add_row(
-            topic, str(len(members)), str(agree), str(differ), f"[{'red' if unexplained else 'green'}]{unexplained}"
-        )
+        counts = Counter(f.overall for f in group)
+        cells = [str(counts[verdict]) for verdict in COUNTED]
+        if counts[Verdict.UNEXPLAINED]:
+            cells[-1] = f"[bold red]{cells[-1]}[/]"
+        table.add_row(topic, str(counts.total()), *cells)
     return table
 
 
-def _differences(title: str, findings: Iterable[Finding]) -> Table:
-    table = Table(title=title, show_lines=True)
-    table.add_column("program", ratio=3)
-    table.add_column("tf.distribute", ratio=2)
-    table.add_column("Replicax", ratio=2)
-    table.add_column("because", ratio=4)
-    for f in findings:
-        table.add_row(*map(escape, (f.program.name, show(f.tensorflow), show(f.replicax), f.program.differs or "")))
-    return table
-
-
-def _executors(findings: Iterable[Finding]) -> Table:
-    table = Table(title="Where the exact executor may do what the compiled one can't", show_lines=True)
-    table.add_column("program", ratio=3)
-    table.add_column("compiled", ratio=2)
-    table.add_column("exact", ratio=2)
-    table.add_column("because", ratio=4)
-    for f in findings:
-        because = f.program.executors_differ or ""
-        table.add_row(*map(escape, (f.program.name, show(f.replicax), show(f.exact), because)))
+def _table(found: Differences) -> Table:
+    table = Table(title=found.title, show_lines=True)
+    for name, ratio in zip(("program", *found.columns, "because"), (3, 2, 2, 4), strict=True):
+        table.add_column(name, ratio=ratio)
+    for row in found.rows:
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -112,7 +109,7 @@ def _print_unexplained(console: Console, finding: Finding) -> None:
     program = finding.program
     console.print(f"[bold red]{escape(program.name)}[/]")
     for pair, verdict, reason in (
-        ("TensorFlow and Replicax", finding.libraries, program.differs),
+        ("TensorFlow and Replicax", finding.libraries, program.differs or program.not_yet),
         ("the two executors", finding.executors, program.executors_differ),
     ):
         if verdict is Verdict.UNEXPLAINED:
@@ -124,3 +121,30 @@ def _print_unexplained(console: Console, finding: Finding) -> None:
         console.print(f"  {name}: {escape(show(outcome))}", highlight=False)
         if "message" in outcome:
             console.print(f"    {escape(outcome['message'])}", highlight=False)
+
+
+# --- outcomes, as short as they can be ---------------------------------------------------------------------
+
+
+def show(outcome: Outcome) -> str:
+    """An outcome in a few characters."""
+    return str(outcome["error"]) if "error" in outcome else show_value(outcome["value"])
+
+
+def show_value(value: Any) -> str:
+    """A plain value, the way Python would print what it stands for."""
+    if isinstance(value, float):
+        return f"{value:.1f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.6g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(show_value, value))}]"
+    if isinstance(value, dict):
+        [(kind, content)] = value.items()
+        if kind == "error":
+            return str(content)
+        if kind == "tuple":
+            return f"({', '.join(map(show_value, content))}{',' if len(content) == 1 else ''})"
+        if isinstance(content, list):
+            return f"{kind}({', '.join(map(show_value, content))})"
+        items = ", ".join(f"{name}={show_value(item)}" for name, item in content.items())
+        return f"{{{items}}}" if kind == "dict" else f"{kind}({items})"
+    return repr(value)

@@ -26,6 +26,10 @@ RESTART = "Restart your program to reset"
 """What TensorFlow says when a collective failed in such a way that every later one would fail too."""
 
 
+class DidNotStartError(RuntimeError):
+    """The process of one side ended, or said nothing, before it could run programs."""
+
+
 @dataclasses.dataclass
 class _Process:
     """A process of one side, that runs some programs."""
@@ -52,7 +56,7 @@ class _Process:
                 process.stdin.write("\n".join(program.name for program in self.programs))
                 process.stdin.close()
                 if (ready := _next(lines, START_LIMIT)) is None or "ready" not in json.loads(ready):
-                    raise RuntimeError(f"{self.side} did not start within {START_LIMIT:.0f} s:\n{_end_of(log)}")
+                    raise DidNotStartError(f"{self.side} did not start in {START_LIMIT:.0f} s:\n{_end_of(log)}")
                 for program in self.programs:
                     started = time.monotonic()
                     line = _next(lines, PROGRAM_LIMIT)

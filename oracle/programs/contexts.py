@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from oracle.library import Library
 from oracle.program import Topic
 
 topic = Topic("contexts")
+
+ACROSS_ONLY = (
+    "What looks at all replicas is an error inside one, with the way across in its message. TensorFlow lets it pass, "
+    "and each replica does it for all."
+)
 
 
 def _where(d: Library) -> dict[str, Any]:
@@ -111,12 +117,21 @@ def other_scope_in_replica(d: Library) -> Any:
     return d.each(d.strategy.run(step))
 
 
-@topic.program("scopes left in the wrong order", own_process=True)
+@topic.program(
+    "scopes left in the wrong order",
+    differs=(
+        "The order of scopes is checked always. TensorFlow counts how often its scope was entered again, and looks "
+        "no further."
+    ),
+    own_process=True,
+)
 def wrong_order(d: Library) -> Any:
     first, second = d.strategy.scope(), d.strategy.scope()
     first.__enter__()
     second.__enter__()
-    return [d.attempt(lambda s=s: s.__exit__(None, None, None)) for s in (first, second)]
+    left_first = d.attempt(lambda: (first.__exit__(None, None, None), None)[1])
+    left_second = d.attempt(lambda: (second.__exit__(None, None, None), None)[1])
+    return [left_first, left_second]
 
 
 @topic.program("after an error in a scope")
@@ -136,7 +151,13 @@ def error_in_replica(d: Library) -> Any:
     return [d.attempt(lambda: d.strategy.run(step)), _where(d)]
 
 
-@topic.program("an error on one replica only")
+@topic.program(
+    "an error on one replica only",
+    differs=(
+        "A compiled step has one Python run for all replicas, so one replica alone can't raise: its branch is refused."
+    ),
+    executors_differ="In the exact executor one replica can raise, and its error comes out as it is.",
+)
 def error_on_one_replica(d: Library) -> Any:
     def step(x: Any) -> Any:
         if x > 1.5:
@@ -164,17 +185,20 @@ def run_in_other_run(d: Library) -> Any:
     return other.run(lambda: d.strategy.run(lambda: 1))
 
 
-@topic.program("local_results inside a replica")
+@topic.program("local_results inside a replica", differs=ACROSS_ONLY)
 def local_results_in_replica(d: Library) -> Any:
     return d.strategy.run(lambda x: d.strategy.experimental_local_results(x), args=(d.per_replica([1.0, 2.0]),))
 
 
-@topic.program("distribute_values_from_function inside a replica")
+@topic.program("distribute_values_from_function inside a replica", differs=ACROSS_ONLY)
 def values_in_replica(d: Library) -> Any:
     return d.strategy.run(lambda: d.per_replica([1.0, 2.0]))
 
 
-@topic.program("apply_gradients in a scope, across replicas")
+@topic.program(
+    "apply_gradients in a scope, across replicas",
+    differs="Gradients are a replica's, and the error says so. TensorFlow's optimizer fails on a missing context.",
+)
 def apply_gradients_across(d: Library) -> Any:
     with d.strategy.scope():
         v, optimizer = d.variable(1.0), d.optimizer("sgd")
@@ -197,7 +221,13 @@ def other_variable_assigned(d: Library) -> Any:
     return d.each(v)
 
 
-@topic.program("a variable made outside every scope, read in a replica")
+@topic.program(
+    "a variable made outside every scope, read in a replica",
+    differs=(
+        "A variable lives on the devices of the strategy that it was made under. TensorFlow lets a step read a "
+        "variable of one device, and copies it to the others each time."
+    ),
+)
 def outside_variable(d: Library) -> Any:
     v = d.variable(1.0)
     return d.each(d.strategy.run(lambda: v.read_value() + 1.0))
@@ -227,3 +257,21 @@ def scope_after_set_strategy(d: Library) -> Any:
     d.set_strategy(d.strategy)
     with d.new_strategy(2).scope():
         return "entered"
+
+
+@topic.program("the default strategy: run and local_results")
+def default_strategy(d: Library) -> Any:
+    default = d.distribute.get_strategy()
+    x = default.run(lambda x: x + 1.0, args=(d.array(1.0),))
+    return [x, default.experimental_local_results(x), default.num_replicas_in_sync]
+
+
+@topic.program("a strategy is copied")
+def copied(d: Library) -> Any:
+    return copy.copy(d.strategy) is d.strategy
+
+
+@topic.program("a strategy is copied deeply")
+def copied_deeply(d: Library) -> Any:
+    other = copy.deepcopy(d.strategy)
+    return [other is d.strategy, other.num_replicas_in_sync]

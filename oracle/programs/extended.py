@@ -14,9 +14,9 @@ def _one_two(d: Library) -> Any:
     return d.per_replica([1.0, 2.0])
 
 
-def _made(d: Library, *kind: str) -> Any:
+def _made(d: Library, synchronization: str = "auto", aggregation: str = "none") -> Any:
     with d.strategy.scope():
-        return d.variable(10.0, *kind)
+        return d.variable(10.0, synchronization, aggregation)
 
 
 def _everywhere(d: Library, value: Any) -> Any:
@@ -62,7 +62,10 @@ def reduce_to_plain_sum(d: Library) -> Any:
         return _everywhere(d, d.strategy.extended.reduce_to(d.distribute.ReduceOp.SUM, d.array(5.0), v))
 
 
-@topic.program("reduce_to: the sum of a Python 0")
+@topic.program(
+    "reduce_to: the sum of a Python 0",
+    differs="What all replicas share can't be summed, and the error says so. TensorFlow crashes.",
+)
 def reduce_to_zero(d: Library) -> Any:
     with d.strategy.scope():
         v = d.variable(10.0)
@@ -85,7 +88,10 @@ def batch_reduce_to(d: Library) -> Any:
         return [[_everywhere(d, value) for value in result] for result in results]
 
 
-@topic.program("batch_reduce_to: nothing")
+@topic.program(
+    "batch_reduce_to: nothing",
+    differs="Of nothing there are no results. TensorFlow crashes if it has not reduced anything before.",
+)
 def batch_reduce_to_nothing(d: Library) -> Any:
     with d.strategy.scope():
         return list(d.strategy.extended.batch_reduce_to(d.distribute.ReduceOp.SUM, []))
@@ -131,7 +137,13 @@ def update_reduced(d: Library) -> Any:
         return d.each(v)
 
 
-@topic.program("update: the argument differs between replicas")
+@topic.program(
+    "update: the argument differs between replicas",
+    differs=(
+        "The copies of a mirrored variable would drift apart: reduce the argument first. TensorFlow gives each copy "
+        "its own."
+    ),
+)
 def update_per_replica(d: Library) -> Any:
     v = _made(d)
     with d.strategy.scope():
@@ -139,14 +151,23 @@ def update_per_replica(d: Library) -> Any:
         return d.each(v)
 
 
-@topic.program("update inside a replica")
+@topic.program(
+    "update inside a replica",
+    differs=(
+        "update changes all copies alike, and belongs across replicas: reach it by merge_call, or assign inside the "
+        "step."
+    ),
+)
 def update_in_replica(d: Library) -> Any:
     v = _made(d)
     d.strategy.run(lambda: (d.strategy.extended.update(v, lambda v: v.assign(1.0)), None)[1])
     return d.each(v)
 
 
-@topic.program("update of what is no variable")
+@topic.program(
+    "update of what is no variable",
+    differs="Both refuse it; Replicax says what it got, with a TypeError, where TensorFlow fails an assertion.",
+)
 def update_no_variable(d: Library) -> Any:
     with d.strategy.scope():
         return d.strategy.extended.update(1.0, lambda v: v)
@@ -180,7 +201,10 @@ def colocate(d: Library) -> Any:
     return [d.each(w), d.strategy.extended.variable_created_in_scope(w)]
 
 
-@topic.program("colocate_vars_with another strategy's variable")
+@topic.program(
+    "colocate_vars_with another strategy's variable",
+    differs="Both refuse it; all that belongs to another strategy is a ContextError, which is a RuntimeError.",
+)
 def colocate_other(d: Library) -> Any:
     with d.new_strategy(2).scope():
         v = d.variable(1.0)
@@ -223,14 +247,20 @@ def should(d: Library) -> Any:
     return [e.experimental_should_init, e.should_checkpoint, e.should_save_summary, e.experimental_between_graph]
 
 
-@topic.program("value_container of a component")
+@topic.program(
+    "value_container of a component",
+    differs="A component knows the value that it belongs to. In TensorFlow only variables do.",
+)
 def value_container(d: Library) -> Any:
     x = _one_two(d)
     component = d.strategy.experimental_local_results(x)[1]
     return d.strategy.extended.value_container(component) is x
 
 
-@topic.program("value_container of a variable's copy")
+@topic.program(
+    "value_container of a variable's copy",
+    differs="The copies of a variable are arrays, which are the variable's value and not part of it.",
+)
 def value_container_of_copy(d: Library) -> Any:
     v = _made(d)
     copy = d.strategy.experimental_local_results(v)[1]

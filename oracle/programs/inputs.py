@@ -55,7 +55,10 @@ def summed(d: Library) -> Any:
     return [d.strategy.reduce("mean", x, axis=0) for x in batches]
 
 
-@topic.program("the next element, taken inside a step")
+@topic.program(
+    "the next element, taken inside a step",
+    differs="Both refuse it; what is called in the wrong place is a ContextError, which is a RuntimeError.",
+)
 def next_in_a_step(d: Library) -> Any:
     iterator = iter(_distributed(d, [1.0, 2.0, 3.0, 4.0], 2))
     return d.each(d.strategy.run(lambda: next(iterator)))
@@ -68,6 +71,10 @@ def after_the_last(d: Library) -> Any:
     return d.attempt(lambda: next(iterator))
 
 
-@topic.program("distributed inside a replica")
+@topic.program(
+    "distributed inside a replica",
+    differs="Input is divided across replicas, and not inside one. TensorFlow lets each replica divide it again.",
+)
 def inside_a_replica(d: Library) -> Any:
-    return d.strategy.run(lambda: _distributed(d, [1.0, 2.0], 2))
+    dataset = d.dataset(d.array([1.0, 2.0]), 2)
+    return d.strategy.run(lambda: (d.strategy.experimental_distribute_dataset(dataset), None)[1])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from oracle.library import Library
 from oracle.program import Topic
+from oracle.reasons import BRANCH, BRANCH_EXACT
 
 topic = Topic("merge_call")
 
@@ -99,7 +100,13 @@ def two_in_a_row(d: Library) -> Any:
     return d.each(d.strategy.run(step, args=(d.per_replica([1.0, 4.0]),)))
 
 
-@topic.program("in it, a step is run")
+@topic.program(
+    "in it, a step is run",
+    differs=(
+        "A step is one program, in the middle of which no other can start. What that step would do can be done by "
+        "the step itself."
+    ),
+)
 def runs_inside(d: Library) -> Any:
     return _run(d, lambda strategy, x: strategy.run(lambda x: x + 1.0, args=(x,)))
 
@@ -114,6 +121,32 @@ def assigns(d: Library) -> Any:
 
     d.strategy.run(lambda x: d.context.merge_call(merge, args=(x,)), args=(d.per_replica([1.0, 2.0]),))
     return d.each(v)
+
+
+@topic.program("in it, on-read variables are read")
+def reads_on_read(d: Library) -> Any:
+    with d.strategy.scope():
+        variables = [d.variable(10.0, "on_read", a) for a in ("sum", "mean", "only_first_replica")]
+
+    def step(x: Any) -> Any:
+        for v in variables:
+            v.assign(x)
+        return d.context.merge_call(lambda strategy: [v.read_value() + 0.0 for v in variables])
+
+    return d.each(d.strategy.run(step, args=(d.per_replica([1.0, 2.0]),)))
+
+
+@topic.program("in it, on-read variables are assigned")
+def assigns_on_read(d: Library) -> Any:
+    with d.strategy.scope():
+        variables = [d.variable(10.0, "on_read", a) for a in ("sum", "mean", "only_first_replica")]
+
+    def merge(strategy: Any) -> None:
+        for v in variables:
+            v.assign(6.0)
+
+    d.strategy.run(lambda: d.context.merge_call(merge))
+    return [d.each(v) for v in variables]
 
 
 @topic.program("a variable among the arguments arrives as itself")
@@ -144,7 +177,7 @@ def raises(d: Library) -> Any:
     return _run(d, merge)
 
 
-@topic.program("on one replica only")
+@topic.program("on one replica only", differs=BRANCH, executors_differ=BRANCH_EXACT)
 def one_replica_only(d: Library) -> Any:
     def step(x: Any) -> Any:
         return d.context.merge_call(lambda strategy, x: x, args=(x,)) if x > 1.5 else x

@@ -46,7 +46,10 @@ def makes_numbers(d: Library) -> Any:
     return d.each(x)
 
 
-@topic.program("distribute_values_from_function: structures differ")
+@topic.program(
+    "distribute_values_from_function: structures differ",
+    differs="Both refuse it; Replicax says what differs, with a ValueError, where TensorFlow fails an assertion.",
+)
 def structures_differ(d: Library) -> Any:
     return d.per_replica([{"a": 1.0}, {"b": 1.0}])
 
@@ -142,6 +145,9 @@ def no_array(d: Library) -> Any:
     return d.per_replica([1.0, 2.0]) + 1.0
 
 
-@topic.program("a per-replica value has no truth")
+@topic.program(
+    "a per-replica value has no truth",
+    differs="It holds one value for each replica, and none of them is its truth. In TensorFlow it is always true.",
+)
 def no_truth(d: Library) -> Any:
     return bool(d.per_replica([0.0, 1.0]))

@@ -1,4 +1,4 @@
-"""``reduce`` and ``gather``, from across."""
+"""``reduce``: from across, over the replicas and along an axis."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from oracle.library import Library
 from oracle.program import Topic
 
 topic = Topic("reducing")
+
+SUM_OF_SHARED = "Whether what all replicas share counts once or n times can't be told, so summing it is an error. "
 
 
 def _pair(d: Library) -> Any:
@@ -124,12 +126,14 @@ def plain_sum(d: Library) -> Any:
     return d.strategy.reduce("sum", d.array(5.0), axis=None)
 
 
-@topic.program("the sum of a Python 0")
+@topic.program("the sum of a Python 0", differs=SUM_OF_SHARED + "TensorFlow crashes.")
 def python_zero_sum(d: Library) -> Any:
     return d.strategy.reduce("sum", 0, axis=None)
 
 
-@topic.program("the mean of a Python 0")
+@topic.program(
+    "the mean of a Python 0", differs="The mean of a value that all replicas share is that value. TensorFlow crashes."
+)
 def python_zero_mean(d: Library) -> Any:
     return d.strategy.reduce("mean", 0, axis=None)
 
@@ -152,7 +156,10 @@ def nest(d: Library) -> Any:
     return d.strategy.reduce("sum", x, axis=None)
 
 
-@topic.program("a nest along an axis")
+@topic.program(
+    "a nest along an axis",
+    differs="A nest is reduced leaf by leaf, with an axis as without. TensorFlow can't with an axis.",
+)
 def nest_along_axis(d: Library) -> Any:
     x = d.per_replica([{"a": [1.0, 2.0]}, {"a": [10.0, 20.0]}])
     return d.strategy.reduce("mean", x, axis=0)
@@ -177,69 +184,27 @@ def mean_of_mirrored_variable(d: Library) -> Any:
         return d.strategy.reduce("mean", d.variable(3.0), axis=None)
 
 
-@topic.program("the sum of a mirrored variable")
+@topic.program("the sum of a mirrored variable", differs=SUM_OF_SHARED + "TensorFlow fails an assertion.")
 def sum_of_mirrored_variable(d: Library) -> Any:
     with d.strategy.scope():
         return d.strategy.reduce("sum", d.variable(3.0), axis=None)
 
 
-@topic.program("the sum of one result that all replicas computed alike")
+@topic.program(
+    "the sum of one result that all replicas computed alike",
+    differs=SUM_OF_SHARED + "What all replicas compute alike is one value in Replicax, and n in TensorFlow.",
+)
 def sum_of_mirrored_result(d: Library) -> Any:
     x = d.strategy.run(lambda: d.array(3.0) * 2.0)
     return d.strategy.reduce("sum", x, axis=None)
 
 
-@topic.program("gather along axis 0")
-def gather(d: Library) -> Any:
-    return d.strategy.gather(_pair(d), axis=0)
+@topic.program("the sum of bools", differs="Bools are counted, as jnp.sum does. TensorFlow has no sum of them.")
+def sum_of_bools(d: Library) -> Any:
+    return d.strategy.reduce("sum", d.per_replica([True, True]), axis=None)
 
 
-@topic.program("gather along axis 1")
-def gather_axis_1(d: Library) -> Any:
-    return d.strategy.gather(d.per_replica([[[1.0], [2.0]], [[3.0], [4.0]]]), axis=1)
-
-
-@topic.program("gather along axis -1")
-def gather_negative_axis(d: Library) -> Any:
-    return d.strategy.gather(d.per_replica([[[1.0], [2.0]], [[3.0], [4.0]]]), axis=-1)
-
-
-@topic.program("gather uneven sizes")
-def gather_uneven(d: Library) -> Any:
-    return d.strategy.gather(_uneven(d), axis=0)
-
-
-@topic.program("gather integers of three replicas", replicas=3)
-def gather_integers(d: Library) -> Any:
-    return d.strategy.gather(d.per_replica([[1], [2, 3], [4]]), axis=0)
-
-
-@topic.program("gather scalars")
-def gather_scalars(d: Library) -> Any:
-    return d.strategy.gather(d.per_replica([1.0, 2.0]), axis=0)
-
-
-@topic.program("gather a nest")
-def gather_nest(d: Library) -> Any:
-    return d.strategy.gather(d.per_replica([{"a": [1.0], "b": [2.0]}, {"a": [3.0], "b": [4.0]}]), axis=0)
-
-
-@topic.program("gather a plain array")
-def gather_plain(d: Library) -> Any:
-    return d.strategy.gather(d.array([1.0, 2.0]), axis=0)
-
-
-@topic.program("gather with one replica", replicas=1)
-def gather_one_replica(d: Library) -> Any:
-    return d.strategy.gather(d.array([1.0, 2.0]), axis=0)
-
-
-@topic.program("gather inside a replica")
-def gather_inside(d: Library) -> Any:
-    return d.strategy.run(lambda x: d.strategy.gather(x, axis=0), args=(_pair(d),))
-
-
-@topic.program("a gather that fails, and one after it", own_process=True)
-def gather_after_failure(d: Library) -> Any:
-    ranks = d.per_replica([[[1.0, 2.0]], [[1.0, 2.0, 3.0]]])
-    return [d.attempt(lambda: d.strategy.gather(ranks, axis=0)), d.attempt(lambda: d.strategy.gather(_pair(d), axis=0))]
+@topic.program("the default strategy: a plain value is its own sum and mean")
+def default_strategy(d: Library) -> Any:
+    default = d.distribute.get_strategy()
+    return [default.reduce(op, d.array([1.0, 2.0]), axis=None) for op in ("sum", "mean")]

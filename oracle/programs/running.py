@@ -6,6 +6,7 @@ from typing import Any
 
 from oracle.library import Library
 from oracle.program import Topic
+from oracle.reasons import BRANCH, BRANCH_EXACT, RAGGED, RAGGED_EXACT
 
 topic = Topic("run")
 
@@ -57,7 +58,10 @@ def returns_variable(d: Library) -> Any:
         return d.strategy.run(lambda: v) is v
 
 
-@topic.program("what is the same on every replica is returned")
+@topic.program(
+    "what is the same on every replica is returned",
+    differs="What is the same on every replica is one array, and needs no wrapper. TensorFlow wraps n copies of it.",
+)
 def returns_mirrored(d: Library) -> Any:
     return d.strategy.run(lambda: d.array(1.0) * 2.0)
 
@@ -91,7 +95,7 @@ def chained(d: Library) -> Any:
     return d.each(x)
 
 
-@topic.program("components of different shapes")
+@topic.program("components of different shapes", not_yet=RAGGED, executors_differ=RAGGED_EXACT)
 def ragged(d: Library) -> Any:
     return d.each(d.strategy.run(lambda x: d.total(x), args=(d.per_replica([[1.0, 2.0], [3.0]]),)))
 
@@ -104,13 +108,16 @@ def inside_scope(d: Library) -> Any:
         return [outside, d.each(d.strategy.run(lambda x: x + 1.0, args=(x,)))]
 
 
-@topic.program("a value of a strategy with more replicas as an argument")
+@topic.program(
+    "a value of a strategy with more replicas as an argument",
+    differs="Four components do not fit two replicas. TensorFlow drops two of them without a word.",
+)
 def too_many_components(d: Library) -> Any:
     wider = type(d)(4)
     return d.each(d.strategy.run(lambda x: x, args=(wider.per_replica([1.0, 2.0, 3.0, 4.0]),)))
 
 
-@topic.program("replicas return different structures")
+@topic.program("replicas return different structures", differs=BRANCH, executors_differ=BRANCH_EXACT)
 def different_structures(d: Library) -> Any:
     def step(x: Any) -> Any:
         return (x,) if x > 1.5 else [x]
@@ -118,7 +125,7 @@ def different_structures(d: Library) -> Any:
     return d.strategy.run(step, args=(d.per_replica([1.0, 2.0]),))
 
 
-@topic.program("replicas branch in Python by their own values")
+@topic.program("replicas branch in Python by their own values", differs=BRANCH, executors_differ=BRANCH_EXACT)
 def branches(d: Library) -> Any:
     def step(x: Any) -> Any:
         return x * 10.0 if x > 1.5 else x

@@ -6,8 +6,14 @@ from typing import Any
 
 from oracle.library import Library
 from oracle.program import Topic
+from oracle.reasons import RAGGED, RAGGED_EXACT
 
 topic = Topic("training")
+
+MIRRORED_LOSS = (
+    "Every replica would differentiate the whole loss, and the sum of the gradients would be n times too large. "
+    "Differentiate this replica's share, and reduce the loss afterwards, to show it."
+)
 
 EXAMPLES = [[[1.0, 2.0], [3.0, 5.0]], [[2.0, 1.0], [0.5, 4.0]]]
 
@@ -37,12 +43,23 @@ def average_loss_weights(d: Library) -> Any:
     return _average(d, [[1.0, 2.0], [3.0, 6.0]], sample_weight=[0.5, 2.0])
 
 
-@topic.program("compute_average_loss: a batch of 3 and one of 1")
+@topic.program(
+    "compute_average_loss: a batch of 3 and one of 1",
+    differs=(
+        "The shares must add up to the mean of all four losses, which is 3: Replicax counts what replicas have "
+        "(here in the exact executor). TensorFlow takes each replica's batch times n, and gets 4."
+    ),
+    executors_differ=RAGGED_EXACT,
+)
 def average_loss_uneven(d: Library) -> Any:
     return _average(d, [[1.0, 2.0, 3.0], [6.0]])
 
 
-@topic.program("compute_average_loss: a batch of 3 and one of 1, with the global batch size")
+@topic.program(
+    "compute_average_loss: a batch of 3 and one of 1, with the global batch size",
+    not_yet=RAGGED,
+    executors_differ=RAGGED_EXACT,
+)
 def average_loss_uneven_global(d: Library) -> Any:
     return _average(d, [[1.0, 2.0, 3.0], [6.0]], global_batch_size=4)
 
@@ -79,7 +96,10 @@ def average_loss_empty(d: Library) -> Any:
     return d.each(share)
 
 
-@topic.program("compute_average_loss: a global batch of 0")
+@topic.program(
+    "compute_average_loss: a global batch of 0",
+    differs="A batch of nothing that has losses is a mistake. TensorFlow calls its mean 0.",
+)
 def average_loss_zero(d: Library) -> Any:
     return _average(d, [[1.0], [2.0]], global_batch_size=0)
 
@@ -113,7 +133,7 @@ def own_gradients(d: Library) -> Any:
     return d.each(d.strategy.run(step, args=(d.per_replica([[1.0, 2.0], [3.0, 5.0]]),)))
 
 
-@topic.program("the gradient of a loss that has been all-reduced")
+@topic.program("the gradient of a loss that has been all-reduced", differs=MIRRORED_LOSS)
 def gradient_of_mirrored_loss(d: Library) -> Any:
     with d.strategy.scope():
         w = d.variable(3.0)
@@ -124,7 +144,7 @@ def gradient_of_mirrored_loss(d: Library) -> Any:
     return d.each(d.strategy.run(step, args=(d.per_replica([1.0, 2.0]),)))
 
 
-@topic.program("the gradient of a loss of a mirrored value only")
+@topic.program("the gradient of a loss of a mirrored value only", differs=MIRRORED_LOSS)
 def gradient_without_data(d: Library) -> Any:
     with d.strategy.scope():
         w = d.variable(3.0)
@@ -201,7 +221,13 @@ def apply_sums(d: Library) -> Any:
     return d.each(v)
 
 
-@topic.program("apply_gradients with gradients that have been all-reduced")
+@topic.program(
+    "apply_gradients with gradients that have been all-reduced",
+    differs=(
+        "They would be counted n times, as TensorFlow does. Replicax knows that they have been reduced, and asks "
+        "for aggregate=False."
+    ),
+)
 def apply_twice_reduced(d: Library) -> Any:
     with d.strategy.scope():
         v, optimizer = d.variable(1.0), d.optimizer("sgd")

@@ -9,6 +9,11 @@ from oracle.program import Topic
 
 topic = Topic("variables in detail")
 
+SPLIT = (
+    "TensorFlow gives each copy of a mirrored variable another value, even if there is an aggregation. A mirrored "
+    "variable never diverges silently: reduce the value first."
+)
+
 
 @topic.program("the defaults: is it trainable?")
 def defaults(d: Library) -> Any:
@@ -22,7 +27,13 @@ def not_trainable(d: Library) -> Any:
         return d.variable(1.0, trainable=False).trainable
 
 
-@topic.program("a trainable on-read variable is refused")
+@topic.program(
+    "a trainable on-read variable is refused",
+    differs=(
+        "The copies of an on-read variable differ, and gradients would drive them further apart: TensorFlow's "
+        "documents forbid it, and Replicax refuses it."
+    ),
+)
 def trainable_on_read(d: Library) -> Any:
     with d.strategy.scope():
         return d.variable(1.0, "on_read", "sum", trainable=True)
@@ -68,7 +79,10 @@ def integer_sum(d: Library) -> Any:
         return [v.read_value(), d.each(v)]
 
 
-@topic.program("an integer on-read sum variable, 7 assigned from across to 2 replicas")
+@topic.program(
+    "an integer on-read sum variable, 7 assigned from across to 2 replicas",
+    differs="What was assigned is what is read: replica 0 gets the remainder, which TensorFlow loses.",
+)
 def integer_share(d: Library) -> Any:
     with d.strategy.scope():
         v = d.variable(0, "on_read", "sum")
@@ -76,7 +90,7 @@ def integer_share(d: Library) -> Any:
         return [v.read_value(), d.each(v)]
 
 
-@topic.program("an on-write variable is assigned a per-replica value from across")
+@topic.program("an on-write variable is assigned a per-replica value from across", differs=SPLIT)
 def cross_assign_per_replica(d: Library) -> Any:
     with d.strategy.scope():
         v = d.variable(10.0)
@@ -84,7 +98,7 @@ def cross_assign_per_replica(d: Library) -> Any:
         return d.each(v)
 
 
-@topic.program("an on-write sum variable is assigned a per-replica value from across")
+@topic.program("an on-write sum variable is assigned a per-replica value from across", differs=SPLIT)
 def cross_assign_per_replica_sum(d: Library) -> Any:
     with d.strategy.scope():
         v = d.variable(10.0, "on_write", "sum")
@@ -104,7 +118,7 @@ def assign_other_shape(d: Library) -> Any:
         return d.variable([1.0, 2.0]).assign([1.0, 2.0, 3.0])
 
 
-@topic.program("a float is assigned to an integer variable")
+@topic.program("a float is assigned to an integer variable", differs="Both refuse it; a wrong dtype is a TypeError.")
 def assign_float_to_integer(d: Library) -> Any:
     with d.strategy.scope():
         return d.variable(1).assign(d.array(1.5))
@@ -172,7 +186,13 @@ def made_in_a_step(d: Library) -> Any:
     return [d.each(d.strategy.run(step)) for _ in range(2)]
 
 
-@topic.program("made anew by each run of a step")
+@topic.program(
+    "made anew by each run of a step",
+    differs=(
+        "The Python of a step runs once, so it makes its variables once, as in a tf.function. TensorFlow, running "
+        "eagerly, makes a new one each time."
+    ),
+)
 def made_anew(d: Library) -> Any:
     def step() -> Any:
         return d.variable(1.0).assign_add(1.0).read_value() + 0.0
@@ -200,7 +220,17 @@ def one_replica(d: Library) -> Any:
             v.assign_add(x)
 
     with d.strategy.scope():
-        kinds = [(s, a) for s in ("on_write", "on_read") for a in ("none", "sum", "mean", "only_first_replica")]
-        variables = [d.variable(10.0, *kind) for kind in kinds]
+        kinds = [(s, a) for s in ("on_write", "on_read") for a in ("sum", "mean", "only_first_replica")]
+        variables = [d.variable(10.0, "on_write", "none"), *(d.variable(10.0, *kind) for kind in kinds)]
         d.strategy.run(step, args=(d.array(1.0),))
         return [[v.read_value(), d.each(v)] for v in variables]
+
+
+@topic.program(
+    "one replica: an on-read variable without aggregation is read",
+    replicas=1,
+    differs="A single copy is a single value, which can be read. TensorFlow asks for an aggregation all the same.",
+)
+def one_replica_on_read(d: Library) -> Any:
+    with d.strategy.scope():
+        return d.variable(10.0, "on_read", "none").read_value()

@@ -27,25 +27,27 @@ def _state(d: Library, v: Any) -> dict[str, Any]:
     return {"copies": [d.to_plain(copy) for copy in d.each(v)], "read": d.attempt(v.read_value)}
 
 
+def _raised(d: Library, change: Callable[[], Any]) -> Any:
+    """The kind of error, or ``None``. It is kept apart, since the copies may have changed all the same."""
+    return d.attempt(lambda: (change(), None)[1])
+
+
 def cross_assign(d: Library, kind: Kind) -> Any:
     with d.strategy.scope():
         v = _new(d, kind)
-        v.assign(6.0)
-        return _state(d, v)
+        return {"raised": _raised(d, lambda: v.assign(6.0)), **_state(d, v)}
 
 
 def cross_assign_add(d: Library, kind: Kind) -> Any:
     with d.strategy.scope():
         v = _new(d, kind)
-        v.assign_add(6.0)
-        return _state(d, v)
+        return {"raised": _raised(d, lambda: v.assign_add(6.0)), **_state(d, v)}
 
 
 def cross_assign_sub(d: Library, kind: Kind) -> Any:
     with d.strategy.scope():
         v = _new(d, kind)
-        v.assign_sub(6.0)
-        return _state(d, v)
+        return {"raised": _raised(d, lambda: v.assign_sub(6.0)), **_state(d, v)}
 
 
 def _in_replicas(d: Library, kind: Kind, change: Callable[[Any, Any], Any], x: Any) -> Any:
@@ -106,10 +108,31 @@ OPERATIONS: dict[str, Callable[[Library, Kind], Any]] = {
     "add in replicas, and read there": replica_read_own,
 }
 
-DIFFERENCES: dict[tuple[Kind, str], str] = {}
+DIVERGES = (
+    "TensorFlow lets the copies of a mirrored variable drift apart without a word. What differs between replicas needs "
+    "an aggregation, or to be reduced first: an error before anything runs, which names the variable."
+)
+CONTRIBUTES = (
+    "With aggregation sum each replica contributes what it assigns, also if that is the same for all. TensorFlow does "
+    "so for values that are computed alike, and refuses one array that all replicas share."
+)
+READS_BACK = (
+    "TensorFlow sets the copies, and then raises because it reads the variable in order to return it, which has no "
+    "aggregation to be read by."
+)
+
+DIFFERENCES: dict[tuple[Kind, str], str] = {
+    (("on_write", "none"), "assign 1 and 2 in replicas"): DIVERGES,
+    (("on_write", "none"), "assign_add 1 and 2 in replicas"): DIVERGES,
+    (("on_write", "none"), "assign_sub 1 and 2 in replicas"): DIVERGES,
+    (("on_write", "none"), "add in replicas, and read there"): DIVERGES,
+    (("on_write", "sum"), "assign 3 in all replicas"): CONTRIBUTES,
+    (("on_read", "none"), "assign from across"): READS_BACK,
+    (("on_read", "none"), "assign_add from across"): READS_BACK,
+    (("on_read", "none"), "assign_sub from across"): READS_BACK,
+}
 
 for kind in KINDS:
     for title, operation in OPERATIONS.items():
-        topic.program(f"{', '.join(kind)}: {title}", differs=DIFFERENCES.get((kind, title)))(
-            functools.partial(operation, kind=kind)
-        )
+        body = functools.partial(operation, kind=kind)
+        topic.program(f"{', '.join(kind)}: {title}", differs=DIFFERENCES.get((kind, title)))(body)
