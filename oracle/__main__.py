@@ -6,6 +6,7 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -22,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m oracle", description=__doc__)
     parser.add_argument("-k", metavar="TEXT", default="", help="only programs whose name contains TEXT")
     parser.add_argument("--all", action="store_true", help="print what every program did, too")
-    parser.add_argument("--markdown", action="store_true", help="print the known differences as Markdown instead")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write what differs to FILE, too")
     arguments = parser.parse_args()
     programs = [program for program in PROGRAMS if arguments.k in program.name]
     if not programs:
@@ -46,10 +47,9 @@ def main() -> int:
             console.print(
                 f"{f.program.name}\n  {show(f.tensorflow)}\n  {show(f.replicax)}", highlight=False, markup=False
             )
-    if arguments.markdown:
-        print(markdown(findings))
-    else:
-        print_report(console, findings)
+    print_report(console, findings)
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(markdown(findings))
     return int(any(f.overall is Verdict.UNEXPLAINED for f in findings))
 
 

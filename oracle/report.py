@@ -60,30 +60,40 @@ def print_report(console: Console, findings: Sequence[Finding]) -> None:
     console.print(summary(findings), highlight=False)
 
 
-def markdown(findings: Sequence[Finding]) -> str:
-    """The known differences, for a document."""
-    lines = [summary(findings)]
-    for found in differences(findings):
-        if found.rows:
-            header = ("program", *found.columns, "because")
-            lines += ["", f"## {found.title}", "", _line(header), _line(["---"] * 4)]
-            lines += [_line((name, f"`{one}`", f"`{other}`", reason)) for name, one, other, reason in found.rows]
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def summary(findings: Sequence[Finding]) -> str:
     """One line of counts."""
     counts = Counter(f.overall for f in findings)
     return f"{len(findings)} programs: " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in COUNTED)
 
 
+def markdown(findings: Sequence[Finding]) -> str:
+    """Everything that differs, as a document."""
+    lines = [f"# {_title()}", "", "Written by `make oracle ARGS='--markdown oracle/differences.md'`.", ""]
+    lines += [summary(findings) + ".", ""]
+    for found in differences(findings):
+        if found.rows:
+            lines += [f"## {found.title}", "", _line(["program", *found.columns, "because"]), _line(["---"] * 4)]
+            lines += [_line([name, f"`{one}`", f"`{other}`", reason]) for name, one, other, reason in found.rows]
+            lines.append("")
+    if unexplained := [f for f in findings if f.overall is Verdict.UNEXPLAINED]:
+        lines += ["## What nothing explains", "", _line(["program", "tf.distribute", "compiled", "exact"])]
+        lines.append(_line(["---"] * 4))
+        for f in unexplained:
+            lines.append(_line([f.program.name, *(f"`{show(o)}`" for o in (f.tensorflow, f.replicax, f.exact))]))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _title() -> str:
+    return f"tf.distribute of TensorFlow {version('tensorflow-cpu')}, and Replicax on JAX {version('jax')}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
 def _by_topic(findings: Iterable[Finding]) -> Table:
-    title = f"tf.distribute of TensorFlow {version('tensorflow-cpu')}, and Replicax on JAX {version('jax')}"
-    table = Table(title=title)
+    table = Table(title=_title())
     table.add_column("topic")
     for name in ("programs", *(verdict.value for verdict in COUNTED)):
         table.add_column(name, justify="right")

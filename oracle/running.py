@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
 import queue
@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from subprocess import PIPE
 from typing import IO, Any
 
 from oracle.program import Program
@@ -30,50 +31,39 @@ class DidNotStartError(RuntimeError):
     """The process of one side ended, or said nothing, before it could run programs."""
 
 
-@dataclasses.dataclass
-class _Process:
-    """A process of one side, that runs some programs."""
-
-    side: str
-    programs: Sequence[Program]
-
-    def outcomes(self) -> Iterator[tuple[Program, Outcome]]:
-        """What each program did. Ends early after a program that did not return, or that ended the process."""
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        with tempfile.TemporaryFile("w+") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "oracle.side", self.side],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            lines = _lines_of(process.stdout)
-            try:
-                process.stdin.write("\n".join(program.name for program in self.programs))
+def _outcomes(side: str, programs: Sequence[Program]) -> Iterator[tuple[Program, Outcome]]:
+    """What each program did, in one process. Ends early after a program in whose process no other can follow."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "oracle.side", side]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=log, text=True, env=environment) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = _lines_of(process.stdout)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write("\n".join(program.name for program in programs))
                 process.stdin.close()
-                if (ready := _next(lines, START_LIMIT)) is None or "ready" not in json.loads(ready):
-                    raise DidNotStartError(f"{self.side} did not start in {START_LIMIT:.0f} s:\n{_end_of(log)}")
-                for program in self.programs:
-                    started = time.monotonic()
-                    line = _next(lines, PROGRAM_LIMIT)
-                    if line is not None:
-                        outcome = json.loads(line)["outcome"]
-                        yield program, outcome
-                        if RESTART in outcome.get("message", ""):
-                            return
-                    elif time.monotonic() - started < PROGRAM_LIMIT:
-                        yield program, {"error": "end of the process", "message": _end_of(log)}
+            if _next(lines, START_LIMIT) is None:
+                raise DidNotStartError(f"{side} ended, or said nothing for {START_LIMIT:.0f} s:\n{_end_of(log)}")
+            for program in programs:
+                started = time.monotonic()
+                line = _next(lines, PROGRAM_LIMIT)
+                if line is not None:
+                    outcome = json.loads(line)["outcome"]
+                    yield program, outcome
+                    if RESTART in outcome.get("message", ""):
                         return
-                    else:
-                        yield program, {"error": "no end", "message": f"did not return within {PROGRAM_LIMIT:.0f} s"}
-                        return
-            finally:
-                process.kill()
-                process.wait()
+                elif time.monotonic() - started < PROGRAM_LIMIT:
+                    yield program, {"error": "end of the process", "message": _end_of(log)}
+                    return
+                else:
+                    yield program, {"error": "no end", "message": f"did not return within {PROGRAM_LIMIT:.0f} s"}
+                    return
+        finally:
+            process.kill()
 
 
 def _lines_of(stream: IO[str]) -> queue.Queue[str | None]:
@@ -102,7 +92,7 @@ def _end_of(log: IO[str]) -> str:
     return log.read()[-2000:]
 
 
-def run_side(side: str, programs: Sequence[Program], done: Callable[[], None]) -> dict[str, Outcome]:
+def run_side(side: str, programs: Sequence[Program], done: Callable[[], object]) -> dict[str, Outcome]:
     """What every program did on one side, by its name.
 
     Args:
@@ -118,7 +108,7 @@ def run_side(side: str, programs: Sequence[Program], done: Callable[[], None]) -
     pending = [batch for batch in pending if batch]
     while pending:
         batch = pending.pop()
-        for program, outcome in _Process(side, batch).outcomes():
+        for program, outcome in _outcomes(side, batch):
             outcomes[program.name] = outcome
             done()
         if rest := [program for program in batch if program.name not in outcomes]:

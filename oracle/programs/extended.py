@@ -90,7 +90,7 @@ def batch_reduce_to(d: Library) -> Any:
 
 @topic.program(
     "batch_reduce_to: nothing",
-    differs="Of nothing there are no results. TensorFlow crashes if it has not reduced anything before.",
+    differs="Of nothing there are no results. TensorFlow crashes.",
 )
 def batch_reduce_to_nothing(d: Library) -> Any:
     with d.strategy.scope():
@@ -155,7 +155,7 @@ def update_per_replica(d: Library) -> Any:
     "update inside a replica",
     differs=(
         "update changes all copies alike, and belongs across replicas: reach it by merge_call, or assign inside the "
-        "step."
+        "step. TensorFlow lets each replica update its own copy."
     ),
 )
 def update_in_replica(d: Library) -> Any:

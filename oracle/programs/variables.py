@@ -5,17 +5,17 @@ Each variable starts at 10; where replicas differ, replica 0 has 1 and replica 1
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from oracle.library import Library
-from oracle.program import Topic
+from oracle.program import Body, Topic
 
 topic = Topic("variables")
 
 KINDS = [(s, a) for s in ("on_write", "on_read") for a in ("none", "sum", "mean", "only_first_replica")]
 Kind = tuple[str, str]
+Operation = Callable[[Library, Kind], Any]
 
 
 def _new(d: Library, kind: Kind) -> Any:
@@ -96,7 +96,7 @@ def replica_read_own(d: Library, kind: Kind) -> Any:
         return d.each(d.strategy.run(step, args=(d.per_replica([1.0, 2.0]),)))
 
 
-OPERATIONS: dict[str, Callable[[Library, Kind], Any]] = {
+OPERATIONS: dict[str, Operation] = {
     "assign from across": cross_assign,
     "assign_add from across": cross_assign_add,
     "assign_sub from across": cross_assign_sub,
@@ -132,7 +132,12 @@ DIFFERENCES: dict[tuple[Kind, str], str] = {
     (("on_read", "none"), "assign_sub from across"): READS_BACK,
 }
 
+
+def _body(operation: Operation, kind: Kind) -> Body:
+    return lambda d: operation(d, kind)
+
+
 for kind in KINDS:
     for title, operation in OPERATIONS.items():
-        body = functools.partial(operation, kind=kind)
-        topic.program(f"{', '.join(kind)}: {title}", differs=DIFFERENCES.get((kind, title)))(body)
+        name = f"{', '.join(kind)}: {title}"
+        topic.program(name, differs=DIFFERENCES.get((kind, title)))(_body(operation, kind))
