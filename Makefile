@@ -5,11 +5,14 @@
 PYTHON ?= python3
 # Processes that share the tests. Emulated devices run many threads each, so: few.
 WORKERS ?= 2
-# More arguments for the program behind demo, test or bench: make demo ARGS="--replicas 4"
+# More arguments for the program behind demo, test, bench or oracle: make demo ARGS="--replicas 4"
 ARGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
+# TensorFlow, which only the oracle needs, stays out of the development environment.
+ORACLE := .venv-oracle/bin
+ORACLE_READY := .venv-oracle/.ready
 
 # The lock holds for what is installed and, by one name or the other as pip's version has it, for what
 # builds it.
@@ -19,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench oracle clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -39,8 +42,11 @@ lint: $(READY)  ## style, formatting, types, and which room may import which
 bench: $(READY)  ## measure Replicax against hand-written JAX
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
-clean:  ## remove the environment, caches and outputs
-	rm -rf .venv build dist out
+oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
+	$(ORACLE)/python -m oracle $(ARGS)
+
+clean:  ## remove the environments, caches and outputs
+	rm -rf .venv .venv-oracle build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -48,4 +54,10 @@ clean:  ## remove the environment, caches and outputs
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --editable '.[dev]'
+	touch $@
+
+$(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
+	$(PYTHON) -m venv .venv-oracle
+	PIP_CONSTRAINT="constraints.txt oracle/constraints.txt" \
+	    $(ORACLE)/python -m pip install --editable . tensorflow-cpu
 	touch $@

@@ -1,0 +1,34 @@
+"""All programs, by topic. A program knows neither TensorFlow nor JAX, only a ``Library``."""
+
+from oracle.programs import (
+    collectives,
+    contexts,
+    extended,
+    gathering,
+    inputs,
+    merging,
+    nests,
+    reducing,
+    running,
+    training,
+    variable_details,
+    variables,
+)
+
+TOPICS = [
+    variables.topic,
+    variable_details.topic,
+    reducing.topic,
+    gathering.topic,
+    collectives.topic,
+    merging.topic,
+    contexts.topic,
+    running.topic,
+    nests.topic,
+    extended.topic,
+    training.topic,
+    inputs.topic,
+]
+
+PROGRAMS = [program for topic in TOPICS for program in topic.programs]
+"""Every program; their names are all different."""

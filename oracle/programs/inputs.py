@@ -1,0 +1,80 @@
+"""``distribute_dataset``: global batches, divided over the replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oracle.library import Library
+from oracle.program import Topic
+
+topic = Topic("input")
+
+
+def _distributed(d: Library, examples: Any, batch: int) -> Any:
+    return d.strategy.experimental_distribute_dataset(d.dataset(d.arrays(examples), batch))
+
+
+@topic.program("each batch is divided in order")
+def divided(d: Library) -> Any:
+    return [d.each(x) for x in _distributed(d, [float(i) for i in range(8)], 4)]
+
+
+@topic.program("four replicas", replicas=4)
+def four_replicas(d: Library) -> Any:
+    return [d.each(x) for x in _distributed(d, [[float(i), -float(i)] for i in range(8)], 8)]
+
+
+@topic.program("one replica has bare arrays", replicas=1)
+def one_replica(d: Library) -> Any:
+    return list(_distributed(d, [float(i) for i in range(4)], 2))
+
+
+@topic.program("a nest of arrays")
+def nest(d: Library) -> Any:
+    examples = {"x": [[1.0], [2.0], [3.0], [4.0]], "y": [1, 2, 3, 4]}
+    return [d.each(batch) for batch in _distributed(d, examples, 2)]
+
+
+@topic.program("a pair of arrays, into a step")
+def into_a_step(d: Library) -> Any:
+    pairs = ([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0])
+    batches = _distributed(d, pairs, 4)
+    step: Any = lambda batch: d.total(batch[0] * batch[1])  # noqa: E731
+    return [d.each(d.strategy.run(step, args=(batch,))) for batch in batches]
+
+
+@topic.program("gone through twice, it starts again")
+def twice(d: Library) -> Any:
+    batches = _distributed(d, [1.0, 2.0, 3.0, 4.0], 2)
+    return [[d.to_plain(d.each(x)) for x in batches] for _ in range(2)]
+
+
+@topic.program("an epoch of batches, summed up")
+def summed(d: Library) -> Any:
+    batches = _distributed(d, [float(i) for i in range(8)], 4)
+    return [d.strategy.reduce("mean", x, axis=0) for x in batches]
+
+
+@topic.program(
+    "the next element, taken inside a step",
+    differs="Both refuse it; what is called in the wrong place is a ContextError, which is a RuntimeError.",
+)
+def next_in_a_step(d: Library) -> Any:
+    iterator = iter(_distributed(d, [1.0, 2.0, 3.0, 4.0], 2))
+    return d.each(d.strategy.run(lambda: next(iterator)))
+
+
+@topic.program("after the last element")
+def after_the_last(d: Library) -> Any:
+    iterator = iter(_distributed(d, [1.0, 2.0], 2))
+    next(iterator)
+    return d.attempt(lambda: next(iterator))
+
+
+@topic.program(
+    "distributed inside a replica",
+    differs="Input is divided across replicas, and not inside one. TensorFlow lets each replica divide it again.",
+)
+def inside_a_replica(d: Library) -> Any:
+    dataset = d.dataset(d.array([1.0, 2.0]), 2)
+    return d.strategy.run(lambda: (d.strategy.experimental_distribute_dataset(dataset), None)[1])
