@@ -248,3 +248,16 @@ def test_local_results(pair: replicax.Strategy) -> None:
     with pair.scope():
         v = replicax.Variable(3.0)
     assert [float(x) for x in pair.local_results(v)] == [3.0, 3.0]
+
+
+def test_local_results_of_a_nest_has_an_entry_for_each_replica(pair) -> None:
+    assert pair.local_results([1, 2]) == ([1, 2], [1, 2])
+    assert pair.local_results({"a": 1}) == ({"a": 1}, {"a": 1})
+    assert pair.local_results(5) == (5,)
+
+
+def test_gather_of_what_does_not_fit(pair) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: jnp.ones((1, 2 + ctx.replica_id_in_sync_group)))
+    with pytest.raises(ValueError, match=r"may differ in dim 0 only, but have shapes \[\(1, 2\), \(1, 3\)\]"):
+        pair.gather(x, axis=0)
+    assert pair.gather(x, axis=-1).shape == (1, 5)

@@ -94,8 +94,15 @@ def test_values_from_function_wraps_a_single_replica_too() -> None:
 def test_values_from_function_of_different_shapes(pair: replicax.Strategy) -> None:
     x = pair.distribute_values_from_function(lambda ctx: jnp.zeros(1 + ctx.replica_id_in_sync_group))
     assert [v.shape for v in pair.local_results(x)] == [(1,), (2,)]
-    with pytest.raises(ValueError, match=r"args\[0\] can't run as one compiled program.*float32\[1\], float32\[2\]"):
-        pair.run(lambda x: x, args=(x,))
+    problem = r"args\[0\] can't run as one compiled program.*float32\[1\], float32\[2\]"
+    with pytest.raises(ValueError, match=problem):
+        pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="compiled"))
+    with pytest.warns(replicax.ExecutorWarning, match=problem + ".* So it does now, and so will others") as caught:
+        result = pair.run(lambda x: x + 1, args=(x,))
+    pair.run(lambda x: x + 2, args=(x,))  # said once
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert [v.tolist() for v in pair.local_results(result)] == [[1], [1, 1]]
 
 
 def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None:

@@ -17,7 +17,7 @@ from replicax.context import (
     set_strategy,
 )
 from replicax.data import DistributedDataset, DistributedIterator, ValueContext
-from replicax.errors import ContextError, DeadlockError, LocalityError, RetraceWarning, TraceError
+from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
@@ -54,6 +54,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "Executable",
+    "ExecutorWarning",
     "FixedShardsPartitioner",
     "IndexedSlices",
     "Locality",

@@ -39,3 +39,7 @@ class TraceError(RuntimeError):
 
 class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
+
+
+class ExecutorWarning(UserWarning):
+    """A step runs as plain Python, one replica at a time, because no compiled program could hold its arguments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,11 @@ from replicax import context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
+from replicax.execution.destinations import destination, holds_variables
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
 from replicax.locality import T
 from replicax.reduction import ReduceOp
-from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
 from replicax.values import PerReplica, container_of, is_leaf
 from replicax.variables import Variable
@@ -64,6 +65,13 @@ class StrategyExtended:
         self.mesh: Mesh = replica_mesh(self.worker_devices)
         self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
         self.programs = ProgramCache()
+
+    def another(self, strategy: Strategy) -> StrategyExtended:
+        """The same for another strategy, on the same devices."""
+        twin = copy.copy(self)
+        twin.strategy = strategy
+        twin.programs = ProgramCache()
+        return twin
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -121,7 +129,7 @@ class StrategyExtended:
         >>> strategy.extended.reduce_to("sum", x, destinations="cpu:3").devices()
         {CpuDevice(id=3)}
         """
-        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+        return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(
         self,
@@ -145,10 +153,14 @@ class StrategyExtended:
         >>> [float(v) for v in strategy.extended.batch_reduce_to("mean", [(x, None), (x, "cpu:0")])]
         [1.5, 1.5]
         """
-        context.check_cross_replica(self.strategy, "extended.batch_reduce_to")
-        options = checked_options(options, self.worker_devices[0].platform, "extended.batch_reduce_to")
-        pairs = list(value_destination_pairs)
-        wanted = [self._destination(d) for _, d in pairs]
+        return self._reduce_to("extended.batch_reduce_to", reduce_op, list(value_destination_pairs), options)
+
+    def _reduce_to(
+        self, method: str, reduce_op: ReduceOp | str, pairs: Sequence[tuple[Any, Any]], options: context.Options
+    ) -> list[Any]:
+        context.check_cross_replica(self.strategy, method)
+        options = checked_options(options, self.worker_devices[0].platform, method)
+        wanted = [destination(self.strategy, d) for _, d in pairs]
         reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
         return [v if where is None else jax.device_put(v, where) for v, where in zip(reduced, wanted, strict=True)]
 
@@ -173,37 +185,10 @@ class StrategyExtended:
         """
         context.check_cross_replica(self.strategy, "extended.broadcast_to")
         self._check_mirrored(tensor, "extended.broadcast_to")
-        where = self._destination(destinations)
+        where = destination(self.strategy, destinations)
         if context.in_step():
             return tensor
         return jax.device_put(tensor, NamedSharding(self.mesh, PartitionSpec()) if where is None else where)
-
-    def _holds_variables(self, where: Any) -> bool:
-        """Whether ``where``, a variable or what :meth:`non_slot_devices` returned, is where variables are."""
-        if isinstance(where, tuple | list) and where and set(resolve_devices(where)) == set(self.parameter_devices):
-            return True
-        return self._destination(where) is None
-
-    def _destination(self, destinations: Any) -> NamedSharding | None:
-        """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices."""
-        if destinations is None or isinstance(destinations, PerReplica):
-            return None
-        if isinstance(destinations, Variable):
-            check_owner(destinations, self.strategy)
-            return None
-        if isinstance(destinations, jax.Array) and not isinstance(destinations, jax.core.Tracer):
-            destinations = sorted(destinations.devices(), key=lambda d: d.id)
-        if isinstance(destinations, str | jax.Device):
-            destinations = [destinations]
-        devices = resolve_devices(destinations)
-        if set(devices) == set(self.worker_devices):
-            return None
-        if context.in_step():
-            raise ValueError(
-                f"inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass a "
-                "variable or None as destinations, or reduce outside the step"
-            )
-        return NamedSharding(replica_mesh(devices), PartitionSpec())
 
     # --- updating ---------------------------------------------------------------------------------------
 
@@ -253,7 +238,7 @@ class StrategyExtended:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"extended.update(var, fn): expected a Variable, got {var!r}")
-        check_owner(var, self.strategy)
+        check_owner(var, self.strategy, "this is")
         return self._update("extended.update", fn, (var, *args), kwargs, group)
 
     def update_non_slot(
@@ -281,7 +266,7 @@ class StrategyExtended:
         ...     strategy.extended.update_non_slot(devices, lambda: count.assign_add(1), group=False)
         [<Variable 'count' int32[] mirrored on 2 replicas: 1>, <Variable 'count' int32[] mirrored on 2 replicas: 1>]
         """
-        if not self._holds_variables(colocate_with):
+        if not holds_variables(self.strategy, colocate_with):
             raise ValueError(
                 "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
                 f"{colocate_with!r}"
@@ -321,7 +306,7 @@ class StrategyExtended:
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """The devices for variables that belong to no other, given those that are optimised."""
         for v in var_list:
-            check_owner(v, self.strategy)
+            check_owner(v, self.strategy, "this is")
         return self.parameter_devices
 
     @contextlib.contextmanager
@@ -334,7 +319,7 @@ class StrategyExtended:
         Raises:
           ValueError, ContextError: ``variable`` lies elsewhere.
         """
-        if not self._holds_variables(variable):
+        if not holds_variables(self.strategy, variable):
             raise ValueError(f"colocate_vars_with: {variable!r} is not where {self.strategy!r} keeps its variables")
         yield
 

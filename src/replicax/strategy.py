@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from replicax import context, data
 from replicax.execution import across
+from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.options import RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
+from replicax.execution.ragged import run_ragged
 from replicax.execution.run import check_call, run
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
@@ -49,6 +52,18 @@ class Strategy:
     def __init__(self, extended: StrategyExtended) -> None:
         self.extended = extended
         extended.strategy = self
+
+    def __copy__(self) -> NoReturn:
+        raise RuntimeError(f"{self!r} can't be copied, as two strategies would share one state; use copy.deepcopy")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        """Another strategy on the same devices, without this one's variables and programs."""
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        extended = self.extended
+        twin.__dict__.update(copy.deepcopy({k: v for k, v in vars(self).items() if v is not extended}, memo))
+        twin.extended = extended.another(twin)
+        return twin
 
     def __repr__(self) -> str:
         devices = self.extended.worker_devices
@@ -102,6 +117,8 @@ class Strategy:
             step sees them as they are. Variables arrive as themselves.
           kwargs: the same, by name.
           options: which executor to use; ``None`` means the compiled one, inside :func:`replicax.debug` the exact one.
+            Components of different shapes are no arguments for a compiled program: with ``None`` such a call runs
+            on the exact one, and the first such says so in an :class:`ExecutorWarning`.
 
         Returns:
           What ``fn`` returned, with ``PerReplica`` for arrays that differ between replicas (T), plain arrays
@@ -112,7 +129,7 @@ class Strategy:
           LocalityError: replicas would have to agree on a value, and do not (or the reverse).
           DeadlockError: a collective in a loop or branch on which replicas may disagree.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
-          ValueError: components of different shapes.
+          ValueError: components of different shapes, and ``options`` ask for the compiled executor.
           All of these before anything runs, with every variable as it was.
 
         Issues the collectives that ``fn`` asks for, and no other.
@@ -123,13 +140,19 @@ class Strategy:
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
+        chosen = options
         options = default_options() if options is None else options
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
             check_call(self, fn, args)
             return run_per_replica(self, fn, args, kwargs)
-        return run(self, fn, args, kwargs)
+        try:
+            return run(self, fn, args, kwargs)
+        except RaggedArgumentError as ragged:
+            if chosen is not None:
+                raise
+            return run_ragged(self, fn, args, kwargs, ragged)
 
     # --- looking across replicas ------------------------------------------------------------------------
 

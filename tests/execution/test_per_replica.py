@@ -350,3 +350,10 @@ def test_settings_of_the_thread_are_taken_along(pair) -> None:
         assert float(pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)) == 2.0
     with pytest.raises(jax.dtypes.TypePromotionError, match="promotion"):
         pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)
+
+
+def test_the_components_of_another_strategy_are_refused() -> None:
+    theirs = strategy_of(4).distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    for options in (None, replicax.RunOptions(executor="per_replica")):
+        with pytest.raises(ValueError, match=r"args\[0\] is a PerReplica of another strategy, with 4 components; this"):
+            strategy_of(2).run(lambda x: x, args=(theirs,), options=options)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,3 +101,20 @@ def test_training_is_the_same_on_any_number_of_replicas(replicas: int) -> None:
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(w.numpy(), plain, atol=1e-5)
     assert strategy.extended.trace_count(step) == 1
+
+
+def test_a_strategy_is_copied_deeply_or_not_at_all(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0, name="v")
+    with pytest.raises(RuntimeError, match=r"MirroredStrategy.* can't be copied, .* use copy.deepcopy"):
+        copy.copy(pair)
+    twin = copy.deepcopy(pair)
+    assert type(twin) is type(pair)
+    assert twin.extended.strategy is twin
+    assert twin.extended.worker_devices == pair.extended.worker_devices
+    assert float(twin.run(lambda x: replicax.get_replica_context().all_reduce("sum", x), args=(2.0,))) == 4.0
+    assert not twin.extended.variable_created_in_scope(v)
+    with pytest.raises(replicax.ContextError, match="'v' .* belongs to .* but the step runs under another Mirrored"):
+        twin.run(lambda: v.assign_add(1.0))
+    with pair.scope(), pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
+        twin.run(lambda: 1)

@@ -78,3 +78,9 @@ def test_bad_input(call, message) -> None:
 def test_across_replicas_there_is_no_share(pair, call) -> None:
     with pair.scope(), pytest.raises(replicax.ContextError, match="one replica's share: call it inside the step"):
         call()
+
+
+def test_losses_of_integers_have_a_fractional_mean(pair) -> None:
+    losses = pair.distribute_values_from_function(lambda ctx: np.array([[1, 2], [3, 7]][ctx.replica_id_in_sync_group]))
+    shares = pair.run(replicax.compute_average_loss, args=(losses,))
+    assert [float(s) for s in pair.local_results(shares)] == [0.75, 2.5]

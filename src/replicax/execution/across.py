@@ -85,10 +85,10 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         bounds = map(value.layout.bounds, range(strategy.num_replicas_in_sync))
         return tuple(jax.lax.slice_in_dim(whole, *b, axis=value.layout.dim) for b in bounds)
     leaves, treedef = _flatten(value)
-    if not any(isinstance(leaf, PerReplica) for leaf in leaves):
-        return (value,)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
-    count = next(len(c) for c in columns if c is not None)
+    if not any(columns) and jax.tree_util.treedef_is_leaf(treedef):
+        return (value,)  # a single value, which all replicas share
+    count = next((len(c) for c in columns if c is not None), strategy.num_replicas_in_sync)
     return tuple(
         jax.tree_util.tree_unflatten(
             treedef,
@@ -202,8 +202,10 @@ def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis) 
 
 def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
     arrays = _on_one_device(components, "gather")
-    for array in arrays:
-        checked_axes(axis, array.shape, "gather")
+    others = [checked_axes(axis, a.shape, "gather") and np.delete(a.shape, axis).tolist() for a in arrays]
+    if any(other != others[0] for other in others):
+        shapes = [a.shape for a in arrays]
+        raise ValueError(f"strategy.gather: the components may differ in dim {axis} only, but have shapes {shapes}")
     return jnp.concatenate(arrays, axis)
 
 

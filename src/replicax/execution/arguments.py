@@ -26,6 +26,10 @@ _array_types: set[type] = set()
 """The types of concrete arrays that have been met: each is a ``jax.Array``, and no tracer."""
 
 
+class RaggedArgumentError(ValueError):
+    """The components of a ``PerReplica`` argument have different shapes."""
+
+
 class Arguments:
     """The arguments of one call of a step.
 
@@ -79,11 +83,7 @@ class Arguments:
         """
         for position, key in enumerate(self.key[1]):
             if key[0] is T and key[1][0] != num_replicas:
-                raise self._error(
-                    position,
-                    f"is a PerReplica of another strategy, with {key[1][0]} components; this one has {num_replicas} "
-                    "replica(s)",
-                )
+                raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
         return [
             (jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0])
             for k in self.key[1]
@@ -129,14 +129,21 @@ class Arguments:
         if isinstance(form, Local):
             raise self._error(position, "belongs to a step that is still being traced")
         shown = ", ".join(_describe(v) for v in form.values)
-        raise self._error(
-            position,
-            "can't run as one compiled program, which needs arrays of one shape and dtype on every replica; "
-            f"its components are {shown}. RunOptions(executor='per_replica') runs it as it is.",
+        raise RaggedArgumentError(
+            f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one shape and "
+            f"dtype on every replica; its components are {shown}. RunOptions(executor='per_replica') runs it as it is."
         )
 
     def _error(self, position: int, what: str) -> ValueError:
         return ValueError(f"{path_of(self._tree, position)} {what}")
+
+
+def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> ValueError:
+    """The error that a ``PerReplica`` argument has components for another number of replicas."""
+    return ValueError(
+        f"{path_of(tree, position)} is a PerReplica of another strategy, with {found} components; this one has "
+        f"{expected} replica(s)"
+    )
 
 
 @functools.cache

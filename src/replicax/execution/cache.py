@@ -66,7 +66,7 @@ class ProgramCache:
                 f"{name} has been traced {self._traces[code]} times, each for a new program. What changed last is "
                 f"{changed}. Pass what changes from call to call as an array, or keep its shape.",
                 RetraceWarning,
-                stacklevel=_outside(),
+                stacklevel=outside(),
             )
         self._last[code] = key
 
@@ -130,7 +130,7 @@ def _shown(frozen: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
-def _outside() -> int:
+def outside() -> int:
     """The stack level of the first caller outside Replicax, for a warning."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "replicax":

@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax import _jax, context
 from replicax.errors import ContextError, LocalityError
+from replicax.execution.arguments import of_another_strategy
 from replicax.execution.conductor import Conductor
 from replicax.execution.function_key import function_key
 from replicax.execution.infer import UNRELIABLE
@@ -47,6 +48,7 @@ def run_per_replica(
       LocalityError: replicas would have to agree on a value, and do not (or the reverse).
       Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
     """
+    _check_components((tuple(args), dict(kwargs or {})), len(strategy.extended.worker_devices))
     created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
     try:
         results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
@@ -259,6 +261,13 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
     leaves = [one(leaf) for leaf in leaves]
     # Put together by the replica itself: some containers remember the trace that they were made in.
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), own
+
+
+def _check_components(arguments: Any, num_replicas: int) -> None:
+    leaves, tree = jax.tree_util.tree_flatten(arguments, is_leaf=is_leaf)
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
+            raise of_another_strategy(tree, position, len(leaf.values), num_replicas)
 
 
 def _check_expectations(replicas: Sequence[_Replica]) -> None:

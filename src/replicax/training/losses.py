@@ -44,7 +44,7 @@ def compute_average_loss(
     ([0.75, 2.25], 3.0)
     """
     replica = _replica("compute_average_loss")
-    losses = jnp.asarray(per_example_loss)
+    losses = _float(per_example_loss)
     if losses.ndim == 0:
         raise ValueError(
             "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
@@ -88,8 +88,12 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     [1.5, 1.5]
     """
     replica = _replica("scale_regularization_loss")
-    loss = jnp.asarray(regularization_loss)
-    return share_p.bind((loss / replica.num_replicas_in_sync).astype(jnp.result_type(loss, float)))[0]
+    return share_p.bind(_float(regularization_loss) / replica.num_replicas_in_sync)[0]
+
+
+def _float(value: Any) -> jax.Array:
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 
 def _replica(what: str) -> context.ReplicaContext:

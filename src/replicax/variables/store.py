@@ -179,16 +179,17 @@ class Creations:
         return self._variables[self._next - 1]
 
 
-def check_owner(variable: Variable, strategy: Any) -> None:
+def check_owner(variable: Variable, strategy: Any, what: str = "the step runs under") -> None:
     """Raise unless ``variable`` belongs to ``strategy``, whose step uses it.
 
     Raises:
       ContextError: it belongs to another one.
     """
     if variable.strategy is not strategy:
+        another = "another " if repr(variable.strategy) == repr(strategy) else ""
         raise ContextError(
-            f"{variable.describe()} belongs to {variable.strategy!r}, but the step runs under {strategy!r}: "
-            "create it inside this strategy's scope()"
+            f"{variable.describe()} belongs to {variable.strategy!r}, but {what} {another}{strategy!r}: create it "
+            "inside this strategy's scope()"
         )
 
 

@@ -1,0 +1,60 @@
+"""Destinations: where a result is wanted, or variables are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from replicax import context
+from replicax.topology.devices import resolve_devices
+from replicax.topology.mesh import replica_mesh
+from replicax.values import PerReplica
+from replicax.variables.layout import Central
+from replicax.variables.store import check_owner
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def destination(strategy: Strategy, where: Any) -> Sharding | None:
+    """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices.
+
+    Args:
+      strategy: whose results.
+      where: a variable or a value (wherever it is), devices, or ``None``.
+
+    Raises:
+      ContextError: another strategy's variable.
+      ValueError: inside a step, other devices than the replicas'.
+    """
+    if where is None or isinstance(where, PerReplica):
+        return None
+    if isinstance(where, Variable):
+        check_owner(where, strategy, "this is")
+        return where.sharding if isinstance(where.layout, Central) and not context.in_step() else None
+    if isinstance(where, jax.Array) and not isinstance(where, jax.core.Tracer):
+        where = sorted(where.devices(), key=lambda d: d.id)
+    if isinstance(where, str | jax.Device):
+        where = [where]
+    devices = resolve_devices(where)
+    if set(devices) == set(strategy.extended.worker_devices):
+        return None
+    if context.in_step():
+        raise ValueError(
+            f"inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass a "
+            "variable or None as destinations, or reduce outside the step"
+        )
+    return NamedSharding(replica_mesh(devices), PartitionSpec())
+
+
+def holds_variables(strategy: Strategy, where: Any) -> bool:
+    """Whether ``where``, a variable or what ``non_slot_devices`` returned, is where the strategy has its variables."""
+    if isinstance(where, Variable):
+        check_owner(where, strategy, "this is")
+        return True
+    if isinstance(where, tuple | list) and where:
+        return set(resolve_devices(where)) == set(strategy.extended.parameter_devices)
+    return destination(strategy, where) is None

@@ -1,0 +1,37 @@
+"""Steps whose arguments have different shapes on different replicas."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.errors import ExecutorWarning
+from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.cache import outside
+from replicax.execution.per_replica import run_per_replica
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def run_ragged(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    problem: RaggedArgumentError,
+) -> Any:
+    """Run a step that no compiled program can hold on the exact executor; the strategy's first one warns."""
+    if strategy.extended not in _warned:
+        _warned.add(strategy.extended)
+        warnings.warn(
+            f"{problem} So it does now, and so will others like it: right, but much slower than one compiled program, "
+            "for which every replica needs arrays of one shape.",
+            ExecutorWarning,
+            stacklevel=outside(),
+        )
+    return run_per_replica(strategy, fn, args, kwargs)
