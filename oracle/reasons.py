@@ -1,11 +1,5 @@
 """Reasons for differences that several topics share."""
 
-RAGGED = (
-    "Where replicas have different shapes, the step is meant to run in the exact executor by itself. Now it has to be "
-    "asked for: the compiled executor refuses, and says so."
-)
-RAGGED_EXACT = "One compiled program has one shape for all replicas; the exact executor takes what it gets."
-
 BRANCH = (
     "A compiled step has one Python run for all replicas, in which no value is known, so Python can't branch on one: "
     "jax.lax.cond and jnp.where do, in one program for all."

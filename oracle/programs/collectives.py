@@ -6,7 +6,7 @@ from typing import Any
 
 from oracle.library import Library
 from oracle.program import Topic
-from oracle.reasons import BRANCH, BRANCH_EXACT, NEGATIVE_AXIS, RAGGED, RAGGED_EXACT
+from oracle.reasons import BRANCH, BRANCH_EXACT, NEGATIVE_AXIS
 
 topic = Topic("collectives")
 
@@ -146,7 +146,7 @@ def all_gather_nest(d: Library) -> Any:
     return _run(d, lambda x: d.context.all_gather(x, axis=0), [{"a": [1.0]}, {"a": [2.0]}])
 
 
-@topic.program("all_gather uneven sizes", not_yet=RAGGED, executors_differ=RAGGED_EXACT)
+@topic.program("all_gather uneven sizes")
 def all_gather_uneven(d: Library) -> Any:
     return _run(d, lambda x: d.context.all_gather(x, axis=0), [[1.0, 2.0, 3.0], [4.0]])
 
@@ -170,7 +170,7 @@ def gradient_of_all_gather(d: Library) -> Any:
     return _run(d, step, [[1.0, 2.0], [3.0, 6.0]])
 
 
-@topic.program("all_gather: its gradient where sizes are uneven", not_yet=RAGGED, executors_differ=RAGGED_EXACT)
+@topic.program("all_gather: its gradient where sizes are uneven")
 def gradient_of_uneven_all_gather(d: Library) -> Any:
     def step(x: Any) -> Any:
         weights = d.array([1.0, 10.0, 100.0])

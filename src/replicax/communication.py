@@ -55,8 +55,9 @@ class CommunicationOptions:
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> options = replicax.CommunicationOptions(bytes_per_pack=8, implementation="ring")
-    >>> strategy.run(lambda x: replicax.get_replica_context().all_reduce("sum", x, options), args=([1.0, 2.0, 3.0],))
-    [Array(2., dtype=float32), Array(4., dtype=float32), Array(6., dtype=float32)]
+    >>> sums = strategy.run(lambda x: replicax.get_replica_context().all_reduce("sum", x, options), args=([1, 2, 3],))
+    >>> [int(s) for s in sums]
+    [2, 4, 6]
     """
 
     bytes_per_pack: int = 0
