@@ -101,6 +101,7 @@ class Partition:
         for equation in jaxpr.eqns:
             results = self.equation(equation, [read(v) for v in equation.invars], hints)
             env.update(zip(equation.outvars, results, strict=True))
+            self.gathers.computed(results)
         return [read(v) for v in jaxpr.outvars]
 
     def whole(self, value: Any) -> Any:

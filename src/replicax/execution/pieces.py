@@ -86,6 +86,7 @@ class Gathers:
         self._total = 0
         self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
+        self._computed: dict[int, tuple[int, Any]] = {}  # by id: when, and the value, so that the id stays its own
 
     def whole(self, piece: Piece) -> Any:
         """The value that ``piece`` is a part of."""
@@ -104,9 +105,14 @@ class Gathers:
             self._recent.popitem(last=False)
         return whole
 
-    def used_with(self, values: Sequence[Any]) -> None:
-        """Gathered values are used together with ``values``, which are computed by now."""
+    def computed(self, values: Sequence[Any]) -> None:
+        """These are the next values of the program."""
         for value in values:
             if isinstance(value, jax.Array) and value.size and jnp.issubdtype(value.dtype, jnp.floating):
-                self._tokens.append((self._total, value))
-                return
+                self._computed[id(value)] = len(self._computed), value
+
+    def used_with(self, values: Sequence[Any]) -> None:
+        """Gathered values are used together with ``values``, the latest of which tells how far the program is."""
+        known = [self._computed[id(value)] for value in values if id(value) in self._computed]
+        if known:
+            self._tokens.append((self._total, max(known, key=lambda entry: entry[0])[1]))
