@@ -18,6 +18,7 @@ import jax
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.errors import ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
+from replicax.nests import known
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class ReplicaContext:
         self._check_current("all_reduce")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         op = ReduceOp.parse(reduce_op)
-        leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_slices)
+        leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_slices)
         dense = iter(self._communicator.all_reduce(op, [x for x in leaves if not is_slices(x)], options))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
@@ -174,7 +175,7 @@ class ReplicaContext:
         """
         self._check_current("all_gather")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
-        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
+        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), known(value))
 
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -18,9 +18,10 @@ from replicax.execution.destinations import destination, holds_variables
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
 from replicax.locality import T
+from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
-from replicax.values import PerReplica, container_of, is_leaf
+from replicax.values import PerReplica, container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import Partitioner
@@ -283,7 +284,7 @@ class StrategyExtended:
         if group:
             return result
         n = len(self.parameter_devices)
-        return jax.tree_util.tree_map(lambda leaf: [leaf] * n, result, is_leaf=is_leaf)
+        return jax.tree_util.tree_map(lambda leaf: [leaf] * n, known(result), is_leaf=is_leaf)
 
     def _check_mirrored(self, tree: Any, method: str) -> Any:
         """The pytree, after making sure that all replicas agree on its leaves."""
@@ -299,7 +300,7 @@ class StrategyExtended:
                 )
             return leaf
 
-        return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_leaf)
+        return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
 
     # --- variables --------------------------------------------------------------------------------------
 

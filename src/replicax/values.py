@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import jax
 
+from replicax.nests import is_leaf, known
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
@@ -134,7 +136,7 @@ def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
     >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
     {'a': PerReplica(1, 2), 'b': 'x'}
     """
-    flat: list[tuple[list[Any], Any]] = [jax.tree_util.tree_flatten(tree, is_leaf=is_leaf) for tree in trees]
+    flat: list[tuple[list[Any], Any]] = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in trees]
     treedef = flat[0][1]
     for replica, (_, other) in enumerate(flat):
         if other != treedef:
@@ -159,16 +161,5 @@ def unwrap(tree: Any, replica: int) -> Any:
     {'a': 2, 'b': 'x'}
     """
     return jax.tree_util.tree_map(
-        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, tree, is_leaf=is_leaf
+        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, known(tree), is_leaf=is_leaf
     )
-
-
-class Opaque:
-    """Base of the objects that stay whole when Replicax flattens a pytree, though JAX may look into them."""
-
-    __slots__ = ()
-
-
-def is_leaf(value: Any) -> bool:
-    """Whether Replicax treats ``value`` as a leaf where ``jax.tree`` would go on (variables)."""
-    return isinstance(value, Opaque)

@@ -13,6 +13,7 @@ from replicax import context
 from replicax.data.sources import as_reiterable
 from replicax.errors import ContextError
 from replicax.execution.placing import ARRAYS
+from replicax.nests import known
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import PerReplica, Stacked
 
@@ -87,7 +88,7 @@ def split_batch(batch: Any, mesh: Mesh, where: str) -> Any:
       ValueError: an array is a scalar, sizes of dim 0 differ, or do not divide by the number of replicas.
       TypeError: a leaf is no array.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(batch)
+    paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
     n = mesh.shape[REPLICA_AXIS]
     arrays = []
     sizes = {}

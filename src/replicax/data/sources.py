@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.nests import known
+
 
 class _Slices:
     """The slices of a pytree of arrays along dim 0, as a random-access source."""
 
     def __init__(self, arrays: Any) -> None:
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(arrays)
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(known(arrays))
         if not paths:
             raise ValueError("a dataset of NumPy arrays needs at least one array, got an empty pytree")
         sizes = {}
@@ -73,5 +75,5 @@ def _is_array_tree(dataset: Any) -> bool:
     """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
     if isinstance(dataset, list) or not isinstance(dataset, (np.ndarray, jax.Array, tuple, dict)):
         return False
-    leaves = jax.tree_util.tree_leaves(dataset)
+    leaves = jax.tree_util.tree_leaves(known(dataset))
     return bool(leaves) and all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in leaves)

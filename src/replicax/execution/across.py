@@ -18,8 +18,9 @@ from replicax import context
 from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
+from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, checked_axes, divide
-from replicax.values import Local, PerReplica, Stacked, is_leaf
+from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.layout import Split
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -32,7 +33,7 @@ Axis = int | tuple[int, ...] | None
 
 def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, options: context.Options = None) -> Any:
     """See :meth:`replicax.Strategy.reduce`."""
-    units, structure = jax.tree_util.tree_flatten(value, is_leaf=lambda v: is_leaf(v) or is_slices(v))
+    units, structure = jax.tree_util.tree_flatten(known(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
         dense = iter(reduce(strategy, op, [unit for unit in units if not is_slices(unit)], axis, options))
         reduced = [_reduce_slices(strategy, op, unit, axis) if is_slices(unit) else next(dense) for unit in units]
@@ -100,7 +101,7 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of ``value``, with the copies of on-read variables as ``PerReplica``, and its structure."""
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_leaf)
     copies = [
         current_store().copies(leaf) if isinstance(leaf, Variable) and leaf.is_stacked else leaf for leaf in leaves
     ]

@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
+from replicax.nests import is_leaf, learn
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Components, Local, PerReplica, Stacked, is_leaf
+from replicax.values import Components, Local, PerReplica, Stacked
 from replicax.variables import Variable
 
 _STATIC = object()
@@ -70,6 +71,9 @@ class Arguments:
             elif kind is int or kind is float or kind is complex:
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
+            elif learn(leaf):
+                self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
+                return
             else:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))

@@ -20,8 +20,9 @@ from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
 from replicax.locality import Locality, T
+from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Local, PerReplica, is_leaf
+from replicax.values import Local, PerReplica
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read, use_store
 from replicax.variables.variable import Variable
 
@@ -109,7 +110,7 @@ def capture(
         args, kwargs = rebuild(values)
         with context.replica(replica), use_store(store):
             returned = fn(*args, **kwargs)
-        leaves, result_tree = jax.tree_util.tree_flatten(returned, is_leaf=is_leaf)
+        leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
@@ -121,6 +122,7 @@ def capture(
                 results.append(Result(len(computed)))
                 computed.append(leaf)
             else:
+                check_no_traced_fields(leaf)
                 results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here

@@ -16,8 +16,8 @@ from replicax import _jax
 from replicax.context import Options
 from replicax.execution.conductor import Conductor
 from replicax.execution.spmd import leaves_of, merge_here
+from replicax.nests import is_leaf
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
-from replicax.values import is_leaf
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

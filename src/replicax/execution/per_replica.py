@@ -27,8 +27,9 @@ from replicax.execution.marks import Obligation, mark_p
 from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
 from replicax.execution.placing import ARRAYS, mirror, place_components, stack
 from replicax.locality import Locality, M, R, T
+from replicax.nests import is_leaf, known
 from replicax.reduction import share_p
-from replicax.values import Components, Local, PerReplica, is_leaf
+from replicax.values import Components, Local, PerReplica
 from replicax.variables.layout import Central, Split
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
@@ -264,7 +265,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
 
 
 def _check_components(arguments: Any, num_replicas: int) -> None:
-    leaves, tree = jax.tree_util.tree_flatten(arguments, is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(known(arguments), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
             raise of_another_strategy(tree, position, len(leaf.values), num_replicas)
@@ -286,7 +287,7 @@ def _check_expectations(replicas: Sequence[_Replica]) -> None:
 def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy) -> Any:
     """What ``run`` returns: mirrored values plain, others as ``PerReplica``."""
     mesh = strategy.extended.mesh
-    flat = [jax.tree_util.tree_flatten(tree, is_leaf=is_leaf) for tree in returned]
+    flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
     tree: Any = flat[0][1]
     for i, (_, other) in enumerate(flat):
         if other != tree:

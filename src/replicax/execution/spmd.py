@@ -9,9 +9,10 @@ import jax
 from jax import lax
 
 from replicax import context, reduction
+from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Local, PerReplica, is_leaf
+from replicax.values import Local, PerReplica
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -57,7 +58,7 @@ class SpmdCommunicator:
 
 def leaves_of(tree: Any) -> list[Any]:
     """The leaves of a pytree, with variables whole."""
-    return jax.tree_util.tree_leaves(tree, is_leaf=is_leaf)
+    return jax.tree_util.tree_leaves(known(tree), is_leaf=is_leaf)
 
 
 def merge_here(
@@ -79,12 +80,12 @@ def merge_here(
       computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
     """
     if strategy.num_replicas_in_sync > 1:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_leaf)
+        leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
     with context.cross_replica(strategy):
         result = fn(strategy, *args, **kwargs)
-    return jax.tree_util.tree_map(_back, result, is_leaf=is_leaf)
+    return jax.tree_util.tree_map(_back, known(result), is_leaf=is_leaf)
 
 
 def _back(leaf: Any) -> Any:

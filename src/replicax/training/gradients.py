@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.locality import M, R
-from replicax.values import is_leaf
+from replicax.nests import is_leaf, known
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 
@@ -46,7 +46,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     >>> float(loss), float(grad)
     (9.0, 6.0)
     """
-    chosen, tree = jax.tree_util.tree_flatten(variables, is_leaf=is_leaf)
+    chosen, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
     for i, v in enumerate(chosen):
         if not isinstance(v, Variable):
             raise TypeError(f"value_and_grad(fn, variables): expected Variables, got {v!r}")
@@ -69,7 +69,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
             loss, aux = _split(returned, has_aux)
             written.update(store.written)
             # Only arrays can leave a differentiated function; other objects in aux go around it.
-            aux_leaves, aux_tree = jax.tree_util.tree_flatten(aux, is_leaf=is_leaf)
+            aux_leaves, aux_tree = jax.tree_util.tree_flatten(known(aux), is_leaf=is_leaf)
             arrays = [leaf for leaf in aux_leaves if isinstance(leaf, jax.Array)]
             return loss, ([store.values[v] for v in store.written], arrays)
 

@@ -12,7 +12,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
-from replicax.values import is_leaf
+from replicax.nests import is_leaf
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
 from replicax.variables.store import ConcreteStore, current_store, use_store

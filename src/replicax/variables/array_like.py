@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.values import Opaque
+from replicax.nests import Opaque
 
 
 class ArrayLike(Opaque, abc.ABC):

@@ -395,5 +395,5 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
-# variables; what comes back is arrays. Replicax itself keeps variables whole (see values.is_leaf).
+# variables; what comes back is arrays. Replicax itself keeps variables whole (see nests.is_leaf).
 jax.tree_util.register_pytree_node(Variable, lambda v: ((v.read_value(),), None), lambda _, children: children[0])

@@ -1,0 +1,152 @@
+"""Nests of every kind go into a step, out of it, across and back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import replicax
+
+EXECUTORS = ["compiled", "per_replica"]
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class NearPoint(Point):
+    pass
+
+
+class Record(dict):
+    def __init__(self, **entries: Any) -> None:  # what rebuilds it can't know this
+        super().__init__(entries)
+
+
+class Ordered(collections.OrderedDict):
+    pass
+
+
+class Default(collections.defaultdict):
+    pass
+
+
+class Row(list):
+    pass
+
+
+class Pair(tuple):
+    __slots__ = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Batch:
+    x: Any
+    y: Any
+
+
+NESTS = {
+    "list": lambda a, b: [a, b],
+    "tuple": lambda a, b: (a, b),
+    "namedtuple": lambda a, b: Point(a, b),
+    "subclass of a namedtuple": lambda a, b: NearPoint(a, b),
+    "dict": lambda a, b: {"a": a, "b": b},
+    "OrderedDict": lambda a, b: collections.OrderedDict(z=a, b=b),
+    "defaultdict": lambda a, b: collections.defaultdict(list, a=a, b=b),
+    "subclass of dict": lambda a, b: Record(a=a, b=b),
+    "subclass of OrderedDict": lambda a, b: Ordered(z=a, b=b),
+    "subclass of defaultdict": lambda a, b: Default(list, a=a, b=b),
+    "subclass of list": lambda a, b: Row([a, b]),
+    "subclass of tuple": lambda a, b: Pair((a, b)),
+    "registered dataclass": lambda a, b: Batch(a, b),
+    "nested": lambda a, b: Record(a=Row([Pair((a,)), None]), b=[Point(b, {})]),
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("kind", NESTS)
+def test_a_nest_keeps_its_structure_everywhere(strategy: replicax.Strategy, kind: str, executor: str) -> None:
+    make, n = NESTS[kind], strategy.num_replicas_in_sync
+    options = replicax.RunOptions(executor)
+    x = strategy.distribute_values_from_function(lambda ctx: jnp.float32(1 + ctx.replica_id_in_sync_group))
+    total = n * (n + 1) / 2
+
+    def step(nest: Any) -> Any:
+        context = replicax.get_replica_context()
+        assert context is not None
+        merged = context.merge_call(lambda s, nest: nest, args=(nest,))
+        return nest, merged, context.all_reduce("sum", nest), jax.tree.map(lambda v: v[None], nest)
+
+    args = (make(x, jnp.float32(5)),)
+    back, merged, summed, rows = strategy.run(step, args, options=options)
+    expected = make(jnp.float32(total), jnp.float32(5 * n))
+    for found in (back, merged, summed, rows):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        assert type(found) is type(expected)
+    for i, mine in enumerate(strategy.local_results(merged)[:n]):
+        assert jax.tree.map(float, mine) == jax.tree.map(float, make(1.0 + i, 5.0))
+    assert jax.tree.map(float, summed) == jax.tree.map(float, expected)
+    assert jax.tree.map(float, strategy.reduce("mean", back)) == jax.tree.map(float, make(total / n, 5.0))
+    if n > 1:
+        whole = strategy.gather(strategy.run(lambda v: make(v[None], v[None]), args=(x,), options=options), axis=0)
+        assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, make(jnp.zeros(n), jnp.zeros(n)))
+    if isinstance(back, collections.defaultdict):
+        assert back.default_factory is list
+
+
+def test_traced_once_for_all_containers_of_a_kind(pair: replicax.Strategy) -> None:
+    class Own(dict):
+        pass
+
+    traced = []
+
+    def step(nest: Any) -> Any:
+        traced.append(1)
+        return nest["a"] + 1
+
+    for value in (1.0, 2.0, 3.0):
+        assert float(pair.run(step, args=(Own(a=value),))) == value + 1
+    assert len(traced) == 1
+
+
+def test_threads_that_meet_a_container_together(pair: replicax.Strategy) -> None:
+    class Shared(list):
+        pass
+
+    results: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(pair.run(lambda v: v, args=(Shared([1.0]),)))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [type(r) for r in results] == [Shared] * 4
+
+
+def test_a_class_that_jax_does_not_know_is_refused_with_traced_values_in_it(pair: replicax.Strategy) -> None:
+    @dataclasses.dataclass
+    class Unknown:
+        x: Any
+
+    with pytest.raises(TypeError, match="a step returned a Unknown, whose field 'x' .* jax.tree_util.register_datacla"):
+        pair.run(lambda: Unknown([jnp.ones(2) * 2]))
+    assert pair.run(lambda: Unknown(3)) == Unknown(3)  # no array: an object like any other
+
+
+def test_keys_that_have_no_order(pair: replicax.Strategy) -> None:
+    def step(x: Any) -> Record:
+        record = Record(b=x + 1)
+        record[1] = x
+        return record
+
+    found = pair.run(step, args=(1.0,))
+    assert {k: float(v) for k, v in found.items()} == {1: 1.0, "b": 2.0}
