@@ -135,9 +135,10 @@ class WatchingTrace(_core.EvalTrace):
         self._watch = watch
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
-        if primitive.name in EVALUATED_INSIDE:
+        evaluate = _STEP_BY_STEP.get(primitive.name)
+        if evaluate is not None:
             with _core.set_current_trace(self):
-                return _core.eval_jaxpr(getattr(params["jaxpr"], "jaxpr", params["jaxpr"]), (), *args)
+                return evaluate(list(args), params)
         results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
         self._watch(primitive, args, params, results if primitive.multiple_results else [results])
         return results
@@ -151,7 +152,35 @@ class WatchingTrace(_core.EvalTrace):
             return fun.call_wrapped(*tracers)
 
 
-EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}  # made to be programs even where nothing is compiled
+EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
+"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
+
+
+# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
+
+
+def _call(program: Any, args: Sequence[Any]) -> list[Any]:
+    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+
+
+def _branch(args: list[Any], params: Any) -> list[Any]:
+    branches = params["branches"]
+    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+
+
+def _while(args: list[Any], params: Any) -> list[Any]:
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
+        state = _call(params["body_jaxpr"], [*body, *state])
+    return state
+
+
+_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
+    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
+    "cond": _branch,
+    "while": _while,
+}
 
 
 def linear_primitive(

@@ -357,3 +357,27 @@ def test_the_components_of_another_strategy_are_refused() -> None:
     for options in (None, replicax.RunOptions(executor="per_replica")):
         with pytest.raises(ValueError, match=r"args\[0\] is a PerReplica of another strategy, with 4 components; this"):
             strategy_of(2).run(lambda x: x, args=(theirs,), options=options)
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_loops_and_branches_with_collectives_inside_checkpoint(pair, differentiated: bool) -> None:
+    def add_up(v):
+        return replicax.get_replica_context().all_reduce("sum", v)
+
+    @jax.checkpoint
+    def body(x):
+        y = jax.lax.cond(add_up(x) > 0, lambda: add_up(x) * x, lambda: x)
+        z, kept = jax.lax.scan(lambda c, t: (c + jnp.sin(add_up(c * t)), c * t), y, jnp.arange(3.0), reverse=True)
+        z = z + kept.sum() + jax.jit(add_up)(x)
+        if differentiated:
+            return z
+        return jax.lax.while_loop(lambda v: add_up(v) < 1e3, lambda v: v * 2 + add_up(v), z)
+
+    x = pair.distribute_values_from_function(lambda ctx: jnp.float32(1 + ctx.replica_id_in_sync_group))
+    step = jax.grad(body) if differentiated else body
+    compiled = pair.run(step, args=(x,))
+    exact = pair.run(step, args=(x,), options=replicax.RunOptions(executor="per_replica"))
+    if not isinstance(exact, replicax.PerReplica):  # it sees which branch was taken, and that its result is the same
+        exact = replicax.values.regroup([exact, exact], always_wrap=True)
+    for mine, theirs in zip(pair.local_results(compiled), pair.local_results(exact), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
