@@ -64,6 +64,13 @@ def test_pictures(short_run):
         assert pixels[..., :3].std() > 0.05  # something is drawn
 
 
+def test_in_pieces(tmp_path):
+    done = replicax_command("demo", "--strategy", "sharded", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Reduce-scatters per step +[1-9]", done.stdout)
+    assert re.search(r"Largest difference .* below 1e-5 +met", done.stdout)
+
+
 def test_the_example_runs_by_itself():
     load = "from replicax.cli.example import load_example; digits = load_example('digits')"
     command = [sys.executable, "-c", f"{load}; digits.EPOCHS = 2; digits.main()"]

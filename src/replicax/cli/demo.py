@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PROG = "replicax demo"
 _REPLICAS = 8
-_STRATEGIES = ("mirrored", "one_device")
+_STRATEGIES = ("mirrored", "sharded", "one_device")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -153,7 +153,8 @@ def _make_strategy(name: str, replicas: int) -> replicax.Strategy:
         )
     if name == "one_device":
         return replicax.OneDeviceStrategy(devices[0])
-    return replicax.MirroredStrategy(devices[:replicas])
+    kind = replicax.ShardedStrategy if name == "sharded" else replicax.MirroredStrategy
+    return kind(devices[:replicas])
 
 
 def _is_emulated() -> bool:

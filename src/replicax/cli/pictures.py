@@ -102,7 +102,9 @@ def draw_replicas(path: Path, strategy: replicax.Strategy, images: Any, training
     bottom = top + rows * (height + gap) - gap
     page = _Page(height=bottom + (1.2 if detailed else 1.0))
     page.text(_MARGIN, 0.4, title, 14, weight="bold", ha="left")
-    page.text(_MARGIN, 0.72, _EACH if n > 1 else _ONLY, 9.5, color=_MUTED, ha="left")
+    in_pieces = strategy.extended.partitioner is not None
+    caption = _ONLY if n == 1 else _PIECES if in_pieces else _EACH
+    page.text(_MARGIN, 0.72, caption, 9.5, color=_MUTED, ha="left")
 
     bar, slice_width = 1.35, (_WIDTH - 2 * _MARGIN) / n
     page.text(_MARGIN, bar - 0.15, f"global batch of {len(images)} examples", ha="left")
@@ -121,7 +123,7 @@ def draw_replicas(path: Path, strategy: replicax.Strategy, images: Any, training
             page.text(x + width / 2, y + 0.17, f"device {name}", 8.5, color=_MUTED)
             page.replica(x, y + 0.32, width, i, images[i * share : (i + 1) * share], colour)
             page.variables(x, y + 1.85, width, training.variables)
-            if column:
+            if column and not in_pieces:
                 page.text(x - gap / 2, y + 1.77 + _CHIP * len(training.variables) / 2, "=", 15, color=_MUTED)
             if n > 1:
                 page.arrow(x + width / 2, bottom + 0.04, bottom + 0.4)
@@ -134,12 +136,19 @@ def draw_replicas(path: Path, strategy: replicax.Strategy, images: Any, training
 
 
 _EACH = "Each replica works on its slice of the global batch. Every device has the same copy of every variable."
+_PIECES = "Each replica works on its slice of the global batch. Every device has a piece of each variable of some size."
 _ONLY = "The replica works on the whole batch, and its device has the only copy of every variable."
 
 
 def _meeting(training: Training, n: int) -> str:
     if n == 1:
         return "One replica has all the gradients: there is nothing to reduce."
+    scattered = [c for c in training.collectives if c.kind == "reduce-scatter"]
+    if scattered:
+        each = sum(c.bytes for c in scattered)
+        return (
+            f"Summed over the {n} replicas, the gradients are scattered: each gets its pieces, {each:,} bytes per step"
+        )
     reduces = [c for c in training.collectives if c.kind == "all-reduce"]
     times = "one all-reduce" if len(reduces) == 1 else f"{len(reduces)} all-reduces"
     size = sum(c.bytes for c in reduces)

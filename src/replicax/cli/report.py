@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -85,6 +86,11 @@ def compare(ours: Training, reference: Training, *, by_default: bool) -> list[Ro
         Row("Times the step was traced", str(ours.traces), str(reference.traces), "1", ours.traces == 1),
         Row("All-reduces per step", str(len(_reduced(ours))), str(len(_reduced(reference)))),
         Row("Bytes reduced per step", f"{sum(_reduced(ours)):,}", f"{sum(_reduced(reference)):,}"),
+        *[
+            Row(f"{kind[0].upper()}{kind[1:]}s per step", str(count), "0")
+            for kind, count in sorted(collections.Counter(c.kind for c in ours.collectives).items())
+            if kind != "all-reduce"
+        ],
         Row(
             f"Largest difference of a parameter after {ours.early_step} steps",
             f"{parameters:.1e}",
