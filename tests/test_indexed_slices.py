@@ -219,3 +219,15 @@ def test_wrong_rows(make: Any, error: type[Exception], message: str) -> None:
 
 def rows(shape: tuple[int, ...], dtype: Any = jnp.float32) -> IndexedSlices:
     return IndexedSlices(jnp.ones((1, 2), dtype), jnp.zeros(1, jnp.int32), shape)
+
+
+def test_rows_of_each_replica_from_across(pair: replicax.Strategy) -> None:
+    with pair.scope():
+        table = replicax.Variable(TABLE, name="table")
+    values, indices = slices(pair)
+    with pytest.raises(
+        replicax.LocalityError, match="'table' .*: scatter_add got .*, rows of each replica. Combine them"
+    ):
+        table.scatter_add(IndexedSlices(values, indices, SHAPE))
+    table.scatter_add(pair.reduce("sum", IndexedSlices(values, indices, SHAPE)))
+    np.testing.assert_allclose(table.value, TABLE + dense(2), rtol=1e-5)

@@ -261,3 +261,11 @@ def test_gather_of_what_does_not_fit(pair) -> None:
     with pytest.raises(ValueError, match=r"may differ in dim 0 only, but have shapes \[\(1, 2\), \(1, 3\)\]"):
         pair.gather(x, axis=0)
     assert pair.gather(x, axis=-1).shape == (1, 5)
+
+
+def test_an_axis_is_an_int(pair) -> None:
+    def step(x):
+        return replicax.get_replica_context().all_gather(x, axis="rows")
+
+    with pytest.raises(ValueError, match="all_gather: axis must be an int or a tuple of ints, got 'rows'"):
+        pair.run(step, args=(np.ones(2),))

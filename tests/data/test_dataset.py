@@ -169,3 +169,8 @@ def test_numpy_examples_are_not_copied(pair) -> None:
 def test_numpy_examples_that_do_not_fit(pair, arrays, message) -> None:
     with pytest.raises(ValueError, match=message):
         pair.make_numpy_dataset(arrays)
+
+
+def test_options_are_none_for_now() -> None:
+    with pytest.raises(TypeError, match="strategy.distribute_dataset: options must be None, got 3"):
+        replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(np.ones(4), options=3)

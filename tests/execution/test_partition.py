@@ -213,6 +213,43 @@ def test_a_stack_of_layers_is_gathered_layer_by_layer() -> None:
     )
 
 
+@pytest.mark.parametrize("used_again", [False, True])
+def test_the_gradient_of_a_stack_is_scattered_layer_by_layer(used_again: bool) -> None:
+    data = RNG.normal(size=(8, 64)).astype(np.float32)
+    initial = RNG.normal(size=(12, 64, 63)).astype(np.float32) * 0.1
+
+    def train(strategy: replicax.Strategy) -> tuple[np.ndarray, Any, Any]:
+        with strategy.scope():
+            stack = replicax.Variable(initial)
+            optimizer = replicax.Optimizer(optax.adam(0.01))
+
+        def step(x: Any) -> Any:
+            def loss() -> Any:
+                body = lambda h, w: (jnp.pad(jnp.tanh(h @ w), [(0, 0), (0, 1)]), None)  # noqa: E731
+                return replicax.compute_average_loss(jnp.square(jax.lax.scan(body, x, stack.value)[0]).mean(-1))
+
+            _, [gradient] = replicax.value_and_grad(loss, [stack])()
+            optimizer.apply_gradients([(gradient, stack)])
+            return jnp.abs(gradient).max() if used_again else None  # of each replica's own gradient
+
+        largest = [strategy.run(step, args=(batch,)) for batch in strategy.distribute_dataset([data] * 2)]
+        batch = next(iter(strategy.distribute_dataset([data])))
+        return stack.numpy(), largest, strategy.extended.trace(step, args=(batch,))
+
+    mine, largest, program = train(sharded(4))
+    theirs, expected, _ = train(strategy_of(4))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    for a, b in zip(largest, expected, strict=True):
+        if used_again:
+            np.testing.assert_allclose(a.values, b.values, rtol=1e-5)
+    layer = 64 * 63 * 4
+    found = {(c.kind, c.bytes) for c in program.collectives()}
+    # What each replica wants to know of its own gradient is there only if the loop leaves it whole.
+    assert found == {("all-gather", layer), ("reduce-scatter", (12 * layer if used_again else layer) // 4)}
+    temporaries = program.compiled().memory_analysis().temp_size_in_bytes / layer
+    assert (temporaries > 12) == used_again
+
+
 def test_values_that_differ_between_replicas_are_never_in_pieces() -> None:
     strategy = sharded(2)
     with strategy.scope():

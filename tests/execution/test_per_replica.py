@@ -381,3 +381,28 @@ def test_loops_and_branches_with_collectives_inside_checkpoint(pair, differentia
         exact = replicax.values.regroup([exact, exact], always_wrap=True)
     for mine, theirs in zip(pair.local_results(compiled), pair.local_results(exact), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_a_mirrored_variable_that_only_one_replica_writes(pair) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0, name="v")
+
+    def step():
+        if replicax.get_replica_context().replica_id_in_sync_group == 0:
+            v.assign(5.0)
+
+    with pytest.raises(
+        replicax.LocalityError, match="variable 'v' .* was assigned a value, but it differs between rep"
+    ):
+        pair.run(step, options=replicax.RunOptions(executor="per_replica"))
+    assert float(v) == 1.0
+
+
+def test_replicas_that_merge_other_structures(pair) -> None:
+    def step():
+        context = replicax.get_replica_context()
+        mine = [jnp.ones(2)] * (1 + int(context.replica_id_in_sync_group))
+        return context.merge_call(lambda s, x: x, args=(mine,))
+
+    with pytest.raises(ValueError, match="merge_call: the replicas' arguments differ in structure"):
+        pair.run(step, options=replicax.RunOptions(executor="per_replica"))

@@ -407,3 +407,46 @@ def test_the_layout_of_variables_does_not_drift(strategy) -> None:
         strategy.run(step)
         assert v.slot.array.sharding == sharding
     assert strategy.extended.trace(step).call._cache_size() == 1
+
+
+def test_a_value_that_escaped_from_a_trace_is_no_argument() -> None:
+    pair, escaped = strategy_of(2), []
+    jax.jit(lambda x: escaped.append(x))(1.0)
+    with pytest.raises(ValueError, match=r"args\[0\]\['x'\] is being traced: strategy.run compiles the step itself"):
+        pair.run(lambda d: d["x"], args=({"x": escaped[0]},))
+    pair.run(
+        lambda x: replicax.get_replica_context().merge_call(lambda s, y: escaped.append(y), args=(x,)), args=(1.0,)
+    )
+    with pytest.raises(ValueError, match=r"args\[0\] belongs to a step that is still being traced"):
+        pair.run(lambda x: x, args=(escaped[1],))
+    with pytest.raises(TypeError, match="are not known while a step is traced: use strategy.local_results"):
+        escaped[1].values  # noqa: B018
+
+
+def test_what_comes_from_outside_can_not_be_combined_inside() -> None:
+    pair = strategy_of(2)
+    outside = pair.distribute_values_from_function(lambda ctx: 1.0)
+
+    def step():
+        return replicax.get_replica_context().merge_call(lambda s: s.reduce("sum", outside))
+
+    for options in (None, replicax.RunOptions(executor="per_replica")):
+        with pytest.raises(
+            ValueError, match="inside a step only its own values can be combined; pass a PerReplica from"
+        ):
+            pair.run(step, options=options)
+
+
+def test_an_error_of_the_host_in_a_watched_step() -> None:
+    pair = strategy_of(2)
+
+    def fail(_):
+        raise KeyError("of the host")
+
+    def step(x):
+        x = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
+        options = replicax.CommunicationOptions(timeout_seconds=60)
+        return replicax.get_replica_context().all_reduce("sum", x, options)
+
+    with pytest.raises(Exception, match="of the host"):
+        pair.run(step, args=(1.0,))

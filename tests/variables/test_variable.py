@@ -479,3 +479,11 @@ def test_repr(pair) -> None:
     v = make(pair)
     pair.run(lambda: seen.append(repr(v)))
     assert "before the step" in seen[0]
+
+
+def test_the_initial_value_is_one_for_all(pair) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: 1.0)
+    with pytest.raises(
+        replicax.LocalityError, match="variable 'v': the initial value must be the same on every replica"
+    ):
+        make(pair, x)

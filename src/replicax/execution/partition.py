@@ -12,6 +12,7 @@ Only values that are the same on every replica can be in pieces; which these are
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,13 +94,18 @@ class Partition:
           wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
         """
         hints = _hints(jaxpr, wanted)
+        sunk = _sunk(jaxpr, hints)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, _jax.Literal) else env[atom]
 
         for equation in jaxpr.eqns:
-            results = self.equation(equation, [read(v) for v in equation.invars], hints)
+            operands = [read(v) for v in equation.invars]
+            if equation.primitive.name == "scan":
+                results = self.scan(equation, operands, sunk)
+            else:
+                results = self.equation(equation, operands, hints)
             env.update(zip(equation.outvars, results, strict=True))
             self.gathers.computed(results)
         return [read(v) for v in jaxpr.outvars]
@@ -138,12 +144,12 @@ class Partition:
             return [_Later(equation, operands)]
         if name in _REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
-        if name == "scan":
-            return self.scan(equation, operands)
         return self.on_whole(equation, operands)
 
     def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
         """Any other operation, on the whole values."""
+        if not any(isinstance(v, Piece | _Later) for v in operands):
+            return _jax.bind(equation, operands)
         whole = [self.whole(v) for v in operands]
         self.gathers.used_with([w for w, v in zip(whole, operands, strict=True) if w is v])
         return _jax.bind(equation, whole)
@@ -183,7 +189,10 @@ class Partition:
 
     def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
         results: list[Any] = [None] * len(operands)
-        pieces = [i for i, v in enumerate(equation.outvars) if v in hints]
+        ready = [i for i, v in enumerate(operands) if isinstance(v, Piece) and v.summed]
+        for i in ready:
+            results[i] = dataclasses.replace(operands[i], summed=False)
+        pieces = [i for i, v in enumerate(equation.outvars) if v in hints and i not in ready]
         others = [i for i, v in enumerate(equation.outvars) if v not in hints]
         splits = [hints[equation.outvars[i]] for i in pieces]
         for i, split, array in zip(
@@ -196,15 +205,22 @@ class Partition:
                 results[i] = total
         return results
 
-    def scan(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """A loop over slices of a split variable, such as a stack of layers, gathers each slice when it comes to it."""
+    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, Split]) -> list[Any]:
+        """A loop over slices of a split variable, such as a stack of layers.
+
+        Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
+        the sum of each over the replicas is scattered at once.
+        """
         params = equation.params
         n_consts, n_carry = params["num_consts"], params["num_carry"]
         sliced = operands[n_consts + n_carry :]
         splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
-        if not any(splits):
+        summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
+        if not any(splits) and not any(summed):
             return self.on_whole(equation, operands)
-        inner = [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in splits]
+        inner, parts = (
+            [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in outer] for outer in (splits, summed)
+        )
         consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -212,7 +228,8 @@ class Partition:
             slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
             results = passed.run(_jax.open_jaxpr(params["jaxpr"]), [*consts, *carry, *slices], [])
             results = [passed.whole(v) for v in results]
-            return results[:n_carry], results[n_carry:]
+            rows = zip(results[n_carry:], parts, strict=True)
+            return results[:n_carry], [x if s is None else summed_pieces([x], [s])[0] for x, s in rows]
 
         carry, stacked = lax.scan(
             body,
@@ -222,7 +239,7 @@ class Partition:
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        return [*carry, *stacked]
+        return [*carry, *(x if s is None else Piece(x, s, summed=True) for x, s in zip(stacked, summed, strict=True))]
 
 
 def _is_small_or_in_pieces(value: Any) -> bool:
@@ -263,6 +280,24 @@ def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split
             for atom, v in zip(equation.invars, called.invars, strict=True):
                 want(atom, inner.get(v))
     return hints
+
+
+def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
+    """What a loop may sum and scatter slice by slice, as nothing else happens to it before it is summed."""
+    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
+    sunk: dict[Any, Split] = {}
+    for equation in reversed(jaxpr.eqns):
+        if equation.primitive is all_reduce_p:
+            goals: Mapping[Any, Split] = hints
+        elif equation.primitive is mark_p:
+            goals = sunk
+        else:
+            continue
+        for v, result in zip(equation.invars, equation.outvars, strict=True):
+            if result in goals and not isinstance(v, _jax.Literal) and uses[v] == 1 and goals[result].dim > 0:
+                sunk[v] = goals[result]
+    return sunk
 
 
 def _shape(atom: Any) -> Any:

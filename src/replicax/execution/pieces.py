@@ -24,10 +24,12 @@ class Piece:
     Attributes:
       array: the piece; what fills it up may hold anything.
       split: which part of the value it is.
+      summed: whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
     """
 
     array: Any
     split: Split
+    summed: bool = False
 
 
 def own_piece(whole: Any, split: Split) -> Any:
