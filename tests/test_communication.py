@@ -186,3 +186,45 @@ def test_what_is_refused_where_it_is_used(method: str) -> None:
         use(CommunicationOptions(implementation="nccl"))
     with pytest.raises(TypeError, match=f"{method}: options must be CommunicationOptions or None, got 3"):
         use(3)
+
+
+def test_empty_arrays_and_packs_of_other_dtypes() -> None:
+    pair = strategy_of(2)
+    x = [jnp.zeros((0, 3)), jnp.ones(5, jnp.int32), jnp.zeros(0), jnp.ones(2, jnp.complex64), jnp.ones(3, bool)]
+    for options in (CommunicationOptions(bytes_per_pack=4), CommunicationOptions(bytes_per_pack=4, timeout_seconds=60)):
+        found = pair.run(lambda x: here().all_reduce("sum", x, options), args=(x,))  # noqa: B023
+        assert [f.shape for f in found] == [a.shape for a in x]
+        assert [np.asarray(f).sum() for f in found] == [0, 10, 0, 4, 6]
+
+
+@pytest.mark.parametrize("options", ALL, ids=repr)
+def test_under_vmap(options: CommunicationOptions) -> None:
+    pair = strategy_of(2)
+    x = pair.distribute_values_from_function(lambda ctx: jnp.ones((4, 3)) * (1 + ctx.replica_id_in_sync_group))
+
+    def step(x: Any) -> Any:
+        return jax.vmap(lambda v: (here().all_gather(v, 0, options), here().all_reduce("sum", v, options)))(x)
+
+    whole, total = pair.run(step, args=(x,))
+    assert whole.tolist() == [[1, 1, 1, 2, 2, 2]] * 4
+    assert total.tolist() == [[3, 3, 3]] * 4
+
+
+def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> None:
+    def make(late: tuple[int, ...], seconds: float, timeout: float) -> Any:
+        def sleep(replica: Any) -> Any:
+            time.sleep(seconds if int(replica) in late else 0)
+            return np.float32(0)
+
+        def step(x: Any) -> Any:
+            zero = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), here().replica_id_in_sync_group)
+            return here().all_reduce("sum", x + zero, CommunicationOptions(timeout_seconds=timeout))
+
+        return step
+
+    three, two = strategy_of(3), replicax.MirroredStrategy(["cpu:3", "cpu:4"])
+    with pytest.raises(replicax.DeadlockError, match=r"for replica\(s\) \[2\], which have not come"):
+        three.run(make((2,), 2.0, 0.2), args=(1.0,))
+    with pytest.raises(replicax.DeadlockError, match="has timed out before is still running after another 0.1 s"):
+        two.run(make((), 0.0, 0.1), args=(1.0,))
+    assert float(two.run(make((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0

@@ -231,3 +231,20 @@ def test_rows_of_each_replica_from_across(pair: replicax.Strategy) -> None:
         table.scatter_add(IndexedSlices(values, indices, SHAPE))
     table.scatter_add(pair.reduce("sum", IndexedSlices(values, indices, SHAPE)))
     np.testing.assert_allclose(table.value, TABLE + dense(2), rtol=1e-5)
+
+
+def test_transformations_batch_and_stack_slices() -> None:
+    made = jax.vmap(lambda v: IndexedSlices(v, jnp.array([0, 1]), SHAPE))(jnp.ones((4, 2, 2)))
+    assert made.values.shape == (4, 2, 2)
+    assert jax.tree.map(jnp.sum, made).values == 16
+    dense_of_each = jax.vmap(lambda s: s.to_dense())(made)
+    assert dense_of_each.shape == (4, *SHAPE)
+    _, stacked = jax.lax.scan(lambda c, v: (c, IndexedSlices(v, jnp.array([0, 1]), SHAPE)), 0, jnp.ones((3, 2, 2)))
+    assert stacked.indices.shape == (3, 2)
+    assert IndexedSlices([[1.0, 2.0]], [3], SHAPE).to_dense()[3].tolist() == [1, 2]
+
+
+def test_rows_of_booleans_are_counted(pair: replicax.Strategy) -> None:
+    rows = IndexedSlices(jnp.ones((1, 2), bool), jnp.array([1]), SHAPE)
+    total = pair.run(lambda: here().all_reduce("sum", rows))
+    assert total.to_dense()[1].tolist() == [2, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import numbers
 import threading
 import time
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ class CommunicationOptions:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
             raise ValueError(f"CommunicationOptions: bytes_per_pack must be an int, 0 or more: {self.bytes_per_pack!r}")
         timeout = self.timeout_seconds
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
+        is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and 0 < timeout < math.inf):
             raise ValueError(f"CommunicationOptions: timeout_seconds must be a positive number or None: {timeout!r}")
         if not isinstance(self.implementation, CommunicationImplementation):
             names = [member.value for member in CommunicationImplementation]
@@ -108,12 +110,12 @@ def checked_options(options: Any, platform: str, what: str) -> CommunicationOpti
 
 
 def after(array: Any, token: Any) -> Any:
-    """``array``, but not before ``token`` has been computed (a float array that is not empty)."""
+    """``array``, but not before ``token``, which is not empty, has been computed."""
     array, token = lax.optimization_barrier((array, token))
     # XLA on CPU forgets barriers half-way. There, a choice that always falls the same way, as no compiler knows.
     return lax.platform_dependent(
         array,
-        token.reshape(-1)[0],
+        jnp.real(token.reshape(-1)[0]).astype(jnp.float32),
         cpu=lambda x, t: jnp.where(t > jnp.inf, jnp.zeros_like(x), x),
         default=lambda x, _: x,
     )
@@ -178,19 +180,17 @@ class Watch:
             self._arrived = [0] * replicas
             self._waiting: dict[int, tuple[float, float]] = {}
 
-    def arrive(self, replica: Any, timeout: float) -> np.ndarray[Any, Any]:
+    def arrive(self, replica: int, timeout: float) -> None:
         """A replica has come to a collective, in which it may wait for so many seconds."""
         with self._lock:
-            if self._arrived:
-                self._arrived[int(replica)] += 1
-                self._waiting[int(replica)] = time.monotonic(), timeout
-        return np.zeros((), np.float32)
+            if replica < len(self._arrived):
+                self._arrived[replica] += 1
+                self._waiting[replica] = time.monotonic(), timeout
 
-    def leave(self, replica: Any) -> np.ndarray[Any, Any]:
+    def leave(self, replica: int) -> None:
         """A replica has got what it was waiting for."""
         with self._lock:
-            self._waiting.pop(int(replica), None)
-        return np.zeros((), np.float32)
+            self._waiting.pop(replica, None)
 
     def overdue(self) -> str | None:
         """Who waits for whom, if somebody has waited for too long."""
@@ -217,14 +217,17 @@ def watched(arrays: Sequence[Any], timeout: float | None, collective: Any) -> li
     replica = lax.axis_index(REPLICA_AXIS)
 
     def come(r: Any, *_: Any) -> Any:
-        return watch.arrive(r, timeout)
+        watch.arrive(int(np.ravel(r)[0]), timeout)
+        return np.zeros(np.shape(r), np.float32)
 
     def go(r: Any, *_: Any) -> Any:
-        return watch.leave(r)
+        watch.leave(int(np.ravel(r)[0]))
+        return np.zeros(np.shape(r), np.float32)
 
-    ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays))
+    # A batch comes and goes as one.
+    ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays), vmap_method="broadcast_all")
     results = list(collective([after(arrays[0], ready), *arrays[1:]]))
-    done = jax.pure_callback(go, zero, replica, *_first_elements(results))
+    done = jax.pure_callback(go, zero, replica, *_first_elements(results), vmap_method="broadcast_all")
     return [after(results[0], done), *results[1:]]
 
 

@@ -152,7 +152,8 @@ class ReplicaContext:
         return jax.tree_util.tree_unflatten(treedef, reduced)
 
     def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
-        mine = slices.values if op is ReduceOp.SUM else divide(slices.values, self.num_replicas_in_sync)
+        mine = countable(slices.values)
+        mine = mine if op is ReduceOp.SUM else divide(mine, self.num_replicas_in_sync)
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IndexedSlices:
     """Rows of an array, and which rows they are: the gradient of a lookup, without the zeros of all other rows.
@@ -40,11 +40,14 @@ class IndexedSlices:
 
     values: Any
     indices: Any
-    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        for name in ("values", "indices"):
+            if isinstance(getattr(self, name), (list, tuple, np.ndarray)):
+                object.__setattr__(self, name, jnp.asarray(getattr(self, name)))
         values, indices = (getattr(x, "shape", None) for x in (self.values, self.indices))
-        if values is None or indices is None:  # a pytree of something else, such as PerReplica
+        if values is None or indices is None:  # values of each replica, from outside
             return
         if not self.shape or len(indices) != 1 or tuple(values) != (indices[0], *self.shape[1:]):
             row = ", ".join(["k", *map(str, self.shape[1:])])
@@ -58,6 +61,24 @@ class IndexedSlices:
     def to_dense(self) -> jax.Array:
         """The whole array, with zeros in all other rows."""
         return jnp.zeros(self.shape, self.values.dtype).at[self.indices].add(self.values)
+
+
+def _unflatten(shape: tuple[int, ...], children: Any) -> IndexedSlices:
+    """What a transformation has made of the leaves need not fit: with a batch dim, say, or counts instead of arrays."""
+    slices = object.__new__(IndexedSlices)
+    for name, value in zip(("values", "indices", "shape"), (*children, shape), strict=True):
+        object.__setattr__(slices, name, value)
+    return slices
+
+
+jax.tree_util.register_pytree_with_keys(
+    IndexedSlices,
+    lambda s: (
+        ((jax.tree_util.GetAttrKey("values"), s.values), (jax.tree_util.GetAttrKey("indices"), s.indices)),
+        s.shape,
+    ),
+    _unflatten,
+)
 
 
 def is_slices(value: Any) -> bool:

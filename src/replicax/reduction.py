@@ -93,8 +93,9 @@ def _sums(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptio
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
     for group in _groups(arrays, options.bytes_per_pack):
-        if results:  # so that XLA does not join what is to stay apart
-            group = [after(group[0], results[-1]), *group[1:]]
+        token = next((r for r in reversed(results) if r.size), None)
+        if token is not None:  # so that XLA does not join what is to stay apart
+            group = [after(group[0], token), *group[1:]]
         ring = options.implementation is CommunicationImplementation.RING
         results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums)
     return results

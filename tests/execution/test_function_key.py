@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import weakref
@@ -156,3 +157,22 @@ def test_an_unassigned_cell() -> None:
 
     before, after = outer()
     assert before != after
+
+
+def test_a_frozen_dataclass_is_what_its_fields_are() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        width: int
+        names: list = dataclasses.field(default_factory=list)
+        late: int = dataclasses.field(init=False)
+
+    def keyed(config):
+        return function_key(lambda: config)
+
+    one, same, other = Config(1), Config(1), Config(2)
+    assert keyed(one) != keyed(same)  # a field is not set: not by value
+    for config in (one, same, other):
+        object.__setattr__(config, "late", 3)
+    assert keyed(one) == keyed(same) != keyed(other)
+    object.__setattr__(same, "hidden", 5)
+    assert keyed(one) != keyed(same)

@@ -287,3 +287,102 @@ def test_a_device_holds_a_part_of_the_model_and_a_few_layers(replicas: int) -> N
     mirrored = memory(strategy_of(replicas))
     assert mirrored.argument_size_in_bytes >= kept
     assert mirrored.temp_size_in_bytes > LAYERS * layer
+
+
+# --- reductions, whatever the pieces hold ---------------------------------------------------------------
+
+REDUCTIONS = {
+    "sum": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    "any": lambda x, axis=None: jnp.any(x != 0, axis=axis),
+    "all": lambda x, axis=None: jnp.all(x != 0, axis=axis),
+    "prod": jnp.prod,
+    "argmax": jnp.argmax,
+}
+VALUES = {
+    "float32": np.array([[1, -2, 3], [4, 5, -6], [0, 8, 9], [-1, -2, -3], [7, 7, 7]], np.float32),
+    "with NaN": np.array([[1, np.nan], [3, 4], [5, -np.inf], [0, 0], [1, np.inf]], np.float32),
+    "int8": np.array([[-5, 2], [3, -128], [7, 7], [12, 10], [8, 14]], np.int8),
+    "int4": jnp.array([[-5, 2], [3, -8], [7, 7], [1, 0], [2, 4]], jnp.int4),
+    "float8": -jnp.arange(1.0, 11.0).reshape(5, 2).astype(jnp.float8_e4m3fn),
+    "complex64": np.array([[1 + 2j, 3], [-1j, 4], [2, 2], [0, 1], [5, -3j]], np.complex64),
+    "bool": np.array([[True, False], [True, True], [False, False], [True, True], [True, False]]),
+}
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4])
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, values: str, pieces: int) -> None:
+    reduce, value = REDUCTIONS[name], jnp.asarray(VALUES[values])
+    if name in ("prod", "argmax", "sum") and values in ("int4", "float8", "complex64"):
+        pytest.skip("of little use, and not everywhere defined")
+    strategy = strategy_of(4)
+    with strategy.scope():
+        v = replicax.ShardedVariable(value, partitioner=replicax.FixedShardsPartitioner(pieces))
+    found = strategy.run(lambda: [reduce(v.value, axis=axis) for axis in (None, 0, 1)])
+    for mine, theirs in zip(found, [reduce(value, axis=axis) for axis in (None, 0, 1)], strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_allclose(mine.astype(jnp.complex64), theirs.astype(jnp.complex64), rtol=1e-5)
+
+
+def test_bits_of_pieces_are_combined_as_bits() -> None:
+    strategy = strategy_of(4)
+    with strategy.scope():
+        v = replicax.ShardedVariable(np.array([12, 10, 14, 11, 15], np.int32))
+    found = strategy.run(lambda: (jnp.bitwise_and.reduce(v.value), jnp.bitwise_or.reduce(v.value)))
+    assert tuple(map(int, found)) == (8, 15)
+
+
+def test_a_reduction_of_ones_own() -> None:
+    strategy = sharded(2)
+    with strategy.scope():
+        v = replicax.Variable(jnp.ones((4, 3)))
+
+    def step() -> Any:
+        return jax.lax.reduce(v.value, jnp.float32(0), lambda a, b: a + b + a * b, (0,))
+
+    assert strategy.run(step).tolist() == [15, 15, 15]
+
+
+def test_long_chains_on_what_has_been_moved_are_traced_quickly() -> None:
+    strategy = sharded(2)
+    with strategy.scope():
+        v = replicax.Variable(RNG.normal(size=(8, 4)).astype(np.float32))
+
+    def step(value: Any) -> Any:
+        a = value.reshape(-1)
+        for _ in range(200):  # each uses the last one twice
+            a = jnp.where(a > 0, a, a * 0.1) * 1.01
+        return a
+
+    np.testing.assert_allclose(strategy.run(lambda: step(v.value)), step(v.value), rtol=1e-5)
+
+
+def test_the_filling_is_no_part_of_the_value() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = replicax.ShardedVariable(jnp.array([1.0, 2.0, 4.0]))
+    with jax.debug_nans(True):
+        strategy.run(lambda: v.assign(v.value / v.value))
+    assert v.numpy().tolist() == [1, 1, 1]
+    assert np.asarray(v.slot.array).tolist() == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_options_hold_for_sums_that_end_in_pieces(executor: str) -> None:
+    strategy = sharded(2)
+    with strategy.scope():
+        v = replicax.Variable(jnp.zeros((8, 4)))
+    options = replicax.CommunicationOptions(implementation="ring")
+
+    def step(x: Any) -> None:
+        context = replicax.get_replica_context()
+        assert context is not None
+        v.assign_add(context.all_reduce("sum", x, options))
+
+    x = strategy.distribute_values_from_function(lambda ctx: jnp.full((8, 4), 1.0 + ctx.replica_id_in_sync_group))
+    assert set(kinds(strategy.extended.trace(step, args=(x,)))) == {"collective-permute"}
+    strategy.run(step, args=(x,), options=replicax.RunOptions(executor))
+    assert v.numpy().tolist() == [[3] * 4] * 8

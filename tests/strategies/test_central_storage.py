@@ -78,3 +78,20 @@ def test_the_host_is_the_default() -> None:
 def test_a_home_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="there is no device 'cpu:99'; available: "):
         replicax.CentralStorageStrategy(["cpu:0"], "cpu:99")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_split_variable_has_its_slots_in_pieces(executor: str) -> None:
+    strategy = central(2)
+    with strategy.scope():
+        split, plain = replicax.ShardedVariable(jnp.ones(5)), replicax.Variable(jnp.ones(3))
+        optimizer = replicax.Optimizer(optax.sgd(0.5, momentum=0.9))
+
+    def step():
+        optimizer.apply_gradients([(jnp.ones(5), split), (jnp.ones(3), plain)])
+
+    strategy.run(step, options=replicax.RunOptions(executor))
+    assert split.numpy().tolist() == [0] * 5
+    assert plain.numpy().tolist() == [0] * 3
+    assert [s.layout for s in optimizer.variables] == [split.layout, plain.layout]
+    assert optimizer.variables[1].slot.array.devices() == {jax.devices()[7]}

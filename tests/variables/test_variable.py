@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 
 import jax
@@ -487,3 +488,35 @@ def test_the_initial_value_is_one_for_all(pair) -> None:
         replicax.LocalityError, match="variable 'v': the initial value must be the same on every replica"
     ):
         make(pair, x)
+
+
+def test_a_random_key_is_assigned_from_across_too(pair) -> None:
+    v = make(pair, jax.random.key(0))
+    v.assign(jax.random.key(1))
+    pair.run(lambda: v.assign(jax.random.split(v.value)[0]), options=replicax.RunOptions(executor="per_replica"))
+    expected = jax.random.split(jax.random.key(1))[0]
+    np.testing.assert_array_equal(jax.random.key_data(v.value), jax.random.key_data(expected))
+
+
+def test_reading_while_other_threads_run_steps(pair) -> None:
+    v = make(pair, jnp.zeros(2000))
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            pair.run(step)
+
+    def step():
+        v.assign_add(jnp.ones(2000))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = [v.numpy() for _ in range(300)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert all((value == value[0]).all() for value in found)
+    assert [value[0] for value in found] == sorted(value[0] for value in found)

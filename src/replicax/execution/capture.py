@@ -164,7 +164,7 @@ def capture(
         results=tuple(results),
         result_tree=result_tree,
         obligations=store.obligations,
-        watched=store.communicator.watched,
+        timeout=store.communicator.timeout,
     )
 
 

@@ -282,9 +282,11 @@ class _Collector:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether ``value`` is of a frozen dataclass: it is what its fields are."""
+    """Whether ``value`` is of a frozen dataclass, and nothing but its fields."""
     params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and params.frozen and params.eq
+    if params is None or not params.frozen or not params.eq:
+        return False
+    return getattr(value, "__dict__", {}).keys() == {f.name for f in dataclasses.fields(value)}
 
 
 def _innermost(fn: Any) -> Any:

@@ -241,7 +241,13 @@ def called_program(equation: Any) -> Any:
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if name in params:
             inner = _jax.open_jaxpr(params[name])
-            same_inputs = hasattr(inner, "eqns") and len(inner.invars) == len(equation.invars)
-            if same_inputs and len(inner.outvars) == len(equation.outvars):
+            if hasattr(inner, "eqns") and _fit(inner.invars, equation.invars) and _fit(inner.outvars, equation.outvars):
                 return inner
     return None
+
+
+def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
+    """Whether the operands or results of a program are those of an equation, and not, say, single elements of them."""
+    return len(inner) == len(outer) and all(
+        getattr(a.aval, "shape", None) == getattr(b.aval, "shape", None) for a, b in zip(inner, outer, strict=True)
+    )

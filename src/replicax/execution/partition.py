@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from replicax import _jax
+from replicax.communication import CommunicationOptions
 from replicax.execution.infer import called_program
 from replicax.execution.marks import mark_p
 from replicax.execution.pieces import Gathers, Piece, own_piece, summed_pieces
@@ -55,19 +55,17 @@ _MOVING = frozenset(
     }
 )
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
-_REDUCTIONS: Mapping[str, tuple[Any, Any]] = {
-    "reduce_sum": (lambda dtype: 0, lax.psum),
-    "reduce_max": (lambda dtype: _extreme(dtype, -1), lax.pmax),
-    "reduce_min": (lambda dtype: _extreme(dtype, 1), lax.pmin),
-    "reduce_and": (lambda dtype: True, lambda x, axis: lax.pmin(x.astype(jnp.int32), axis).astype(x.dtype)),
-    "reduce_or": (lambda dtype: False, lambda x, axis: lax.pmax(x.astype(jnp.int32), axis).astype(x.dtype)),
-}
+# What may be done to parts, and to the parts' results, where it does not matter that something comes twice.
+_REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_and", "reduce_or"})
 _NOTHING = frozenset({mark_p, share_p, alone_p})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Later:
-    """A value that is computed from pieces anew for each use, as the whole would have to be kept."""
+    """A value that is computed from pieces anew for each use, as the whole would have to be kept.
+
+    Only what costs next to nothing beside the gather is computed so: elements are moved, or cast.
+    """
 
     equation: Any
     operands: Sequence[Any]
@@ -124,6 +122,13 @@ class Partition:
             return value.array
         return own_piece(self.whole(value), split)
 
+    def leaving(self, value: Any, split: Split) -> Any:
+        """The same for the outside, where the filling is zero: it must not look like a NaN that somebody computed."""
+        array = self.piece(value, split)
+        if not split.filling or not isinstance(value, Piece):
+            return array
+        return jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
+
     # --- operations -------------------------------------------------------------------------------------
 
     def equation(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
@@ -142,7 +147,7 @@ class Partition:
             return [self.elementwise(equation, operands, hints)]
         if name in _MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
-        if name in _REDUCTIONS and isinstance(operands[0], Piece):
+        if (name == "reduce_sum" or name in _REDUCTIONS) and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
         return self.on_whole(equation, operands)
 
@@ -160,7 +165,7 @@ class Partition:
     def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
         [result] = equation.outvars
         if not any(isinstance(v, Piece) for v in operands):
-            if all(isinstance(v, _Later) or not jnp.ndim(v) for v in operands):
+            if len(operands) == 1:  # a cast, as a rule
                 return _Later(equation, operands)
             return self.on_whole(equation, operands)[0]
         splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == _shape(result)[v.split.dim]]
@@ -180,14 +185,20 @@ class Partition:
         if split.dim not in axes:
             shifted = dataclasses.replace(split, dim=split.dim - sum(a < split.dim for a in axes))
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
-        neutral, across = _REDUCTIONS[equation.primitive.name]
         array = operand.array
+        if equation.primitive.name == "reduce_sum":
+            if split.filling:
+                array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
+            return lax.psum(_jax.bind(equation, [array])[0], REPLICA_AXIS)
         if split.filling:
-            index = lax.axis_index(REPLICA_AXIS) * split.piece + lax.broadcasted_iota(jnp.int32, array.shape, split.dim)
-            array = jnp.where(index < split.size, array, jnp.full_like(array, neutral(array.dtype)))
-        return across(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+            array = jnp.where(_index(array, split) < split.size, array, lax.slice_in_dim(array, 0, 1, axis=split.dim))
+        parts = lax.all_gather(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+        filled = -(-split.size // split.piece)  # the others have nothing but filling
+        return equation.primitive.bind(parts[:filled], **{**equation.params, "axes": (0,)})
 
     def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
+        if not _may_scatter(equation):
+            hints = {}
         results: list[Any] = [None] * len(operands)
         ready = [i for i, v in enumerate(operands) if isinstance(v, Piece) and v.summed]
         for i in ready:
@@ -288,7 +299,7 @@ def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
     uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     sunk: dict[Any, Split] = {}
     for equation in reversed(jaxpr.eqns):
-        if equation.primitive is all_reduce_p:
+        if equation.primitive is all_reduce_p and _may_scatter(equation):
             goals: Mapping[Any, Split] = hints
         elif equation.primitive is mark_p:
             goals = sunk
@@ -300,16 +311,19 @@ def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
     return sunk
 
 
+def _may_scatter(equation: Any) -> bool:
+    """Whether a sum may be carried out in another way than as an all-reduce."""
+    return equation.params["options"] in (None, CommunicationOptions())
+
+
+def _index(piece: Any, split: Split) -> Any:
+    """Where in the whole each element of this replica's piece is, along the dim that is split."""
+    own = lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
+    return lax.axis_index(REPLICA_AXIS) * split.piece + own
+
+
 def _shape(atom: Any) -> Any:
     return atom.aval.shape
-
-
-def _extreme(dtype: Any, sign: int) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return sign * jnp.inf
-    if dtype == jnp.bool_:
-        return sign > 0
-    return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
 
 
 def partitioned(
@@ -332,4 +346,4 @@ def partitioned(
     sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
     run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)))
     results = run.run(jaxpr, values, wanted)
-    return [run.whole(v) if s is None else run.piece(v, s) for v, s in zip(results, wanted, strict=True)]
+    return [run.whole(v) if s is None else run.leaving(v, s) for v, s in zip(results, wanted, strict=True)]

@@ -49,7 +49,7 @@ def run_per_replica(
       LocalityError: replicas would have to agree on a value, and do not (or the reverse).
       Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
     """
-    _check_components((tuple(args), dict(kwargs or {})), len(strategy.extended.worker_devices))
+    check_components(args, kwargs, strategy)
     created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
     try:
         results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
@@ -264,8 +264,14 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), own
 
 
-def _check_components(arguments: Any, num_replicas: int) -> None:
-    leaves, tree = jax.tree_util.tree_flatten(known(arguments), is_leaf=is_leaf)
+def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> None:
+    """Raise unless ``PerReplica`` arguments have a component for each replica.
+
+    Raises:
+      ValueError: one has more or fewer.
+    """
+    num_replicas = strategy.num_replicas_in_sync
+    leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
             raise of_another_strategy(tree, position, len(leaf.values), num_replicas)

@@ -53,5 +53,5 @@ class Program:
     results: tuple[Result, ...]
     result_tree: Any
     obligations: Mapping[int, Obligation]
-    watched: bool
-    """Whether some of its collectives have a timeout."""
+    timeout: float | None
+    """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.errors import ExecutorWarning
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.cache import outside
-from replicax.execution.per_replica import run_per_replica
+from replicax.execution.per_replica import check_components, run_per_replica
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -26,6 +26,7 @@ def run_ragged(
     problem: RaggedArgumentError,
 ) -> Any:
     """Run a step that no compiled program can hold on the exact executor; the strategy's first one warns."""
+    check_components(args, kwargs, strategy)
     if strategy.extended not in _warned:
         _warned.add(strategy.extended)
         warnings.warn(

@@ -44,8 +44,9 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         if executable.homes is not None:
             donated, kept = executable.brought(donated, kept)
         call = executable.call
-        if executable.program.watched:
-            call = functools.partial(call_watched, call, strategy.num_replicas_in_sync)
+        timeout = executable.program.timeout
+        if timeout is not None:
+            call = functools.partial(call_watched, call, strategy.num_replicas_in_sync, timeout)
         group.arrays, computed = call(donated, kept, placed, executable.program.constants)
         if executable.homes is not None:
             group.arrays = jax.device_put(group.arrays, list(executable.homes))

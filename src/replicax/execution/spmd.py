@@ -22,10 +22,10 @@ class SpmdCommunicator:
     """See :class:`replicax.context.Communicator`. Everything here only records operations.
 
     Attributes:
-      watched: whether some collective has a timeout.
+      timeout: the longest that a collective has, in seconds; ``None`` if none has one.
     """
 
-    watched = False
+    timeout: float | None = None
 
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
@@ -39,7 +39,8 @@ class SpmdCommunicator:
         return reduction.all_gather(array, axis, options)
 
     def _note(self, options: context.Options) -> None:
-        self.watched = self.watched or (options is not None and options.timeout_seconds is not None)
+        if options is not None and options.timeout_seconds is not None:
+            self.timeout = max(self.timeout or 0.0, options.timeout_seconds)
 
     def from_first(self, array: Any) -> Any:
         return reduction.from_first(array)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from replicax import _jax, context
 from replicax.errors import ContextError
@@ -107,7 +108,8 @@ class Optimizer:
         def initial(stored: list[Any]) -> Any:
             return self.tx.init([v.whole(array) for v, array in zip(variables, stored, strict=True)])
 
-        arrays = [v.slot.array for v in variables]
+        mesh = variables[0].strategy.extended.mesh
+        arrays = [jax.device_put(v.slot.array, NamedSharding(mesh, v.layout.spec)) for v in variables]
         paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, arrays))
         layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]
 
@@ -115,9 +117,8 @@ class Optimizer:
             leaves = jax.tree_util.tree_leaves(initial(arrays))
             return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
 
-        mesh = variables[0].strategy.extended.mesh
-        shardings = [layout.sharding(mesh) for layout in layouts]
-        values = jax.jit(stored, out_shardings=shardings)(arrays)
+        values = jax.jit(stored, out_shardings=[NamedSharding(mesh, layout.spec) for layout in layouts])(arrays)
+        values = jax.device_put(values, [layout.sharding(mesh) for layout in layouts])
         slots = [
             Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
             for value, layout, (path, leaf) in zip(values, layouts, paths, strict=True)

@@ -21,7 +21,7 @@ Partitioner = Callable[[tuple[int, ...], Any], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class FixedShardsPartitioner:
-    """As many pieces as you say.
+    """As many pieces as you say, all of one size but the last ones, which may be smaller or empty.
 
     Attributes:
       num_shards: how many.
@@ -44,7 +44,7 @@ class FixedShardsPartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MinSizePartitioner:
-    """As many pieces as can be, none smaller than a minimum.
+    """As many pieces as can be, none smaller than a minimum, but perhaps the last.
 
     Attributes:
       min_shard_bytes: the smallest size of a piece.

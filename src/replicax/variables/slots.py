@@ -7,6 +7,7 @@ written together stay together: they share the list, and the next call passes it
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import Any
@@ -79,6 +80,15 @@ def together(slots: tuple[Slot, ...]) -> Group:
         slot._move(group, index)
     group.slots = slots
     return group
+
+
+def exchanging() -> contextlib.AbstractContextManager[Any]:
+    """Holds :data:`launching` while somebody outside reads or changes an array.
+
+    But not on a thread of XLA's own: that is a host callback, of a program that may be running under the lock.
+    """
+    is_callback = isinstance(threading.current_thread(), threading._DummyThread)
+    return contextlib.nullcontext() if is_callback else launching
 
 
 launching = threading.RLock()

@@ -19,7 +19,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.layout import Split
-from replicax.variables.slots import lent
+from replicax.variables.slots import exchanging, lent
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
@@ -75,15 +75,18 @@ class ConcreteStore:
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
-        if isinstance(variable.layout, Split):
-            return variable.from_storage()
-        lent.add(variable.slot)
-        return variable.slot.array
+        with exchanging():
+            if isinstance(variable.layout, Split):
+                return variable.from_storage()
+            lent.add(variable.slot)
+            return variable.slot.array
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
-        variable.slot.array = variable.to_storage(value)
-        lent.discard(variable.slot)
+        stored = variable.to_storage(value)
+        with exchanging():
+            variable.slot.array = stored
+            lent.discard(variable.slot)
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Stacked(self.read(variable)))

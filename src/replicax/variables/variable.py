@@ -359,7 +359,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
         self.check_casts(value)
-        return value.astype(self.dtype)
+        return value if value.dtype == self.dtype else value.astype(self.dtype)
 
     def check_casts(self, value: Any) -> None:
         """Raise unless the dtype of ``value`` may be assigned; see :meth:`assign`."""
