@@ -76,7 +76,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """The devices that hold variables."""
+        """The devices that hold variables, but for those that are on-read or split."""
         if isinstance(self.default_layout, Central):
             return (self.default_layout.device,)
         return self.worker_devices

@@ -132,7 +132,7 @@ class Strategy:
           ValueError: components of different shapes, and ``options`` ask for the compiled executor.
           All of these before anything runs, with every variable as it was.
 
-        Issues the collectives that ``fn`` asks for, and no other.
+        Issues the collectives that ``fn`` asks for, and those that split variables need (:class:`ShardedVariable`).
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

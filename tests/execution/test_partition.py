@@ -370,6 +370,29 @@ def test_the_filling_is_no_part_of_the_value() -> None:
     assert np.asarray(v.slot.array).tolist() == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("method", ["add", "set", "max", "mul"])
+def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    initial = RNG.normal(size=(7, 3)).astype(np.float32)
+    rows = jnp.array([6, 0, -1, 3, 3, 99, 4], jnp.int32)  # some twice, one from the end, one that is not there
+    new = jnp.ones((7, 3)) * jnp.arange(7.0)[:, None] if method != "set" else jnp.ones((7, 3))
+    with strategy.scope():
+        v = replicax.ShardedVariable(initial, partitioner=replicax.FixedShardsPartitioner(replicas))
+
+    def change(value: Any, rows: Any) -> Any:
+        return getattr(value.at[rows], method)(new)
+
+    program = strategy.extended.trace(lambda rows: v.assign(change(v.value, rows)), args=(rows,))
+    assert program.collectives() == []
+    strategy.run(lambda rows: v.assign(change(v.value, rows)), args=(rows,))
+    np.testing.assert_allclose(v.value, change(jnp.asarray(initial), rows), rtol=1e-6)
+    own = strategy.distribute_values_from_function(lambda ctx: rows + ctx.replica_id_in_sync_group)
+    found = strategy.run(lambda rows: change(v.value, rows), args=(own,))
+    for i, mine in enumerate(found.values):
+        np.testing.assert_allclose(mine, change(v.value, rows + i), rtol=1e-6)
+
+
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_options_hold_for_sums_that_end_in_pieces(executor: str) -> None:
     strategy = sharded(2)

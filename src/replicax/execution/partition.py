@@ -149,6 +149,8 @@ class Partition:
             return [_Later(equation, operands)]
         if (name == "reduce_sum" or name in _REDUCTIONS) and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
+        if name.startswith("scatter") and self.all_mirrored(equation) and _changes_rows(equation, operands[0]):
+            return [self.changed_rows(equation, operands)]
         return self.on_whole(equation, operands)
 
     def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
@@ -195,6 +197,13 @@ class Partition:
         parts = lax.all_gather(_jax.bind(equation, [array])[0], REPLICA_AXIS)
         filled = -(-split.size // split.piece)  # the others have nothing but filling
         return equation.primitive.bind(parts[:filled], **{**equation.params, "axes": (0,)})
+
+    def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
+        """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
+        piece, indices, updates = operands[0], self.whole(operands[1]), self.whole(operands[2])
+        start = (lax.axis_index(REPLICA_AXIS) * piece.split.piece).astype(indices.dtype)
+        params = {**equation.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
+        return Piece(equation.primitive.bind(piece.array, indices - start, updates, **params), piece.split)
 
     def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
         if not _may_scatter(equation):
@@ -309,6 +318,19 @@ def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
             if result in goals and not isinstance(v, _jax.Literal) and uses[v] == 1 and goals[result].dim > 0:
                 sunk[v] = goals[result]
     return sunk
+
+
+def _changes_rows(equation: Any, target: Any) -> bool:
+    """Whether a scatter changes whole rows of what is split by rows."""
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    return (
+        isinstance(target, Piece)
+        and target.split.dim == 0
+        and numbers.scatter_dims_to_operand_dims == (0,)
+        and numbers.inserted_window_dims == (0,)
+        and not numbers.operand_batching_dims
+        and mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    )
 
 
 def _may_scatter(equation: Any) -> bool:

@@ -32,7 +32,8 @@ class RowUpdates:
         """Add rows, combined over the replicas as in :meth:`assign`, and return the variable.
 
         Args:
-          slices: the rows; of the variable's shape. Combining them takes two all-gathers of the rows.
+          slices: the rows; of the variable's shape. Combining them takes two all-gathers of the rows; a variable
+            that is split by its rows changes in pieces, one that is split otherwise is gathered.
 
         Raises:
           TypeError, ValueError: it is no :class:`IndexedSlices`, or of another shape or kind of dtype.

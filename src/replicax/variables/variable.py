@@ -235,7 +235,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     def read_value(self) -> Any:
         """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole one.
 
-        Issues no collective, except for an on-read variable read from across (one all-reduce).
+        Issues no collective, except for an on-read variable read from across (one all-reduce) and a split one (an
+        all-gather, in a step where the whole is needed).
 
         Raises:
           LocalityError: an on-read variable without aggregation is read from across.
