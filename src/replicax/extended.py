@@ -77,9 +77,8 @@ class StrategyExtended:
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices that hold variables, but for those that are on-read or split."""
-        if isinstance(self.default_layout, Central):
-            return (self.default_layout.device,)
-        return self.worker_devices
+        home = self.default_layout.home
+        return self.worker_devices if home is None else (home,)
 
     @property
     def should_init(self) -> bool:

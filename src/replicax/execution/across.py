@@ -21,7 +21,6 @@ from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, checked_axes, divide
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.layout import Split
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
@@ -80,11 +79,7 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
 def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
-        whole = value.read_value()
-        if not isinstance(value.layout, Split):
-            return (whole,) * strategy.num_replicas_in_sync
-        bounds = map(value.layout.bounds, range(strategy.num_replicas_in_sync))
-        return tuple(jax.lax.slice_in_dim(whole, *b, axis=value.layout.dim) for b in bounds)
+        return value.layout.parts(value.read_value(), strategy.num_replicas_in_sync)
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef):

@@ -11,7 +11,6 @@ from replicax import context
 from replicax.topology.devices import resolve_devices
 from replicax.topology.mesh import replica_mesh
 from replicax.values import PerReplica
-from replicax.variables.layout import Central
 from replicax.variables.store import check_owner
 from replicax.variables.variable import Variable
 
@@ -34,7 +33,7 @@ def destination(strategy: Strategy, where: Any) -> Sharding | None:
         return None
     if isinstance(where, Variable):
         check_owner(where, strategy, "this is")
-        return where.sharding if isinstance(where.layout, Central) and not context.in_step() else None
+        return where.sharding if where.layout.home is not None and not context.in_step() else None
     if isinstance(where, jax.Array) and not isinstance(where, jax.core.Tracer):
         where = sorted(where.devices(), key=lambda d: d.id)
     if isinstance(where, str | jax.Device):

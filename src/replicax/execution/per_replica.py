@@ -30,7 +30,6 @@ from replicax.locality import Locality, M, R, T
 from replicax.nests import is_leaf, known
 from replicax.reduction import share_p
 from replicax.values import Components, Local, PerReplica
-from replicax.variables.layout import Central, Split
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
 from replicax.variables.variable import Variable
@@ -233,14 +232,11 @@ class _Replica:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
-    if isinstance(variable.layout, Split | Central):
-        return jax.device_put(variable.from_storage(), variable.strategy.extended.worker_devices[replica])
-    shard = next(
-        s
-        for s in variable.slot.array.addressable_shards
-        if s.device == variable.strategy.extended.worker_devices[replica]
-    )
-    return jnp.squeeze(shard.data, 0) if variable.is_stacked else jnp.copy(shard.data)
+    device = variable.strategy.extended.worker_devices[replica]
+    if not variable.is_stacked:
+        return jax.device_put(variable.from_storage(), device, may_alias=False)
+    [shard] = [s for s in variable.slot.array.addressable_shards if s.device == device]
+    return jnp.squeeze(shard.data, 0)
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[Any]]:
@@ -324,14 +320,11 @@ def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) ->
         jax.device_put(r.store.values[variable] if variable in r.store.values else local_value(variable, i), devices[i])
         for i, r in enumerate(replicas)
     ]
-    mesh = variable.strategy.extended.mesh
     if variable.is_stacked:
-        return stack(values, mesh)
+        return stack(values, variable.strategy.extended.mesh)
     if several and not _equal(values):
         raise LocalityError(next(t for r in replicas if (t := r.store.written.get(variable)) is not None))
-    if isinstance(variable.layout, Split | Central):
-        return variable.to_storage(values[0])
-    return mirror([jnp.copy(v) for v in values], mesh)
+    return variable.to_storage(values[0])
 
 
 def _equal(arrays: Sequence[Any]) -> bool:

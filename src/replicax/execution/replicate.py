@@ -17,7 +17,7 @@ from replicax.execution.pieces import Piece
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.variables.layout import Central, Copies, Layout, Mirrored, Split
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
 
@@ -109,7 +109,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
     localities: dict[Any, Locality] | None = {} if split else None
     outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
-    central = any(isinstance(use.layout, Central) for use in (*program.reads, *program.writes))
+    central = any(use.layout.home is not None for use in (*program.reads, *program.writes))
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
 

@@ -106,7 +106,7 @@ class Optimizer:
         """The variables of the state: one of a parameter's shape lies as the parameter does."""
 
         def initial(stored: list[Any]) -> Any:
-            return self.tx.init([v.whole(array) for v, array in zip(variables, stored, strict=True)])
+            return self.tx.init([v.layout.whole(array) for v, array in zip(variables, stored, strict=True)])
 
         mesh = variables[0].strategy.extended.mesh
         arrays = [jax.device_put(v.slot.array, NamedSharding(mesh, v.layout.spec)) for v in variables]

@@ -7,6 +7,7 @@ what one replica finds on its own device.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, Protocol
 
 import jax
@@ -29,8 +30,18 @@ class Layout(Protocol):
     def spec(self) -> PartitionSpec:
         """Of the stored array, in a program."""
 
+    @property
+    def home(self) -> jax.Device | None:
+        """The one device that has the stored array between programs; ``None`` if it stays on the mesh."""
+
     def sharding(self, mesh: Mesh) -> Sharding:
         """Of the stored array, between programs."""
+
+    def whole(self, stored: Any) -> Any:
+        """The value that is in ``stored``, of a layout in which all replicas have the same."""
+
+    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
+        """What each replica has of a value that is the same for all."""
 
     def stored(self, value: Any) -> Any:
         """The stored array that holds ``value``, of one replica's shape, on every replica."""
@@ -42,17 +53,24 @@ class Layout(Protocol):
         """Where the value is, in words."""
 
 
-class _OnTheMesh:
-    """Stored between programs as it is in them."""
+class _Usual:
+    """Stored between programs as it is in them, and whole."""
 
     spec: PartitionSpec
+    home: jax.Device | None = None
 
     def sharding(self, mesh: Mesh) -> Sharding:
         return NamedSharding(mesh, self.spec)
 
+    def whole(self, stored: Any) -> Any:
+        return stored
+
+    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
+        return (whole,) * replicas
+
 
 @dataclasses.dataclass(frozen=True)
-class Mirrored(_OnTheMesh):
+class Mirrored(_Usual):
     """The whole value on every replica."""
 
     locality = M
@@ -73,20 +91,20 @@ class Central(Mirrored):
     """The whole value on one device, from where each program gets it and to where it brings it back.
 
     Attributes:
-      device: the device.
+      home: the device.
     """
 
-    device: jax.Device
+    home: jax.Device
 
     def sharding(self, mesh: Mesh) -> Sharding:
-        return SingleDeviceSharding(self.device)
+        return SingleDeviceSharding(self.home)
 
     def describe(self, replicas: int) -> str:
-        return f"on {self.device.platform}:{self.device.id}, for {replicas} replicas"
+        return f"on {self.home.platform}:{self.home.id}, for {replicas} replicas"
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies(_OnTheMesh):
+class Copies(_Usual):
     """A value of its own on every replica: ``[num_replicas, *shape]``."""
 
     replicas: int
@@ -104,7 +122,7 @@ class Copies(_OnTheMesh):
 
 
 @dataclasses.dataclass(frozen=True)
-class Split(_OnTheMesh):
+class Split(_Usual):
     """A piece of the value on every replica: the replicas' pieces, one after the other along a dim, are the whole.
 
     All pieces are stored with the same size; where the value does not divide evenly, the last ones are filled up
@@ -141,12 +159,11 @@ class Split(_OnTheMesh):
         return (*shape[: self.dim], self.replicas * self.piece, *shape[self.dim + 1 :])
 
     def whole(self, stored: Any) -> Any:
-        """The value that is in ``stored``."""
         return lax.slice_in_dim(stored, 0, self.size, axis=self.dim) if self.filling else stored
 
-    def bounds(self, replica: int) -> tuple[int, int]:
-        """Where one replica's piece of the value begins and ends."""
-        return min(replica * self.piece, self.size), min((replica + 1) * self.piece, self.size)
+    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
+        bounds = [min(i * self.piece, self.size) for i in range(replicas + 1)]
+        return tuple(lax.slice_in_dim(whole, *b, axis=self.dim) for b in itertools.pairwise(bounds))
 
     def describe(self, replicas: int) -> str:
         return f"split along dim {self.dim} over {replicas} replicas"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax import context
 from replicax.variables.partitioners import Partitioner, over_all
 from replicax.variables.variable import Variable
 
@@ -41,18 +42,5 @@ class ShardedVariable(Variable):
     """
 
     def __init__(self, initial_value: Any, *, partitioner: Partitioner | None = None, **options: Any) -> None:
-        self._own_partitioner = partitioner
-        super().__init__(initial_value, **options)
-
-    def _partitioner(self) -> Partitioner | None:
-        if self._own_partitioner is not None:
-            return self._own_partitioner
-        return over_all(self.strategy.num_replicas_in_sync, min_bytes=0)
-
-    def _check_options(self) -> None:
-        super()._check_options()
-        if self._is_on_read:
-            raise ValueError(
-                f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
-                "own; use Variable, or synchronization='on_write'"
-            )
+        replicas = context.get_strategy().num_replicas_in_sync
+        super().__init__(initial_value, partitioner=partitioner or over_all(replicas, min_bytes=0), **options)

@@ -18,7 +18,6 @@ from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging, lent
 
 if TYPE_CHECKING:
@@ -76,10 +75,10 @@ class ConcreteStore:
                 "argument."
             )
         with exchanging():
-            if isinstance(variable.layout, Split):
-                return variable.from_storage()
-            lent.add(variable.slot)
-            return variable.slot.array
+            value = variable.from_storage()
+            if value is variable.slot.array:
+                lent.add(variable.slot)
+            return value
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())

@@ -90,9 +90,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
+      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's.
 
     Raises:
-      ValueError: unknown options; an integer dtype with aggregation ``"mean"``; a trainable on-read variable.
+      ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
+        trainable or split; a partitioner that returns something else than it should.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -115,13 +117,24 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         dtype: Any = None,
         synchronization: Synchronization | str = "auto",
         aggregation: Aggregation | str = "none",
+        partitioner: Partitioner | None = None,
     ) -> None:
         self.name = f"variable_{next(_counter)}" if name is None else name
         self.synchronization = parse_synchronization(synchronization)
         self.aggregation = parse_aggregation(aggregation)
         self.strategy: Strategy = context.get_strategy()
         self.trainable = not self._is_on_read if trainable is None else bool(trainable)
-        self._check_options()
+        if self._is_on_read and self.trainable:
+            raise ValueError(
+                f"variable {self.name!r}: an on-read variable can't be trainable, because its copies differ between "
+                "replicas; use synchronization='on_write'"
+            )
+        if self._is_on_read and partitioner is not None:
+            raise ValueError(
+                f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
+                "own; use Variable without a partitioner, or synchronization='on_write'"
+            )
+        self._partitioner = partitioner or self.strategy.extended.partitioner
         self.slot = Slot(self._initialise(initial_value, dtype))
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
@@ -129,13 +142,6 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     @property
     def _is_on_read(self) -> bool:
         return self.synchronization is Synchronization.ON_READ
-
-    def _check_options(self) -> None:
-        if self._is_on_read and self.trainable:
-            raise ValueError(
-                f"variable {self.name!r}: an on-read variable can't be trainable, because its copies differ between "
-                "replicas; use synchronization='on_write'"
-            )
 
     def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
         if isinstance(initial_value, PerReplica):
@@ -178,12 +184,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if self._is_on_read:
             return Copies(replicas)
         split = layout_by(
-            None if is_key(self.dtype) else self._partitioner(), self.name, self.shape, self.dtype, replicas
+            None if is_key(self.dtype) else self._partitioner, self.name, self.shape, self.dtype, replicas
         )
         return self.strategy.extended.default_layout if isinstance(split, Mirrored) else split
-
-    def _partitioner(self) -> Partitioner | None:
-        return self.strategy.extended.partitioner
 
     # --- what it is -------------------------------------------------------------------------------------
 
@@ -382,11 +385,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if not isinstance(self.layout, Split):
             return self.slot.array
         everywhere = NamedSharding(self.strategy.extended.mesh, PartitionSpec())
-        return jax.device_put(self.whole(self.slot.array), everywhere)
-
-    def whole(self, stored: Any) -> Any:
-        """The value of an on-write variable, given its stored array."""
-        return self.layout.whole(stored) if isinstance(self.layout, Split) else stored
+        return jax.device_put(self.layout.whole(self.slot.array), everywhere)
 
     def __copy__(self) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
