@@ -24,7 +24,7 @@ from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
 from replicax.values import PerReplica, container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored
-from replicax.variables.partitioners import Partitioner
+from replicax.variables.partitioners import Partitioner, checked_partitioner
 from replicax.variables.store import check_owner, current_store
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class StrategyExtended:
         partitioner: Partitioner | None = None,
         parameter_device: jax.Device | None = None,
     ) -> None:
-        self.partitioner = partitioner
+        self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
         self.worker_devices: tuple[jax.Device, ...] = tuple(devices)
         self.mesh: Mesh = replica_mesh(self.worker_devices)

@@ -157,6 +157,12 @@ def test_a_strategy_with_a_partitioner_of_its_own() -> None:
     assert large.layout == Split(dim=0, size=32, piece=16, replicas=2)
 
 
+def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
+    for use in (lambda: make(pair, partitioner="x"), lambda: replicax.ShardedStrategy(["cpu:0"], 3)):
+        with pytest.raises(TypeError, match="a partitioner is a function from shape and dtype to .*, got ('x'|3)"):
+            use()
+
+
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [

@@ -113,6 +113,21 @@ def over_all(replicas: int, min_bytes: int = 1024) -> Partitioner:
     return partition
 
 
+def checked_partitioner(partitioner: Any) -> Partitioner | None:
+    """``partitioner``, if it is one.
+
+    Raises:
+      TypeError: it can't be called.
+    """
+    if partitioner is not None and not callable(partitioner):
+        raise TypeError(
+            "a partitioner is a function from shape and dtype to a number for each dim, such as "
+            f"FixedShardsPartitioner(2), got {partitioner!r}"
+        )
+    checked: Partitioner | None = partitioner
+    return checked
+
+
 def layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
     """The layout that ``partitioner`` asks for, of the variable ``name``.
 

@@ -22,7 +22,7 @@ from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
-from replicax.variables.partitioners import layout_by
+from replicax.variables.partitioners import checked_partitioner, layout_by
 from replicax.variables.rows import RowUpdates
 from replicax.variables.rules import (
     Aggregation,
@@ -134,7 +134,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
                 "own; use Variable without a partitioner, or synchronization='on_write'"
             )
-        self._partitioner = partitioner or self.strategy.extended.partitioner
+        self._partitioner = checked_partitioner(partitioner) or self.strategy.extended.partitioner
         self.slot = Slot(self._initialise(initial_value, dtype))
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
