@@ -106,6 +106,21 @@ def test_replicas_may_hold_different_numbers_of_rows() -> None:
     assert total.to_dense()[0].tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("aggregation", ["sum", "only_first_replica"])
+def test_a_variable_takes_different_numbers_of_rows(aggregation: str) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        table = replicax.Variable(jnp.zeros(SHAPE), aggregation=aggregation)
+
+    def step() -> None:
+        k = 2 - here().replica_id_in_sync_group
+        table.scatter_add(IndexedSlices(jnp.ones((k, 2)), jnp.arange(k), SHAPE))
+
+    with replicax.debug():
+        strategy.run(step)
+    assert table.numpy()[:2, 0].tolist() == ([2, 1] if aggregation == "sum" else [1, 1])
+
+
 # --- variables ------------------------------------------------------------------------------------------
 
 

@@ -311,13 +311,14 @@ VALUES = {
 }
 
 
+# Of little use, and not everywhere defined.
+LEFT_OUT = {(name, values) for name in ("prod", "argmax", "sum") for values in ("int4", "float8", "complex64")}
+
+
 @pytest.mark.parametrize("pieces", [2, 3, 4])
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize(("name", "values"), [(n, v) for n in REDUCTIONS for v in VALUES if (n, v) not in LEFT_OUT])
 def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, values: str, pieces: int) -> None:
     reduce, value = REDUCTIONS[name], jnp.asarray(VALUES[values])
-    if name in ("prod", "argmax", "sum") and values in ("int4", "float8", "complex64"):
-        pytest.skip("of little use, and not everywhere defined")
     strategy = strategy_of(4)
     with strategy.scope():
         v = replicax.ShardedVariable(value, partitioner=replicax.FixedShardsPartitioner(pieces))

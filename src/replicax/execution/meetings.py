@@ -64,6 +64,9 @@ class ExactCommunicator:
 
     def from_first(self, array: Any) -> Any:
         array = jnp.asarray(array)
+        if array.ndim:  # the others' may have another size
+            size = self.meet("the first replica's value", array.shape[0])[0]
+            return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
         return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
             array.dtype
         )
