@@ -85,7 +85,7 @@ def measure(strategy: replicax.Strategy) -> dict[str, Any]:
         "temporaries_in_layers": memory.temp_size_in_bytes / LAYER_BYTES,
         "temporaries": memory.temp_size_in_bytes / MODEL_BYTES,
         "collectives": collections.Counter(c.kind for c in found),
-        "bytes": {k: sum(c.bytes for c in found if c.kind == k) / MODEL_BYTES for k in {c.kind for c in found}},
+        "bytes": {k: sum(c.bytes for c in found if c.kind == k) / MODEL_BYTES for k in sorted({c.kind for c in found})},
     }
 
 
