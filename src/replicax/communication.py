@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax.enums import parse_enum
 from replicax.topology.mesh import REPLICA_AXIS
 
 
@@ -72,15 +73,10 @@ class CommunicationOptions:
         is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and 0 < timeout < math.inf):
             raise ValueError(f"CommunicationOptions: timeout_seconds must be a positive number or None: {timeout!r}")
-        if not isinstance(self.implementation, CommunicationImplementation):
-            names = [member.value for member in CommunicationImplementation]
-            name = self.implementation.lower() if isinstance(self.implementation, str) else None
-            if name not in names:
-                raise ValueError(
-                    f"CommunicationOptions: implementation must be one of {', '.join(map(repr, names))} or a "
-                    f"CommunicationImplementation, got {self.implementation!r}"
-                )
-            object.__setattr__(self, "implementation", CommunicationImplementation(name))
+        implementation = parse_enum(
+            CommunicationImplementation, self.implementation, "CommunicationOptions: implementation"
+        )
+        object.__setattr__(self, "implementation", implementation)
 
     def check(self, platform: str, what: str) -> None:
         """Raise unless devices of ``platform`` can do what is asked for.

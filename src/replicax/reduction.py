@@ -114,6 +114,21 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
     return groups
 
 
+def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
+    """Which arrays to concatenate: those of a dtype that have at most ``limit`` bytes, if there are several.
+
+    Returns:
+      The positions of the members of each pack, and those of the arrays that go as they are.
+    """
+    small: dict[Any, list[int]] = {}
+    for i, a in enumerate(arrays):
+        if a.size * a.dtype.itemsize <= limit:
+            small.setdefault(a.dtype, []).append(i)
+    groups = [members for members in small.values() if len(members) > 1]
+    packed = {i for members in groups for i in members}
+    return groups, [i for i in range(len(arrays)) if i not in packed]
+
+
 def _packed_ring_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return _packed(arrays, lambda buffers: [ring_sum(b) for b in buffers], limit=math.inf)
 
@@ -124,13 +139,7 @@ def _packed_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[Any]], limit: float) -> list[jax.Array]:
     """``summed_up`` of ``arrays``, where those of at most ``limit`` bytes are concatenated for the time being."""
-    packs: dict[Any, list[int]] = {}
-    for i, a in enumerate(arrays):
-        if a.size * a.dtype.itemsize <= limit:
-            packs.setdefault(a.dtype, []).append(i)
-    packed = {i for members in packs.values() if len(members) > 1 for i in members}
-    whole = [i for i in range(len(arrays)) if i not in packed]
-    groups = [members for members in packs.values() if len(members) > 1]
+    groups, whole = packs(arrays, limit)
     buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
     summed = summed_up([*buffers, *(arrays[i] for i in whole)])
 

@@ -24,7 +24,7 @@ from replicax import _jax
 from replicax.communication import CommunicationOptions
 from replicax.execution.infer import called_program
 from replicax.execution.marks import mark_p
-from replicax.execution.pieces import Gathers, Piece, own_piece, summed_pieces
+from replicax.execution.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
 from replicax.locality import Locality, M, T
 from replicax.reduction import all_reduce_p, alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
@@ -201,7 +201,7 @@ class Partition:
     def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
         """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
         piece, indices, updates = operands[0], self.whole(operands[1]), self.whole(operands[2])
-        start = (lax.axis_index(REPLICA_AXIS) * piece.split.piece).astype(indices.dtype)
+        start = start_of_own(piece.split).astype(indices.dtype)
         params = {**equation.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
         return Piece(equation.primitive.bind(piece.array, indices - start, updates, **params), piece.split)
 
@@ -340,8 +340,7 @@ def _may_scatter(equation: Any) -> bool:
 
 def _index(piece: Any, split: Split) -> Any:
     """Where in the whole each element of this replica's piece is, along the dim that is split."""
-    own = lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
-    return lax.axis_index(REPLICA_AXIS) * split.piece + own
+    return start_of_own(split) + lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
 
 
 def _shape(atom: Any) -> Any:

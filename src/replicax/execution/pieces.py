@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax.communication import after
-from replicax.reduction import PACK_LIMIT
+from replicax.reduction import PACK_LIMIT, packs
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
 
@@ -32,10 +32,14 @@ class Piece:
     summed: bool = False
 
 
+def start_of_own(split: Split) -> Any:
+    """Where in the whole this replica's piece begins, along the dim that is split (int32)."""
+    return lax.axis_index(REPLICA_AXIS) * split.piece
+
+
 def own_piece(whole: Any, split: Split) -> Any:
     """This replica's piece of a value that every replica has."""
-    start = lax.axis_index(REPLICA_AXIS) * split.piece
-    return lax.dynamic_slice_in_dim(split.stored(whole), start, split.piece, axis=split.dim)
+    return lax.dynamic_slice_in_dim(split.stored(whole), start_of_own(split), split.piece, axis=split.dim)
 
 
 def gathered(piece: Any, split: Split) -> Any:
@@ -49,13 +53,10 @@ def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
     A reduce-scatter for each large array; small ones of a dtype are packed into one.
     """
     results: list[Any] = [None] * len(arrays)
-    packs: dict[Any, list[int]] = {}
-    for i, (array, split) in enumerate(zip(arrays, splits, strict=True)):
-        if array.size * array.dtype.itemsize <= PACK_LIMIT:
-            packs.setdefault(array.dtype, []).append(i)
-        else:
-            results[i] = _scattered(split.stored(array), split.dim)
-    for members in packs.values():
+    groups, whole = packs(arrays, PACK_LIMIT)
+    for i in whole:
+        results[i] = _scattered(splits[i].stored(arrays[i]), splits[i].dim)
+    for members in groups:
         rows = [jnp.moveaxis(splits[i].stored(arrays[i]), splits[i].dim, 0) for i in members]
         flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
         pack = _scattered(jnp.concatenate(flat, axis=1), 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.execution.collectives import Collective, collectives_in
@@ -19,6 +19,16 @@ from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Travel:
+    """Where the arrays of variables go before and after each call."""
+
+    donated: list[NamedSharding]
+    kept: list[NamedSharding]
+    homes: list[Sharding]
+    """Of the written ones, between calls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +54,8 @@ class Executable:
     written: tuple[Slot, ...]
     """The donated ones first, in the same order."""
     mesh: Mesh
-    homes: tuple[Any, ...] | None
-    """Where the arrays of the written variables go between calls, if that is somewhere else than in the program."""
+    travel: Travel | None
+    """If arrays of variables are somewhere else between calls than in the program."""
 
     def compiled(self) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
@@ -56,15 +66,6 @@ class Executable:
         arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
         compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
         return compiled
-
-    def brought(self, donated: list[Any], kept: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The arrays of variables, from where they are between calls to where the program has them."""
-        layouts = {use.slot: use.layout for use in self.program.reads}
-        places = [
-            [NamedSharding(self.mesh, layouts[slot].spec) for slot in slots] for slots in (self.donated, self.kept)
-        ]
-        moved: tuple[list[Any], list[Any]] = jax.device_put((donated, kept), tuple(places))
-        return moved
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
@@ -109,7 +110,6 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
     localities: dict[Any, Locality] | None = {} if split else None
     outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
-    central = any(use.layout.home is not None for use in (*program.reads, *program.writes))
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
 
@@ -155,6 +155,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     )
     shardings = jax.tree_util.tree_map(lambda spec: NamedSharding(mesh, spec), specs_out)
     call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
+    travel = None
+    if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
+        donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
+        travel = Travel(donated_at, kept_at, [program.writes[i].layout.sharding(mesh) for i in written])
     return Executable(
         program=program,
         localities=tuple(T if locality is T else M for locality in result_localities),
@@ -163,7 +167,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         kept=tuple(program.reads[i].slot for i in kept),
         written=tuple(program.writes[i].slot for i in written),
         mesh=mesh,
-        homes=tuple(program.writes[i].layout.sharding(mesh) for i in written) if central else None,
+        travel=travel,
     )
 
 

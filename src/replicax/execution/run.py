@@ -41,15 +41,16 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         kept = [slot.array for slot in executable.kept]
-        if executable.homes is not None:
-            donated, kept = executable.brought(donated, kept)
+        travel = executable.travel
+        if travel is not None:
+            donated, kept = jax.device_put((donated, kept), (travel.donated, travel.kept))
         call = executable.call
         timeout = executable.program.timeout
         if timeout is not None:
             call = functools.partial(call_watched, call, strategy.num_replicas_in_sync, timeout)
         group.arrays, computed = call(donated, kept, placed, executable.program.constants)
-        if executable.homes is not None:
-            group.arrays = jax.device_put(group.arrays, list(executable.homes))
+        if travel is not None:
+            group.arrays = jax.device_put(group.arrays, travel.homes)
         if lent:
             lent.difference_update(executable.written)
     return _results(executable, computed, strategy.num_replicas_in_sync)

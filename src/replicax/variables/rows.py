@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax import context
 from replicax.errors import LocalityError
 from replicax.indexed_slices import IndexedSlices
 from replicax.values import PerReplica
@@ -26,6 +25,7 @@ class RowUpdates:
     describe: Any
     check_casts: Any
     _in_replica: Any
+    _combined: Any
     _write: Any
 
     def scatter_add(self, slices: IndexedSlices) -> Any:
@@ -72,19 +72,8 @@ class RowUpdates:
         self.check_casts(jnp.asarray(slices.values))
         slices = IndexedSlices(jnp.asarray(slices.values, self.dtype), slices.indices, self.shape)
         if self._in_replica():
-            slices = self._combined_slices(slices)
+            slices = self._combined(slices)
         elif self.is_stacked:
             raise ValueError(f"{self.describe()}: {method} from across would change every copy; call it inside a step")
         variable: Any = self
         return self._write(change(current_store().read(variable), slices))
-
-    def _combined_slices(self, slices: IndexedSlices) -> IndexedSlices:
-        if self._is_on_read or self.aggregation is Aggregation.NONE:
-            return slices
-        replica = context.get_replica_context()
-        assert replica is not None
-        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-            values, indices = map(replica._communicator.from_first, (slices.values, slices.indices))
-            return IndexedSlices(values, indices, slices.shape)
-        combined: IndexedSlices = replica.all_reduce(self.aggregation.value, slices)
-        return combined

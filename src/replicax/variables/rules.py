@@ -11,7 +11,8 @@ on-read       set or share out    set this replica's copy     combine the copies
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+
+from replicax.enums import parse_enum
 
 
 class Synchronization(enum.Enum):
@@ -56,7 +57,7 @@ def parse_synchronization(value: Synchronization | str) -> Synchronization:
     Raises:
       ValueError: not a ``Synchronization``, nor the name of one.
     """
-    parsed = _parse(Synchronization, value, "synchronization")
+    parsed = parse_enum(Synchronization, value, "synchronization")
     return Synchronization.ON_READ if parsed is Synchronization.ON_READ else Synchronization.ON_WRITE
 
 
@@ -66,17 +67,4 @@ def parse_aggregation(value: Aggregation | str) -> Aggregation:
     Raises:
       ValueError: not an ``Aggregation``, nor the name of one.
     """
-    return _parse(Aggregation, value, "aggregation")
-
-
-_Enum = TypeVar("_Enum", Synchronization, Aggregation)
-
-
-def _parse(kind: type[_Enum], value: _Enum | str, what: str) -> _Enum:
-    if isinstance(value, kind):
-        return value
-    names = [member.value for member in kind]
-    name = value.lower().replace("-", "_") if isinstance(value, str) else None
-    if name in names:
-        return kind(name)
-    raise ValueError(f"{what} must be one of {', '.join(map(repr, names))} or a {kind.__name__}, got {value!r}")
+    return parse_enum(Aggregation, value, "aggregation")

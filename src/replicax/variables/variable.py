@@ -338,12 +338,13 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return self
 
     def _combined(self, value: Any) -> Any:
+        """One value from the replicas' arrays, or rows."""
         if self._is_on_read or self.aggregation is Aggregation.NONE:
             return value
         replica = context.get_replica_context()
         assert replica is not None
         if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-            return replica._communicator.from_first(value)
+            return jax.tree_util.tree_map(replica._communicator.from_first, value)
         return replica.all_reduce(self.aggregation.value, value)
 
     def _write(self, value: Any) -> Variable:
