@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import context
@@ -40,7 +41,8 @@ class StrategyExtended:
 
     Attributes:
       strategy: the strategy that this is the lower level of.
-      worker_devices: the devices that replicas run on, in the order of the replicas.
+      logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
+      worker_devices: the first device of each replica, in the order of the replicas.
       mesh: the device mesh, with an axis along which the replicas lie.
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
@@ -56,14 +58,15 @@ class StrategyExtended:
 
     def __init__(
         self,
-        devices: Sequence[jax.Device],
+        devices: Sequence[jax.Device] | np.ndarray,
         partitioner: Partitioner | None = None,
         parameter_device: jax.Device | None = None,
     ) -> None:
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
-        self.worker_devices: tuple[jax.Device, ...] = tuple(devices)
-        self.mesh: Mesh = replica_mesh(self.worker_devices)
+        self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
+        self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
+        self.mesh: Mesh = replica_mesh(self.logical_devices)
         self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
         self.programs = ProgramCache()
 

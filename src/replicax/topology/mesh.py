@@ -1,4 +1,4 @@
-"""The device mesh: replicas along one axis, and later the logical devices of a replica along others."""
+"""The device mesh: replicas along one axis, and the logical devices of a replica along others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,36 @@ REPLICA_AXIS = "replica"
 """The mesh axis along which replicas lie."""
 
 
-def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """A mesh with one replica on each device.
+def logical_axes(count: int) -> dict[str, int]:
+    """The mesh axes along which ``count`` logical devices of a replica lie, and their sizes: the prime factors.
+
+    So any way to divide the logical devices over the dims of an array is a way to share out whole axes.
+
+    >>> from replicax.topology.mesh import logical_axes
+    >>> logical_axes(12)
+    {'logical0': 2, 'logical1': 2, 'logical2': 3}
+    >>> logical_axes(1)
+    {}
+    """
+    factors = []
+    divisor = 2
+    while count > 1:
+        while count % divisor == 0:
+            factors.append(divisor)
+            count //= divisor
+        divisor += 1
+    return {f"logical{i}": factor for i, factor in enumerate(factors)}
+
+
+def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
+    """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 
     There is no axis for logical devices when a replica has only one: JAX refuses host callbacks while some
     axis of the mesh is partitioned automatically.
+
+    Args:
+      devices: one for each replica, or an array ``[replicas, logical devices]``.
     """
-    return Mesh(np.array(devices, dtype=object), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+    array = np.array(devices, dtype=object)
+    axes = {REPLICA_AXIS: array.shape[0], **logical_axes(array.size // array.shape[0])}
+    return Mesh(array.reshape(tuple(axes.values())), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
