@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
@@ -245,6 +246,30 @@ def trace_settings() -> Any:
 def backends_are_initialized() -> bool:
     """Whether JAX has made its devices already, so that their number can't change any more."""
     return bool(_xla_bridge.backends_are_initialized())
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+def coordination_client() -> Any:
+    """The client of the service that ``jax.distributed.initialize`` has started; ``None`` if nobody has."""
+    return _distributed.global_state.client
+
+
+def process_index_and_count() -> tuple[int, int]:
+    """This process's number, and how many there are, without making devices."""
+    return _distributed.global_state.process_id, _distributed.global_state.num_processes
+
+
+def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
+    """What the coordination service has, or gets within that time, as ``key``; ``None`` if nothing comes."""
+    try:
+        value: bytes = client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+    return value
 
 
 # --- primitives -----------------------------------------------------------------------------------------

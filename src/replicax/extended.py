@@ -22,6 +22,7 @@ from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
+from replicax.topology.workers import Alone, Workers
 from replicax.values import PerReplica, container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored
@@ -47,6 +48,7 @@ class StrategyExtended:
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
+      workers: the processes that the replicas are spread over, and how they exchange bytes.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -61,7 +63,9 @@ class StrategyExtended:
         devices: Sequence[jax.Device] | np.ndarray,
         partitioner: Partitioner | None = None,
         parameter_device: jax.Device | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        self.workers = Alone() if workers is None else workers
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
