@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.topology.workers import DEFAULT_TIMEOUT, absent
+from replicax.topology.workers import DEFAULT_TIMEOUT, CalledOff, absent, never
 
 
 class SimulatedWorkers:
@@ -27,8 +27,10 @@ class SimulatedWorkers:
         board = _Board()
         return [cls(index, count, board) for index in range(count)]
 
-    def exchange(self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
-        return self.board.exchange(topic, data, timeout, self.index, self.count)
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
+        return self.board.exchange(topic, data, timeout, called_off, self.index, self.count)
 
 
 class _Board:
@@ -39,7 +41,9 @@ class _Board:
         self._read: dict[str, int] = {}
         self._changed = threading.Condition()
 
-    def exchange(self, topic: str, data: bytes, timeout: float, index: int, count: int) -> list[bytes]:
+    def exchange(
+        self, topic: str, data: bytes, timeout: float, called_off: Callable[[], bool], index: int, count: int
+    ) -> list[bytes]:
         assert isinstance(data, bytes), type(data)
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -49,7 +53,10 @@ class _Board:
             brought[index] = data
             self._changed.notify_all()
             while len(brought) < count:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and len(brought) < count:
+                if called_off():
+                    raise CalledOff
+                self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic())))
+                if time.monotonic() > deadline and len(brought) < count:
                     missing = [w for w in range(count) if w not in brought]
                     raise TimeoutError(absent(topic, timeout, missing, count))
             self._read[topic] = self._read.get(topic, 0) + 1

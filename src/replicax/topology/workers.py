@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from replicax import _jax
@@ -20,8 +20,17 @@ DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other, where nobody has said otherwise."""
 
 _PIECE = 32 * 1024 * 1024  # far below the 2 GiB that one message may have
-_PATIENCE = 1.0  # seconds that a wait may be deaf to Ctrl-C
+_PATIENCE = 0.2  # seconds that a wait may be deaf to Ctrl-C, and to being called off
 _COUNT = struct.Struct("<q")
+
+
+class CalledOff(RuntimeError):  # noqa: N818
+    """Nobody wants to know the outcome of an exchange any more."""
+
+
+def never() -> bool:
+    """What most exchanges are called off by."""
+    return False
 
 
 class Workers(Protocol):
@@ -35,7 +44,9 @@ class Workers(Protocol):
     index: int
     count: int
 
-    def exchange(self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
         """Bring something, and get what every worker has brought.
 
         May be called from any thread, and from several at once for different topics.
@@ -44,12 +55,14 @@ class Workers(Protocol):
           topic: what this is about. Every worker must come to it, once: number what comes again.
           data: what this worker brings. The sizes may differ.
           timeout: how many seconds to wait for the others.
+          called_off: asked now and then while waiting; if it says so, the wait ends.
 
         Returns:
           What all workers have brought, in their order.
 
         Raises:
           TimeoutError: the time is over; names the topic, and the workers who have not come.
+          CalledOff: the wait was called off.
         """
 
 
@@ -64,7 +77,9 @@ class Alone:
     index = 0
     count = 1
 
-    def exchange(self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
         return [data]
 
 
@@ -88,7 +103,9 @@ class DistributedWorkers:
         self._name = name
         self.index, self.count = _jax.process_index_and_count()
 
-    def exchange(self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
         where = f"{self._name}/{topic}"
         deadline = time.monotonic() + timeout
         pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
@@ -101,7 +118,7 @@ class DistributedWorkers:
             if worker == self.index:
                 everyone.append(data)
                 continue
-            count = self._get(f"{where}/{worker}/count", deadline)
+            count = self._get(f"{where}/{worker}/count", deadline, called_off)
             if count is None:
                 raise TimeoutError(absent(topic, timeout, self._missing(where), self.count))
             [n] = _COUNT.unpack(count)
@@ -110,9 +127,11 @@ class DistributedWorkers:
             self._client.key_value_delete(where)  # and all below
         return everyone
 
-    def _get(self, key: str, deadline: float) -> bytes | None:
+    def _get(self, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
         """The value of ``key``, or ``None`` if nobody has set it in time."""
         while True:
+            if called_off():
+                raise CalledOff
             left = deadline - time.monotonic()
             value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
             if value is not None or left <= 0:
@@ -145,9 +164,11 @@ class Series:
         self._name = name
         self._numbers = itertools.count()
 
-    def exchange(self, data: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+    def exchange(
+        self, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
         """The next one; see :meth:`Workers.exchange`."""
-        return self.workers.exchange(f"{self._name}/{next(self._numbers)}", data, timeout)
+        return self.workers.exchange(f"{self._name}/{next(self._numbers)}", data, timeout, called_off)
 
 
 def absent(topic: str, timeout: float, missing: Sequence[int], count: int) -> str:
