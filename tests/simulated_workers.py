@@ -39,6 +39,7 @@ class _Board:
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, bytes]] = {}
         self._read: dict[str, int] = {}
+        self.broken = False
         self._changed = threading.Condition()
 
     def exchange(
@@ -53,7 +54,7 @@ class _Board:
             brought[index] = data
             self._changed.notify_all()
             while len(brought) < count:
-                if called_off():
+                if called_off() or self.broken:
                     raise CalledOff
                 self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic())))
                 if time.monotonic() > deadline and len(brought) < count:
@@ -69,4 +70,9 @@ def run(workers: list[SimulatedWorkers], fn: Callable[[SimulatedWorkers], Any], 
     """``fn`` of each worker, at the same time; what each returned. The first error, if there is one, is raised."""
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         futures = [pool.submit(fn, worker) for worker in workers]
+        done, _ = concurrent.futures.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            workers[0].board.broken = True  # nobody needs to wait for those who have failed
+        for future in done:
+            future.result()
         return [future.result(timeout) for future in futures]

@@ -16,7 +16,16 @@ from replicax.context import (
     in_cross_replica_context,
     set_strategy,
 )
-from replicax.data import DistributedDataset, DistributedIterator, ValueContext
+from replicax.data import (
+    AutoShardPolicy,
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputPlan,
+    PartialBatch,
+    ValueContext,
+)
 from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
@@ -44,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregation",
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "Collective",
     "CommunicationImplementation",
@@ -57,6 +67,9 @@ __all__ = [
     "ExecutorWarning",
     "FixedShardsPartitioner",
     "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputPlan",
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
@@ -64,6 +77,7 @@ __all__ = [
     "MirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
+    "PartialBatch",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
