@@ -1,0 +1,170 @@
+"""The root of a Grain graph that reads files one after the other.
+
+Grain has readers of its own for TFRecord and Parquet. They check no CRC, name neither file nor place in an error, leave
+files to the garbage collector, and can't be asked how far each file has been read. So the bytes are read here; all
+that comes after (map, filter, batch, prefetch) is Grain's.
+
+This module imports Grain, so it is itself imported only when a dataset is made. Its classes stand at the top of a
+module, not in a function, because Grain's worker processes unpickle them by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grain
+
+from replicax.data.files.reading import Format, Reader
+
+
+class FilesDataset(grain.IterDataset):  # type: ignore[misc]
+    """The records of ``files``, file after file.
+
+    Attributes:
+      files: the files, in the order in which they are read.
+    """
+
+    def __init__(self, files: Iterable[str], file_format: Format, skipped: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.files = tuple(files)
+        self._format = file_format
+        self._skipped = {file: n for file, n in (skipped or {}).items() if n and file in set(self.files)}
+
+    def __iter__(self) -> FilesIterator:
+        return FilesIterator(self.files, self._format, self._skipped)
+
+    def with_files(self, files: Iterable[str]) -> FilesDataset:
+        """The same over other files, such as one worker's."""
+        return FilesDataset(files, self._format, self._skipped)
+
+    def with_positions(self, positions: Mapping[str, int]) -> FilesDataset:
+        """The same, beginning each file after as many records as ``positions`` says.
+
+        Files that ``positions`` doesn't name are read from their beginning; what it says of files that others read is
+        left out. States of the new dataset's iterators count the skipped records as read.
+
+        Raises:
+          ValueError: a number is negative. (That a file has not so many records is found when it is read.)
+        """
+        wrong = {file: n for file, n in positions.items() if not isinstance(n, int) or n < 0}
+        if wrong:
+            raise ValueError(f"{self._format.name}: records to skip must be integers of at least 0, got {wrong}")
+        return FilesDataset(self.files, self._format, positions)
+
+    def positions(self, state: Mapping[str, Any]) -> dict[str, int]:
+        """How many records of each file an iterator with this ``state`` has read."""
+        started = [*state["finished"], state["records"]][: len(self.files)]
+        read = dict(zip(self.files, started, strict=False))
+        return {file: read.get(file, self._skipped.get(file, 0)) for file in self.files}
+
+    def finished(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
+        return self.files[: len(state["finished"])]
+
+    def count_records(self, file: str) -> int | None:
+        """How many records ``file`` has, where its format says so; ``None`` where it would have to be read."""
+        return self._format.count(file)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Every n-th file: how Grain divides a dataset over the processes of a prefetch."""
+        self.files = self.files[sl]
+
+    def __str__(self) -> str:
+        return f"{self._format.name}({len(self.files)} files)"
+
+
+class FilesIterator(grain.DatasetIterator):  # type: ignore[misc]
+    """One pass over a :class:`FilesDataset`.
+
+    Its state is ``finished``, the number of records in each file that has been read to its end; ``file``, the name of
+    the present one; and for that one ``records``, how many have been read, and ``position``, where the next one is
+    (``None`` before the file has been opened).
+    """
+
+    _reader: Reader | None = None  # for close, should __init__ fail
+    _position: dict[str, int] | None
+
+    def __init__(self, files: tuple[str, ...], file_format: Format, skipped: Mapping[str, int]) -> None:
+        super().__init__()
+        self._files = files
+        self._format = file_format
+        self._skipped = skipped
+        self._begin([])
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        while len(self._finished) < len(self._files):
+            try:
+                record = next(self._opened())
+            except StopIteration:
+                self._release()
+                self._begin([*self._finished, self._records])
+            except BaseException:
+                # The file is closed, and the state is that before the bad record: the next call meets it again.
+                self._release()
+                raise
+            else:
+                self._records += 1
+                return record
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "finished": self._finished,  # never changed in place: a state costs the same with 10,000 files
+            "file": self._name(self._finished),
+            "records": self._records,
+            "position": self._position if self._reader is None else self._reader.position(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        finished = list(state["finished"])
+        name = self._name(finished)
+        if len(finished) > len(self._files) or name != state["file"]:
+            raise ValueError(
+                f"{self._format.name}: the state was saved by an iterator that had read {len(finished)} files and was "
+                f"at {state['file']!r}; this one has {len(self._files)} files, and then comes {name!r}. Make the "
+                "dataset from the same files."
+            )
+        self._release()
+        self._finished, self._records, self._position = finished, state["records"], state["position"]
+
+    def close(self) -> None:
+        self._release()
+        super().close()
+
+    def _begin(self, finished: list[int]) -> None:
+        """Before the first record of the next file."""
+        self._finished = finished
+        file = self._files[len(finished)] if len(finished) < len(self._files) else ""
+        self._records = self._skipped.get(file, 0)
+        self._position = None
+
+    def _opened(self) -> Reader:
+        if self._reader is None:
+            reader = self._format.open(self._files[len(self._finished)])
+            try:
+                if self._position is not None:
+                    reader.seek(self._position)
+                elif self._records:
+                    reader.skip(self._records)
+            except BaseException:
+                reader.close()
+                raise
+            self._reader = reader
+        return self._reader
+
+    def _release(self) -> None:
+        """Close the file, if one is open, and remember the place."""
+        if self._reader is not None:
+            self._position = self._reader.position()
+            self._reader.close()
+            self._reader = None
+
+    def _name(self, finished: list[int]) -> str | None:
+        # Without its directory, which may be another one on the machine where the state is restored.
+        return os.path.basename(self._files[len(finished)]) if len(finished) < len(self._files) else None
+
+    def __str__(self) -> str:
+        return f"{self._format.name}({len(self._files)} files)"
