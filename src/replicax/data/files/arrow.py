@@ -107,11 +107,15 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
         row = first_row + int(np.searchsorted(ends, bad, side="right"))
         raise ValueError(f"{where} has a list with a missing (null) entry in row {row}: fill the gaps in the file")
     values = rows(array.flatten(), f"an entry of the lists of {where}", 0)
+    # NumPy's own strings lose zeros at their ends.
+    nested = _is_list(inner)
     result = []
     for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
         entries = values[end - length : end]
+        if nested and not length:
+            entries = np.array([], _innermost(inner))
         try:
-            result.append(entries if isinstance(entries, np.ndarray) else np.array(entries))
+            result.append(entries if isinstance(entries, np.ndarray) else np.array(entries, None if nested else object))
         except ValueError as error:
             raise ValueError(
                 f"{where}: the lists in the list of row {first_row + i} differ in length: {error}"
@@ -123,3 +127,8 @@ def _floats(kind: Any) -> bool:
     import pyarrow.types as types
 
     return bool(types.is_floating(kind))
+
+
+def _innermost(kind: Any) -> Any:
+    """The dtype of the arrays that lists in lists become."""
+    return _innermost(kind.value_type) if _is_list(kind) else kind.to_pandas_dtype() if _is_plain(kind) else object

@@ -102,6 +102,7 @@ class CsvFormat:
     header: tuple[str, ...] = ()
     converters: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
     name: str = "csv_rows"
+    places: tuple[str, ...] = ("byte", "line")
 
     def open(self, file: str) -> CsvReader:
         rows = self._rows(file)

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 # A file is read in pieces of this size, whatever its records are.
 READ_AHEAD = 1 << 18
+# Memory is taken for what is there, not for what a file says is there.
+_AT_ONCE = 1 << 24
 
 _GZIP = b"\x1f\x8b\x08"
 
@@ -44,8 +46,15 @@ class Bytes:
 
     def read(self, size: int) -> bytes:
         """At most ``size`` bytes; fewer only at the end of the file."""
+        pieces = []
         try:
-            return self._bytes.read(size)
+            while size > _AT_ONCE:
+                pieces.append(self._bytes.read(_AT_ONCE))
+                if len(pieces[-1]) < _AT_ONCE:
+                    return b"".join(pieces)
+                size -= _AT_ONCE
+            last = self._bytes.read(size)
+            return b"".join([*pieces, last]) if pieces else last
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._broken(error) from error
 

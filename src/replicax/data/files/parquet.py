@@ -88,11 +88,12 @@ class ParquetFormat:
     columns: tuple[str, ...] | None
     expected: Mapping[str, str] = dataclasses.field(default_factory=dict)
     name: str = "parquet_rows"
+    places: tuple[str, ...] = ("row",)
 
     def open(self, file: str) -> Reader:
         types = self.types(file)
         if types is None:
-            return Nothing(file)
+            return Nothing(file, self.places)
         if types != self.expected:
             raise ValueError(
                 f"{file}: every file must have the same columns as the first one, {dict(self.expected)}, but here are "

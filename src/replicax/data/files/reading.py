@@ -13,6 +13,10 @@ class Format(Protocol):
     def name(self) -> str:
         """The function that users called, for messages."""
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The keys of a position."""
+
     def open(self, file: str) -> Reader:
         """A reader at the beginning of ``file``."""
 
@@ -70,17 +74,18 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
 class Nothing(Reader):
     """What an empty file holds."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, places: tuple[str, ...]) -> None:
         self.file = file
+        self._places = places
 
     def __next__(self) -> Any:
         raise StopIteration
 
     def position(self) -> dict[str, int]:
-        return {}
+        return dict.fromkeys(self._places, 0)
 
     def seek(self, position: dict[str, int]) -> None:
-        if position:
+        if any(position.values()):
             raise ValueError(f"{self.file} is empty, but was not when the state was saved: has it been changed?")
 
     def close(self) -> None:

@@ -55,13 +55,13 @@ class FilesDataset(grain.IterDataset):  # type: ignore[misc]
 
     def positions(self, state: Mapping[str, Any]) -> dict[str, int]:
         """How many records of each file an iterator with this ``state`` has read."""
-        started = [*state["finished"], state["records"]][: len(self.files)]
-        read = dict(zip(self.files, started, strict=False))
-        return {file: read.get(file, self._skipped.get(file, 0)) for file in self.files}
+        read = [*state["counts"][: state["file"]], state["records"]]
+        known = dict(zip(self.files, read, strict=False))
+        return {file: known.get(file, self._skipped.get(file, 0)) for file in self.files}
 
     def finished(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
-        return self.files[: len(state["finished"])]
+        return self.files[: state["file"]]
 
     def count_records(self, file: str) -> int | None:
         """How many records ``file`` has, where its format says so; ``None`` where it would have to be read."""
@@ -78,29 +78,31 @@ class FilesDataset(grain.IterDataset):  # type: ignore[misc]
 class FilesIterator(grain.DatasetIterator):  # type: ignore[misc]
     """One pass over a :class:`FilesDataset`.
 
-    Its state is ``finished``, the number of records in each file that has been read to its end; ``file``, the name of
-    the present one; and for that one ``records``, how many have been read, and ``position``, where the next one is
-    (``None`` before the file has been opened).
+    Its state has the same structure from the beginning to the end, as Grain wants it: ``file``, the number of the
+    present file, and ``name``, its name; ``records``, how many of it have been read, and ``position``, where the next
+    one is (-1 before the file has been opened); ``counts``, the numbers of records in the files before it.
     """
 
     _reader: Reader | None = None  # for close, should __init__ fail
-    _position: dict[str, int] | None
 
     def __init__(self, files: tuple[str, ...], file_format: Format, skipped: Mapping[str, int]) -> None:
         super().__init__()
         self._files = files
         self._format = file_format
         self._skipped = skipped
-        self._begin([])
+        self._counts = [0] * len(files)
+        self._begin(0)
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        while len(self._finished) < len(self._files):
+        while self._file < len(self._files):
             try:
                 record = next(self._opened())
             except StopIteration:
                 self._release()
-                self._begin([*self._finished, self._records])
+                # A new list: states share the old one, so that a state costs the same with 10,000 files.
+                self._counts = [*self._counts[: self._file], self._records, *self._counts[self._file + 1 :]]
+                self._begin(self._file + 1)
             except BaseException:
                 # The file is closed, and the state is that before the bad record: the next call meets it again.
                 self._release()
@@ -112,40 +114,40 @@ class FilesIterator(grain.DatasetIterator):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "finished": self._finished,  # never changed in place: a state costs the same with 10,000 files
-            "file": self._name(self._finished),
+            "file": self._file,
+            "name": self._name(self._file),
             "records": self._records,
-            "position": self._position if self._reader is None else self._reader.position(),
+            "position": dict(self._position if self._reader is None else self._reader.position()),
+            "counts": self._counts,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        finished = list(state["finished"])
-        name = self._name(finished)
-        if len(finished) > len(self._files) or name != state["file"]:
+        file, files = state["file"], len(state["counts"])
+        if files != len(self._files) or state["name"] != self._name(file):
             raise ValueError(
-                f"{self._format.name}: the state was saved by an iterator that had read {len(finished)} files and was "
-                f"at {state['file']!r}; this one has {len(self._files)} files, and then comes {name!r}. Make the "
-                "dataset from the same files."
+                f"{self._format.name}: the state was saved by an iterator over {files} files, where number {file} was "
+                f"{state['name']!r}; this one is over {len(self._files)} files, and there it is {self._name(file)!r}. "
+                "Make the dataset from the same files."
             )
         self._release()
-        self._finished, self._records, self._position = finished, state["records"], state["position"]
+        self._file, self._counts = file, list(state["counts"])
+        self._records, self._position = state["records"], dict(state["position"])
 
     def close(self) -> None:
         self._release()
         super().close()
 
-    def _begin(self, finished: list[int]) -> None:
-        """Before the first record of the next file."""
-        self._finished = finished
-        file = self._files[len(finished)] if len(finished) < len(self._files) else ""
-        self._records = self._skipped.get(file, 0)
-        self._position = None
+    def _begin(self, file: int) -> None:
+        """Before the first record of a file."""
+        self._file = file
+        self._records = self._skipped.get(self._files[file], 0) if file < len(self._files) else 0
+        self._position = dict.fromkeys(self._format.places, -1)
 
     def _opened(self) -> Reader:
         if self._reader is None:
-            reader = self._format.open(self._files[len(self._finished)])
+            reader = self._format.open(self._files[self._file])
             try:
-                if self._position is not None:
+                if -1 not in self._position.values():
                     reader.seek(self._position)
                 elif self._records:
                     reader.skip(self._records)
@@ -162,9 +164,9 @@ class FilesIterator(grain.DatasetIterator):  # type: ignore[misc]
             self._reader.close()
             self._reader = None
 
-    def _name(self, finished: list[int]) -> str | None:
+    def _name(self, file: int) -> str:
         # Without its directory, which may be another one on the machine where the state is restored.
-        return os.path.basename(self._files[len(finished)]) if len(finished) < len(self._files) else None
+        return os.path.basename(self._files[file]) if file < len(self._files) else ""
 
     def __str__(self) -> str:
         return f"{self._format.name}({len(self._files)} files)"

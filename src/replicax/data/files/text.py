@@ -52,6 +52,7 @@ class TextFormat:
     encoding: str
     errors: str
     name: str = "text_lines"
+    places: tuple[str, ...] = ("byte",)
 
     def open(self, file: str) -> TextReader:
         return TextReader(Lines(file, self.encoding, self.errors))

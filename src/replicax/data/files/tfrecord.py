@@ -52,6 +52,7 @@ class TFRecordFormat:
     """A record is the bytes that were written."""
 
     name: str = "tfrecords"
+    places: tuple[str, ...] = ("byte",)
 
     def open(self, file: str) -> TFRecordReader:
         return TFRecordReader(file)
