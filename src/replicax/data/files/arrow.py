@@ -111,7 +111,7 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
     nested = _is_list(inner)
     result = []
     for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
-        entries = values[end - length : end]
+        entries: Any = values[end - length : end]
         if nested and not length:
             entries = np.array([], _innermost(inner))
         try:
