@@ -4,6 +4,7 @@ import collections
 import gc
 import multiprocessing
 import pickle
+import warnings
 
 import grain
 import ml_dtypes
@@ -125,11 +126,23 @@ class Elements(td.IterableDataset):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float16, torch.int8, torch.uint16, torch.bool, torch.complex64, torch.bfloat16]
-    + [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu],
-    ids=str,
+    [
+        "float32",
+        "float16",
+        "int8",
+        "uint16",
+        "bool",
+        "complex64",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ],
 )
 def test_dtypes(dtype) -> None:
+    dtype = getattr(torch, dtype)
     tensor = torch.tensor([[1.0, 2.0], [4.0, 0.5]]).to(dtype)
     for given in (tensor, tensor[1:, ::2], tensor[0, 0]):
         [got] = adapted(Elements(given)).batches
@@ -137,7 +150,7 @@ def test_dtypes(dtype) -> None:
         assert got.dtype == np.dtype(getattr(ml_dtypes, name, name))
         assert got.shape == tuple(given.shape)
         np.testing.assert_array_equal(got.astype(np.complex64), given.to(torch.complex64).numpy())
-        assert got.size == 0 or np.shares_memory(got, given.view(torch.uint8).numpy() if given.ndim else got)
+        assert got.__array_interface__["data"][0] == given.data_ptr()  # nothing is copied
 
 
 def test_tensors_of_other_kinds() -> None:
@@ -160,14 +173,20 @@ def test_tensors_of_other_kinds() -> None:
         (np.array(["a"]), r"element 1 is an array of strings"),
         (np.array([None]), r"element 1 is an array of objects"),
         ([torch.eye(2).to_sparse()], r"element 1\[0\] is a sparse_coo tensor"),
-        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), r"element 1 is a nested tensor"),
         (
-            torch.tensor([1], dtype=torch.complex32),
+            lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+            r"element 1 is a nested tensor",
+        ),
+        (
+            lambda: torch.tensor([1], dtype=torch.complex32),
             r"element 1 is a tensor of torch.complex32, which NumPy doesn't have",
         ),
     ],
 )
 def test_what_is_no_array(element, message) -> None:
+    if callable(element):  # PyTorch warns of some of its own
+        with warnings.catch_warnings(action="ignore"):
+            element = element()
     iterator = iter(adapted(Elements(torch.zeros(1), element)).batches)
     next(iterator)
     with pytest.raises(TypeError, match=message):
