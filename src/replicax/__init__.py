@@ -26,6 +26,7 @@ from replicax.data import (
     PartialBatch,
     ValueContext,
 )
+from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
 from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
@@ -91,14 +92,19 @@ __all__ = [
     "TraceError",
     "ValueContext",
     "Variable",
+    "array_records",
     "compute_average_loss",
+    "csv_rows",
     "debug",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "parquet_rows",
     "scale_regularization_loss",
     "set_strategy",
+    "text_lines",
+    "tfrecords",
     "use_cpu_devices",
     "value_and_grad",
 ]

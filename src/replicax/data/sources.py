@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.data.foreign import adapted
 from replicax.nests import known
 
 
@@ -41,12 +42,18 @@ def as_source(dataset: Any, method: str) -> Source:
     from replicax.data import replay
 
     name = type(dataset).__name__
+    unrepeatable, length = None, None
+    if isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
+        name = f"Grain {name}"
+    elif (foreign := adapted(dataset)) is not None:
+        name = f"{type(dataset).__module__.split('.')[0]} {name}"
+        dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset):
-        return Source(dataset, f"a Grain {name}", length=len(dataset))
+        return Source(dataset, f"a {name}", unrepeatable, len(dataset))
     if isinstance(dataset, grain.IterDataset):
-        return Source(dataset, f"a Grain {name}")
+        return Source(dataset, f"a {name}")
     if isinstance(dataset, grain.DataLoader):
-        return Source(replay.Loaded(dataset), "a Grain DataLoader")
+        return Source(replay.Loaded(dataset), f"a {name}")
     if inspect.isgeneratorfunction(dataset):
         return Source(replay.Replayed(dataset), f"the generator function {dataset.__name__}")
     if isinstance(dataset, Iterator):
@@ -63,7 +70,7 @@ def as_source(dataset: Any, method: str) -> Source:
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return Source(replay.Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
     if isinstance(dataset, Iterable):
-        return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}")
+        return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
     raise TypeError(_refused(dataset, method))
 
 
