@@ -79,12 +79,12 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
 def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
-        return value.layout.parts(value.read_value(), strategy.num_replicas_in_sync)
+        return value.layout.parts(value.read_value(), _seen_here(strategy))
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef):
         return (value,)  # a single value, which all replicas share
-    count = next((len(c) for c in columns if c is not None), strategy.num_replicas_in_sync)
+    count = next((len(c) for c in columns if c is not None), len(_seen_here(strategy)))
     return tuple(
         jax.tree_util.tree_unflatten(
             treedef,
@@ -92,6 +92,11 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         )
         for i in range(count)
     )
+
+
+def _seen_here(strategy: Strategy) -> Sequence[int]:
+    """The replicas whose components are seen: this worker's; all inside a step, where each has gathered them."""
+    return range(strategy.num_replicas_in_sync) if context.in_step() else strategy.extended.local_replicas
 
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError
@@ -18,6 +17,7 @@ from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.replicate import Executable, replicate
 from replicax.locality import T
+from replicax.topology.placement import copied
 from replicax.values import PerReplica, Stacked
 from replicax.variables.slots import launching, lent, together
 from replicax.variables.store import Creations
@@ -106,7 +106,7 @@ def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) 
 def _take_back(executable: Executable) -> None:
     """Give variables about to be donated an array of their own, if somebody outside holds the present one."""
     for slot in lent.intersection(executable.donated):
-        slot.array = jnp.copy(slot.array)
+        slot.array = copied(slot.array)
         lent.discard(slot)
 
 
