@@ -42,7 +42,7 @@ GRACE = 10.0
 """How many seconds the others have to end, when one has failed."""
 
 
-class WorkersFailed(AssertionError):
+class WorkersFailedError(AssertionError):
     """A worker process has failed, or did not end in time; the message has what it printed."""
 
 
@@ -59,7 +59,7 @@ def run(
       timeout: after how many seconds they are killed.
 
     Raises:
-      WorkersFailed: a worker raised, died or did not end in time.
+      WorkersFailedError: a worker raised, died or did not end in time.
     """
     counts = [devices] * workers if isinstance(devices, int) else list(devices)
     address = f"127.0.0.1:{free_port()}"
@@ -88,7 +88,7 @@ def run_programs(
       What each printed, errors too.
 
     Raises:
-      WorkersFailed: one ended with an error, or not in time.
+      WorkersFailedError: one ended with an error, or not in time.
     """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}  # the tests' own devices
@@ -115,7 +115,7 @@ def run_programs(
                 p.wait()
         texts = [log.read_text(errors="replace") for log in logs]
         if any(p.returncode for p in running):
-            raise WorkersFailed("\n".join(map(_report, range(len(programs)), running, late, texts)))
+            raise WorkersFailedError("\n".join(map(_report, range(len(programs)), running, late, texts)))
         return texts
 
 

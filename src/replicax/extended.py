@@ -19,6 +19,7 @@ from replicax.execution.destinations import destination, holds_variables
 from replicax.execution.placing import devices_here
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
+from replicax.execution.together import Calls
 from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
@@ -55,6 +56,7 @@ class StrategyExtended:
       lockstep: what they tell each other to stay together.
       local_replicas: the numbers of this worker's replicas.
       register: numbers variables, alike on all workers.
+      calls: counts the calls of compiled steps.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -81,6 +83,7 @@ class StrategyExtended:
         self.local_replicas = tuple(devices_here(self.mesh))
         self.programs = ProgramCache()
         self.register = Register()
+        self.calls = Calls()
 
     def another(self, strategy: Strategy) -> StrategyExtended:
         """The same for another strategy, on the same devices."""

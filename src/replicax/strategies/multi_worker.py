@@ -114,11 +114,11 @@ def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax
     Raises:
       RuntimeError: they don't; names one that differs from worker 0, and in what.
     """
-    import jaxlib
+    import jaxlib.version
 
     seen = {
         "the version of JAX": jax.__version__,
-        "the version of jaxlib": jaxlib.__version__,
+        "the version of jaxlib": jaxlib.version.__version__,
         "the platform": mine[0].platform,
         "the number of processes": jax.process_count(),
         "the number of devices of all processes": jax.device_count(),

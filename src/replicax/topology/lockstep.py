@@ -101,6 +101,15 @@ class Lockstep:
         with contextlib.suppress(TimeoutError):  # they come later
             self._series.exchange(pickle.dumps(_Message("fails", "", b"", _Failure.of(error, who))), timeout=0.0)
 
+    def is_known(self, error: BaseException) -> bool:
+        """Whether all workers know of ``error``."""
+        return error is self._told
+
+    def everywhere(self, error: BaseException) -> BaseException:
+        """``error``, which every worker is about to raise, so that none need be told."""
+        self._told = error
+        return error
+
     def agree(self, doing: str, item: Any, detail: str = "") -> tuple[Any, int] | None:
         """The first worker whose item differs from the chief's, with the chief's item; ``None`` if all are equal.
 

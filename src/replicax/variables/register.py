@@ -56,8 +56,9 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
             raise ValueError(
-                f"{variable.describe()}: the workers create different variables here: worker 0 one of "
-                f"{', '.join(offers[0][:2])}; worker {worker} one of {', '.join(offer[:2])}. All workers must create the same variables in the same order."
+                f"{variable.describe()}: the workers create different variables here, worker 0 one of "
+                f"{', '.join(offers[0][:2])}, and worker {worker} one of {', '.join(offer[:2])}. All workers must "
+                "create the same variables in the same order."
             )
     if all(offer == offers[0] for offer in offers):
         return stored

@@ -230,7 +230,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     def __repr__(self) -> str:
         replicas = self.strategy.num_replicas_in_sync
         with _jax.outside_tracing():
-            value = here(self.from_storage()) if not self.is_stacked else self.slot.array
+            value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
             if not value.is_fully_addressable:
                 value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
             shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
