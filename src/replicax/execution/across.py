@@ -2,11 +2,13 @@
 
 Inside a ``merge_fn`` that is being traced the components are one traced value, and collectives over the mesh
 combine them. Outside a step they lie on the devices; then a step is run whose only work is that same
-combination. Components of different shapes, which no single program can hold, are combined on one device.
+combination. Components of different shapes, which no single program can hold, are combined on one device; each
+worker does so for itself, after all have exchanged theirs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +143,13 @@ def _by_form(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
             "strategy.run(step, args=(value,))"
         )
-    return of_components([v.values for v in values])
+    return of_components(_everyones(strategy, values))
+
+
+def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, ...]]:
+    """The components of each value, of all workers' replicas."""
+    theirs = strategy.extended.lockstep.share("combines components of different shapes", [v.values for v in values])
+    return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
 def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis) -> Any:

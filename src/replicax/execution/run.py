@@ -51,7 +51,7 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         call = executable.call
         timeout = executable.program.timeout
         if timeout is not None:
-            call = functools.partial(call_watched, call, strategy.num_replicas_in_sync, timeout)
+            call = functools.partial(call_watched, call, extended, timeout)
         group.arrays, computed = call(donated, kept, placed, executable.program.constants)
         if travel is not None:
             group.arrays = jax.device_put(group.arrays, travel.homes)

@@ -8,6 +8,7 @@ number is a power of two.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +72,15 @@ def check_same_step(
 
 
 class Calls:
-    """Counts the calls of compiled steps."""
+    """Counts the calls of compiled steps, alike on all workers."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._watched = itertools.count()
+
+    def next_watched(self) -> int:
+        """The number of a call whose collectives have a timeout."""
+        return next(self._watched)
 
     def is_to_compare(self) -> bool:
         """One more call; whether its number is a power of two."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import DeadlockError
-from replicax.topology.workers import DEFAULT_TIMEOUT, Series, Workers
+from replicax.topology.workers import DEFAULT_TIMEOUT, CalledOff, Series, Workers
 
 
 class Lockstep:
@@ -98,8 +98,10 @@ class Lockstep:
         if not self.several or error is self._told:
             return
         self._told = error
-        with contextlib.suppress(TimeoutError):  # they come later
-            self._series.exchange(pickle.dumps(_Message("fails", "", b"", _Failure.of(error, who))), timeout=0.0)
+        with contextlib.suppress(CalledOff):  # they come later
+            self._series.exchange(
+                pickle.dumps(_Message("fails", "", b"", _Failure.of(error, who))), called_off=lambda: True
+            )
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""
@@ -156,6 +158,7 @@ class _Failure:
             error = RuntimeError(self.text) if self.pickled is None else pickle.loads(self.pickled)
         except Exception:
             error = RuntimeError(self.text)
+        error.__dict__.pop("__notes__", None)  # about frames that are not here
         error.add_note(f"(raised by {self.who} on worker {worker}, at {self.line})")
         return error
 
