@@ -40,6 +40,7 @@ class _Board:
         self.topics: dict[str, dict[int, bytes]] = {}
         self._read: dict[str, int] = {}
         self.broken = False
+        self._gave_up: dict[str, int] = {}
         self._changed = threading.Condition()
 
     def exchange(
@@ -59,7 +60,10 @@ class _Board:
                 self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic())))
                 if time.monotonic() > deadline and len(brought) < count:
                     missing = [w for w in range(count) if w not in brought]
+                    self._gave_up.setdefault(topic, index)
                     raise TimeoutError(absent(topic, timeout, missing, count))
+            if topic in self._gave_up:
+                raise TimeoutError(f"{topic}: worker {index} came too late, when worker {self._gave_up[topic]} gave up")
             self._read[topic] = self._read.get(topic, 0) + 1
             if self._read[topic] == count:
                 del self.topics[topic], self._read[topic]

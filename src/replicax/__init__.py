@@ -34,7 +34,13 @@ from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
 from replicax.reduction import ReduceOp
-from replicax.strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, ShardedStrategy
+from replicax.strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    ShardedStrategy,
+)
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
@@ -76,6 +82,7 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
     "PartialBatch",

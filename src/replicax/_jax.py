@@ -272,6 +272,17 @@ def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
     return value
 
 
+def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
+    """Set ``key`` in the coordination service, unless it has a value already; which it has."""
+    try:
+        client.key_value_set_bytes(key, value)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+        value = client.key_value_try_get_bytes(key)
+    return value
+
+
 # --- primitives -----------------------------------------------------------------------------------------
 
 

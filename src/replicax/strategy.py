@@ -223,8 +223,9 @@ class Strategy:
           value: a ``PerReplica``, a variable, or a pytree with such leaves; anything else gives ``(value,)``.
 
         Returns:
-          A tuple with an entry for each local replica. Of a pytree each entry is a pytree, in which leaves that
-          all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components.
+          A tuple with an entry for each replica of this worker. Of a pytree each entry is a pytree, in which leaves
+          that all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components, those of
+          other workers too.
 
         Raises:
           ContextError: called inside a replica.
@@ -315,7 +316,7 @@ class Strategy:
         return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
 
     def distribute_values_from_function(self, value_fn: Callable[[data.ValueContext], Any]) -> Any:
-        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica.
+        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica; each worker does so for its own.
 
         Args:
           value_fn: gets a :class:`ValueContext` (``replica_id_in_sync_group``, ``num_replicas_in_sync``) and
@@ -334,7 +335,7 @@ class Strategy:
         PerReplica(int32[], 2 replicas)
         """
         context.check_cross_replica(self, "strategy.distribute_values_from_function")
-        return data.values_from_function(value_fn, self.extended.mesh)
+        return data.values_from_function(value_fn, self)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:
         """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.

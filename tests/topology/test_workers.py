@@ -30,3 +30,11 @@ def test_whoever_does_not_come_is_named() -> None:
     workers = SimulatedWorkers.of(3)
     with pytest.raises(TimeoutError, match=r"input/7: waited 0\.01 s for worker 1, worker 2 of 3, who did not come"):
         workers[0].exchange("input/7", b"", timeout=0.01)
+
+
+def test_whoever_comes_too_late_is_told() -> None:
+    workers = SimulatedWorkers.of(2)
+    with pytest.raises(TimeoutError):
+        workers[0].exchange("input/7", b"", timeout=0.01)
+    with pytest.raises(TimeoutError, match="input/7: worker 1 came too late, when worker 0 gave up"):
+        workers[1].exchange("input/7", b"")

@@ -14,6 +14,7 @@ from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.placement import put
 from replicax.values import Components, Local, PerReplica, Stacked
 from replicax.variables import Variable
 
@@ -118,7 +119,7 @@ class Arguments:
             wanted = along if key[0] is T else everywhere
             present = getattr(array, "sharding", wanted)  # NumPy arrays and numbers have none: jit places them
             if present is not wanted and present != wanted and not present.is_equivalent_to(wanted, array.ndim):
-                array = jax.device_put(array, wanted)
+                array = put(array, wanted)
             placed.append(array)
         return placed
 

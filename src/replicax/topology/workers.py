@@ -9,6 +9,7 @@ machine takes about a millisecond, and 64 MiB from each about three seconds, so 
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -61,7 +62,8 @@ class Workers(Protocol):
           What all workers have brought, in their order.
 
         Raises:
-          TimeoutError: the time is over; names the topic, and the workers who have not come.
+          TimeoutError: the time is over; names the topic, and the workers who have not come. They, too, get an error
+            when they come: an exchange takes place for all or for nobody.
           CalledOff: the wait was called off.
         """
 
@@ -113,19 +115,33 @@ class DistributedWorkers:
             self._client.key_value_set_bytes(f"{where}/{self.index}/{number}", piece)
         # Last, as it says that the rest is there.
         self._client.key_value_set_bytes(f"{where}/{self.index}/count", _COUNT.pack(len(pieces)))
-        everyone = []
+        counts = {self.index: len(pieces)}
         for worker in range(self.count):
             if worker == self.index:
-                everyone.append(data)
                 continue
             count = self._get(f"{where}/{worker}/count", deadline, called_off)
             if count is None:
-                raise TimeoutError(absent(topic, timeout, self._missing(where), self.count))
-            [n] = _COUNT.unpack(count)
-            everyone.append(b"".join(self._present(f"{where}/{worker}/{i}") for i in range(n)))
+                problem = absent(topic, timeout, self._missing(where), self.count)
+                if self._verdict(where, f"worker {self.index} gave up: {problem}") is not None:
+                    raise TimeoutError(problem)
+                deadline = math.inf  # it has come at the last moment, and others have seen it
+                count = self._present(f"{where}/{worker}/count")
+            [counts[worker]] = _COUNT.unpack(count)
+        gave_up = self._verdict(where, None)
+        if gave_up is not None:
+            raise TimeoutError(f"{topic}: worker {self.index} came too late, when {gave_up}")
+        everyone = [
+            data if w == self.index else b"".join(self._present(f"{where}/{w}/{i}") for i in range(counts[w]))
+            for w in range(self.count)
+        ]
         if self._client.key_value_increment(f"{where}/read", 1) == self.count:
             self._client.key_value_delete(where)  # and all below
         return everyone
+
+    def _verdict(self, where: str, gave_up: str | None) -> str | None:
+        """Whether the exchange takes place (``None``) or somebody gave up; the first to say so decides for all."""
+        verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
+        return verdict.decode() or None
 
     def _get(self, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
         """The value of ``key``, or ``None`` if nobody has set it in time."""

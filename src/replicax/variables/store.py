@@ -18,6 +18,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
+from replicax.variables.register import check_agreed
 from replicax.variables.slots import exchanging, lent
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
+        check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():
             variable.slot.array = stored
