@@ -6,6 +6,9 @@ import os
 
 import pytest
 
+import replicax
+
+replicax.use_cpu_devices(2)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

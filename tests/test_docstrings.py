@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 
-# Modules on packages that only `make integrations` installs; their examples are its tests.
+# Modules on packages that only `make integrations` installs.
 FOREIGN = {f"replicax.integrations.{name}" for name in ("hugging_face", "tf_data", "torch_data")}
 MODULES = sorted(
     name

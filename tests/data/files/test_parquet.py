@@ -103,6 +103,17 @@ def test_restarts_at_row_groups_and_batches(tmp_path, size) -> None:
         assert [row["i"] for row in other] == list(range(min(at + 1, 5000), 5000))
 
 
+def test_a_row_group_is_not_held_whole(tmp_path) -> None:
+    """8 MB of numbers in one row group; Arrow holds a fraction of that while they are read."""
+    dataset = rows(tmp_path, {"x": np.random.default_rng(0).random(1_000_000)}, row_group_size=1_000_000)
+    iterator = iter(dataset)
+    before = pa.total_allocated_bytes()
+    next(iterator)
+    held = pa.total_allocated_bytes() - before
+    iterator.close()
+    assert held < 4_000_000
+
+
 def test_columns(tmp_path) -> None:
     rows(tmp_path, {"a": [1], "b": [2], "c": [3]})
     assert list(replicax.parquet_rows(tmp_path / "*", columns=["c", "a"])) == [{"c": 3, "a": 1}]

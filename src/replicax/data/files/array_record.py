@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
 from typing import Any, SupportsIndex
 
 from replicax.data.files.paths import Path, expand
+
+# Files whose indices are read at the same time: on a network file system each takes a while.
+_AT_ONCE = 16
 
 
 def array_records(files: Path | Iterable[Path]) -> Any:
@@ -46,12 +50,15 @@ class ArrayRecords:
       files: the files, in the order in which their records are numbered.
     """
 
-    def __init__(self, files: Iterable[str]) -> None:
+    def __init__(self, files: Iterable[str], counted: Mapping[str, int] | None = None) -> None:
         from grain.sources import ArrayRecordDataSource
 
         self.files = tuple(files)
-        counts = {file: self.count_records(file) for file in self.files}
-        parts = [_Part(file, count) for file, count in counts.items() if count]
+        self._counts = dict(counted or {})
+        new = [file for file in self.files if file not in self._counts]
+        with futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+            self._counts.update(zip(new, threads.map(_count, new), strict=True))
+        parts = [_Part(file, self._counts[file]) for file in self.files if self._counts[file]]
         #: The files that have records, and the number of the first record of each.
         self._starts: dict[str, int] = {}
         self._length = 0
@@ -62,31 +69,11 @@ class ArrayRecords:
 
     def with_files(self, files: Iterable[str]) -> ArrayRecords:
         """The same over other files, such as one worker's."""
-        return ArrayRecords(files)
+        return ArrayRecords(files, self._counts)
 
     def count_records(self, file: str) -> int:
-        """How many records ``file`` has, which stands at its end.
-
-        Raises:
-          ValueError: the file is truncated, or no ArrayRecord file.
-        """
-        from array_record.python.array_record_module import ArrayRecordReader
-
-        if os.path.getsize(file) == 0:
-            return 0
-        reader = None
-        try:
-            reader = ArrayRecordReader(file)
-            # A file that is cut off is opened without an error, as one that has no records.
-            readable, count = reader.ok(), reader.num_records()
-            reader.close()
-        except RuntimeError as error:
-            readable, reason = False, str(error)
-        else:
-            reason = "its index can't be read"
-        if not readable:
-            raise ValueError(f"{file}: truncated, corrupt, or no ArrayRecord file ({reason or 'its index is missing'})")
-        return int(count)
+        """How many records ``file`` has."""
+        return self._counts[file] if file in self._counts else _count(file)
 
     def __len__(self) -> int:
         return self._length
@@ -125,3 +112,27 @@ class _Part:
         self.skip = 0
         self.take = count
         self.examples_in_shard = count
+
+
+def _count(file: str) -> int:
+    """How many records ``file`` has, which stands at its end.
+
+    Raises:
+      ValueError: the file is truncated, or no ArrayRecord file.
+    """
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    if os.path.getsize(file) == 0:
+        return 0
+    try:
+        reader = ArrayRecordReader(file)
+        # A file that is cut off is opened without an error, as one that has no records.
+        readable, count = reader.ok(), reader.num_records()
+        reader.close()
+    except RuntimeError as error:
+        readable, reason = False, str(error)
+    else:
+        reason = "its index can't be read"
+    if not readable:
+        raise ValueError(f"{file}: truncated, corrupt, or no ArrayRecord file ({reason or 'its index is missing'})")
+    return int(count)

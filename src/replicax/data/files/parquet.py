@@ -129,7 +129,8 @@ def opened(file: str) -> Any:
       ValueError: it is none, or its end, where the index is, is damaged.
     """
     try:
-        return parquet().ParquetFile(file, buffer_size=_BUFFER, page_checksum_verification=True)
+        # Without pre_buffer=False it would read row groups whole, before the first of their rows.
+        return parquet().ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (ValueError, OSError) as error:  # what pyarrow's exceptions are
         if isinstance(error, FileNotFoundError):
             raise

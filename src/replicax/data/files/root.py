@@ -30,7 +30,7 @@ class FilesDataset(grain.IterDataset):
         super().__init__()
         self.files = tuple(files)
         self._format = file_format
-        self._skipped = {file: n for file, n in (skipped or {}).items() if n and file in set(self.files)}
+        self._skipped = dict(skipped or {})
 
     def __iter__(self) -> FilesIterator:
         return FilesIterator(self.files, self._format, self._skipped)
@@ -43,7 +43,7 @@ class FilesDataset(grain.IterDataset):
         """The same, beginning each file after as many records as ``positions`` says.
 
         Files that ``positions`` doesn't name are read from their beginning; what it says of files that others read is
-        left out. States of the new dataset's iterators count the skipped records as read.
+        left out. Iterators' states count the skipped records as read. (A ``repeat`` after it skips in every epoch.)
 
         Raises:
           ValueError: a number is negative. (That a file has not so many records is found when it is read.)
@@ -55,9 +55,10 @@ class FilesDataset(grain.IterDataset):
 
     def positions(self, state: Mapping[str, Any]) -> dict[str, int]:
         """How many records of each file an iterator with this ``state`` has read."""
-        read = [*state["counts"][: state["file"]], state["records"]]
-        known = dict(zip(self.files, read, strict=False))
-        return {file: known.get(file, self._skipped.get(file, 0)) for file in self.files}
+        positions = dict(zip(self.files, state["counts"], strict=True))
+        if state["file"] < len(self.files):
+            positions[self.files[state["file"]]] = state["records"]
+        return positions
 
     def finished(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
@@ -80,7 +81,8 @@ class FilesIterator(grain.DatasetIterator):
 
     Its state has the same structure from the beginning to the end, as Grain wants it: ``file``, the number of the
     present file, and ``name``, its name; ``records``, how many of it have been read, and ``position``, where the next
-    one is (-1 before the file has been opened); ``counts``, the numbers of records in the files before it.
+    one is (-1 before the file has been opened); ``counts``, how many of each file before it there were, and of each
+    file after it are to be left out. So a state says all, and any dataset of the same files can go on from it.
     """
 
     _reader: Reader | None = None  # for close, should __init__ fail
@@ -89,8 +91,7 @@ class FilesIterator(grain.DatasetIterator):
         super().__init__()
         self._files = files
         self._format = file_format
-        self._skipped = skipped
-        self._counts = [0] * len(files)
+        self._counts = [skipped.get(file, 0) for file in files]
         self._begin(0)
 
     def __next__(self) -> Any:
@@ -140,7 +141,7 @@ class FilesIterator(grain.DatasetIterator):
     def _begin(self, file: int) -> None:
         """Before the first record of a file."""
         self._file = file
-        self._records = self._skipped.get(self._files[file], 0) if file < len(self._files) else 0
+        self._records = self._counts[file] if file < len(self._files) else 0
         self._position = dict.fromkeys(self._format.places, -1)
 
     def _opened(self) -> Reader:
