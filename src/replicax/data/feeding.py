@@ -11,9 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
-from replicax.execution.placing import devices_here
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Components, PerReplica, Stacked
+from replicax.values import PerReplica, Stacked
 
 if TYPE_CHECKING:
     from replicax.data.elements import Element
@@ -49,9 +48,9 @@ def fed(element: Element, mesh: Mesh) -> Any:
                 for stack in stacks
             ]
     else:
-        leaves = [
-            place_components(column, mesh) for column in zip(*(part.leaves for part in element.parts), strict=True)
-        ]
+        here = devices_here(mesh)
+        rows = [jax.device_put(p.leaves, d) for p, d in zip(element.parts, here.values(), strict=True)]
+        leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
