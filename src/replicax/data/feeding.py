@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
+from replicax.execution.placing import devices_here
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import PerReplica, Stacked
+from replicax.values import Components, PerReplica, Stacked
 
 if TYPE_CHECKING:
     from replicax.data.elements import Element

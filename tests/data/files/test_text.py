@@ -3,7 +3,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import replicax
@@ -41,6 +41,7 @@ def test_where_lines_end(tmp_path, data, expected) -> None:
 def test_encodings(tmp_path_factory, text, encoding) -> None:
     # A shift sequence ends with the line, as its standard wants it.
     parts = text.replace("\r", "").split("\n")
+    assume(text.encode(encoding).decode(encoding) == text)  # EUC-JP writes a yen sign as a backslash
     data = b"".join(part.encode(encoding) + b"\n" for part in parts)
     assert lines(tmp_path_factory.mktemp("text"), data, encoding=encoding) == parts
 
