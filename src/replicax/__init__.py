@@ -27,7 +27,15 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
-from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
+from replicax.errors import (
+    AbsentDeviceError,
+    ContextError,
+    DeadlockError,
+    ExecutorWarning,
+    LocalityError,
+    RetraceWarning,
+    TraceError,
+)
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
@@ -63,6 +71,7 @@ from replicax.variables import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbsentDeviceError",
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",

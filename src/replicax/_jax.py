@@ -26,6 +26,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.extend import core as _extend
+from jaxlib import _jax as _jaxlib
 
 Jaxpr = _extend.Jaxpr
 ClosedJaxpr = _extend.ClosedJaxpr
@@ -242,6 +243,11 @@ def settings_of_this_thread() -> Callable[[], None]:
 def trace_settings() -> Any:
     """A hashable digest of every JAX setting that changes what is traced (x64, precision, …)."""
     return _config.trace_context()
+
+
+def is_absent(device: jax.Device) -> bool:
+    """Whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
+    return isinstance(device.client, _jaxlib.CompileOnlyPyClient)
 
 
 def backends_are_initialized() -> bool:

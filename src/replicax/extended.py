@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import context
+from replicax import _jax, context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
@@ -50,6 +50,7 @@ class StrategyExtended:
       logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
       worker_devices: the first device of each replica, in the order of the replicas.
       mesh: the device mesh, with an axis along which the replicas lie.
+      is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
@@ -79,6 +80,7 @@ class StrategyExtended:
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
+        self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
         self.local_replicas = tuple(devices_here(self.mesh))
         self.programs = ProgramCache()
@@ -215,6 +217,7 @@ class StrategyExtended:
         where = destination(self.strategy, destinations)
         if context.in_step():
             return tensor
+        context.check_present(self.strategy, "extended.broadcast_to")
         where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
         return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))
 

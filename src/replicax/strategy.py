@@ -129,6 +129,7 @@ class Strategy:
           LocalityError: replicas would have to agree on a value, and do not (or the reverse).
           DeadlockError: a collective in a loop or branch on which replicas may disagree.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
+          AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
           ValueError: components of different shapes, and ``options`` ask for the compiled executor.
           All of these before anything runs, with every variable as it was.
 
@@ -142,6 +143,7 @@ class Strategy:
         """
         chosen = options
         options = default_options() if options is None else options
+        context.check_present(self, "strategy.run")
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
@@ -277,6 +279,7 @@ class Strategy:
         """
         options = data.checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self, "strategy.distribute_dataset")
+        context.check_present(self, "strategy.distribute_dataset")
         return data.DistributedDataset(dataset, options, data.feed_of(self.extended), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
@@ -311,6 +314,7 @@ class Strategy:
         method = "strategy.distribute_datasets_from_function"
         options = data.checked_input_options(options, method)
         context.check_cross_replica(self, method)
+        context.check_present(self, method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
         return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
@@ -335,6 +339,7 @@ class Strategy:
         PerReplica(int32[], 2 replicas)
         """
         context.check_cross_replica(self, "strategy.distribute_values_from_function")
+        context.check_present(self, "strategy.distribute_values_from_function")
         return data.values_from_function(value_fn, self)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:
