@@ -29,6 +29,7 @@ from replicax.data import (
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
 from replicax.errors import (
     AbsentDeviceError,
+    CompilationError,
     ContextError,
     DeadlockError,
     ExecutorWarning,
@@ -41,6 +42,7 @@ from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
+from replicax.planning import Chip, Plan, plan
 from replicax.reduction import ReduceOp
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -75,7 +77,9 @@ __all__ = [
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "Chip",
     "Collective",
+    "CompilationError",
     "CommunicationImplementation",
     "CommunicationOptions",
     "ContextError",
@@ -101,6 +105,7 @@ __all__ = [
     "Optimizer",
     "PartialBatch",
     "PerReplica",
+    "Plan",
     "ReduceOp",
     "ReplicaContext",
     "RetraceWarning",
@@ -125,6 +130,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "parquet_rows",
+    "plan",
     "scale_regularization_loss",
     "set_strategy",
     "text_lines",

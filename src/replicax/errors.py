@@ -44,6 +44,10 @@ class AbsentDeviceError(RuntimeError):
     """
 
 
+class CompilationError(RuntimeError):
+    """A step was traced, but the compiler refuses it; the message has the compiler's words."""
+
+
 class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
 

@@ -95,6 +95,10 @@ class Arguments:
             if k[0] is not _STATIC
         ]
 
+    def paths(self) -> list[str]:
+        """Where each traced argument stands: ``args[0]['x']``."""
+        return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
+
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
         """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
         tree: Any = self._tree

@@ -1,0 +1,204 @@
+"""The memory that a step needs on one device, and what takes it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from replicax import _jax
+from replicax.execution.hlo import Module
+from replicax.execution.replicate import Executable
+from replicax.planning.walk import Walk
+
+_NO_BUFFER = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all async-update "
+    "all-reduce-done all-gather-done collective-permute-done async-done copy-done".split()
+)
+_OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """Arrays that are alike.
+
+    Attributes:
+      kind: ``"variable"``, ``"argument"``, ``"constant"`` (an array that the step closed over), ``"output"``, or
+        ``"temporary"``, which lives while the step runs.
+      name: of the variable or argument; of a temporary the operation, in JAX's words.
+      type: dtype and shape, of the part that is on one device.
+      bytes: of one of them, without padding.
+      count: how many there are.
+      where: the line of the user's program that a temporary comes from, if that is known.
+    """
+
+    kind: str
+    name: str
+    type: str
+    bytes: int
+    count: int = 1
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of main memory that a step needs on one device.
+
+    Attributes:
+      arguments: what lies there before the step: variables, the batch, arrays that the step closed over.
+      outputs: what it leaves.
+      aliased: how much of the outputs takes the place of arguments, and so no memory: variables that are updated.
+      temporaries: what it needs in between, as the compiler has laid it out.
+      code: the program itself.
+      capacity: what there is, as far as programs may use it; ``None`` if that is not known.
+      buffers: the largest ones. Temporaries need not all be alive at the same time.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    capacity: int | None
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """The peak: all that has to be there at the same time."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it is no more than there is; ``None`` if that is not known."""
+        return None if self.capacity is None else self.total <= self.capacity
+
+
+def memory_of(compiled: jax.stages.Compiled, capacity: int | None, buffers: Iterable[Buffer]) -> Memory:
+    """The memory of a compiled step, by its compiler's own count."""
+    found: Any = compiled.memory_analysis()
+    return Memory(
+        arguments=found.argument_size_in_bytes,
+        outputs=found.output_size_in_bytes,
+        aliased=found.alias_size_in_bytes,
+        temporaries=found.temp_size_in_bytes,
+        code=found.generated_code_size_in_bytes,
+        capacity=capacity,
+        buffers=tuple(buffers),
+    )
+
+
+def memory_beyond(executable: Executable, needed: int, capacity: int, buffers: Iterable[Buffer]) -> Memory:
+    """The memory of a step that does not fit.
+
+    Args:
+      executable: the step.
+      needed: the bytes that the compiler says it needs, of which what is no argument or output is temporary.
+      capacity: the bytes that it says there are.
+      buffers: the largest ones.
+    """
+    inputs = executable.inputs()
+    arguments = sum(map(_bytes_on_device, jax.tree_util.tree_leaves(inputs)))
+    written, results = executable.call.eval_shape(*inputs)
+    aliased = sum(map(_bytes_on_device, inputs[0]))
+    outputs = sum(map(_bytes_on_device, (*written, *results)))
+    return Memory(
+        arguments=arguments,
+        outputs=outputs,
+        aliased=aliased,
+        temporaries=max(0, needed - arguments - outputs + aliased),
+        code=0,
+        capacity=capacity,
+        buffers=tuple(buffers),
+    )
+
+
+# --- the largest buffers --------------------------------------------------------------------------------
+
+
+def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) -> Iterator[Buffer]:
+    """What lies in memory before and after the step.
+
+    Args:
+      executable: the step.
+      argument_names: of its traced arguments, in order.
+    """
+    uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
+    donated, kept, arguments, constants = inputs = executable.inputs()
+    for slots, group in ((executable.donated, donated), (executable.kept, kept)):
+        for slot, array in zip(slots, group, strict=True):
+            yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+    for name, array in zip(argument_names, arguments, strict=True):
+        yield Buffer("argument", name, _type(array), _bytes_on_device(array))
+    for array in constants:
+        yield Buffer("constant", "closed over", _type(array), _bytes_on_device(array))
+    written, results = executable.call.eval_shape(*inputs)
+    for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
+        yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+    for array in results:
+        yield Buffer("output", "returned", _type(array), _bytes_on_device(array))
+
+
+def temporaries_of(module: Module) -> Iterator[Buffer]:
+    """What a compiled step keeps in main memory while it runs."""
+    for executed in Walk(module):
+        instruction = executed.instruction
+        if executed.is_fused or instruction.opcode in _NO_BUFFER or instruction.is_root:
+            continue
+        for array in instruction.arrays:
+            if array.space == 0 and array.dims:
+                name = re.sub(r"^jit\(\w+\)/(shard_map/)?", "", instruction.op_name) or instruction.opcode
+                yield Buffer("temporary", name, str(array), array.bytes, 1, _line(module.source(instruction)))
+
+
+def values_of(jaxpr: _jax.Jaxpr) -> Iterator[Buffer]:
+    """What a traced step computes, whether or not a compiler would keep it in memory."""
+    for equation in jaxpr.eqns:
+        inner = _jax.sub_jaxprs(equation)
+        for program in inner:
+            yield from values_of(program)
+        for value in equation.outvars if not inner else ():
+            aval: Any = value.aval
+            if getattr(aval, "shape", ()) and hasattr(aval.dtype, "itemsize"):
+                name = equation.primitive.name
+                yield Buffer("temporary", name, _type(aval), aval.size * aval.dtype.itemsize, 1, _place(equation))
+
+
+def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
+    """The largest of ``buffers``, by what those that are alike take together; alike ones as one."""
+    alike = collections.Counter(buffers)
+    joined = [dataclasses.replace(b, count=n) for b, n in alike.items()]
+    return sorted(joined, key=lambda b: (-b.bytes * b.count, b.kind, b.name))[:count]
+
+
+def _bytes_on_device(array: Any) -> int:
+    size = 1
+    for n in _shape_on_device(array):
+        size *= n
+    return size * int(getattr(array.dtype, "itemsize", 4))
+
+
+def _shape_on_device(array: Any) -> tuple[int, ...]:
+    sharding = getattr(array, "sharding", None)
+    return tuple(array.shape) if sharding is None else tuple(sharding.shard_shape(array.shape))
+
+
+def _type(array: Any) -> str:
+    name = getattr(array.dtype, "name", str(array.dtype))
+    return f"{name}[{','.join(map(str, _shape_on_device(array)))}]"
+
+
+def _line(frames: Sequence[tuple[str, int]]) -> str:
+    """The innermost line of the user's program."""
+    theirs = [(file, line) for file, line in frames if not file.startswith(_OURS)]
+    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""
+
+
+def _place(equation: Any) -> str:
+    file, _, rest = _jax.source_line(equation).partition(":")
+    return f"{Path(file).name}:{rest.split(' ')[0]}" if rest else ""
