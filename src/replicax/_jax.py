@@ -245,6 +245,12 @@ def trace_settings() -> Any:
     return _config.trace_context()
 
 
+def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
+    """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
+    manager: contextlib.AbstractContextManager[None] = _config.enable_compilation_cache(False)
+    return manager
+
+
 def is_absent(device: jax.Device) -> bool:
     """Whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
     return isinstance(device.client, _jaxlib.CompileOnlyPyClient)

@@ -57,9 +57,13 @@ class Executable:
     travel: Travel | None
     """If arrays of variables are somewhere else between calls than in the program."""
 
-    def compiled(self) -> jax.stages.Compiled:
-        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
-        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile()
+    def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+
+        Args:
+          options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
+        """
+        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile(options)
         return compiled
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:

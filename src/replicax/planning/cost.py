@@ -15,13 +15,54 @@ from replicax.execution.hlo import Computation, Instruction, Module
 from replicax.planning.walk import Walk
 
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id "
-    "while conditional call async-update opt-barrier".split()
+    [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "add-dependency",
+        "partition-id",
+        "replica-id",
+        "while",
+        "conditional",
+        "call",
+        "async-update",
+        "opt-barrier",
+    ]
 )
 _NO_ARITHMETIC = frozenset(
-    "fusion copy copy-start copy-done broadcast reshape transpose slice dynamic-slice dynamic-update-slice concatenate "
-    "pad gather reverse iota bitcast-convert custom-call infeed outfeed send recv send-done recv-done async-start "
-    "async-done sort domain rng-get-and-update-state".split()
+    [
+        "fusion",
+        "copy",
+        "copy-start",
+        "copy-done",
+        "broadcast",
+        "reshape",
+        "transpose",
+        "slice",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "concatenate",
+        "pad",
+        "gather",
+        "reverse",
+        "iota",
+        "bitcast-convert",
+        "custom-call",
+        "infeed",
+        "outfeed",
+        "send",
+        "recv",
+        "send-done",
+        "recv-done",
+        "async-start",
+        "async-done",
+        "sort",
+        "domain",
+        "rng-get-and-update-state",
+    ]
 )
 _SLICES = frozenset(["dynamic-slice", "slice", "gather"])
 
@@ -48,12 +89,14 @@ def cost_of(module: Module) -> Cost:
 
     >>> from replicax.execution.hlo import parse
     >>> from replicax.planning.cost import cost_of
-    >>> cost_of(parse('''
+    >>> cost_of(
+    ...     parse('''
     ... ENTRY %main (x: f32[4,8], y: f32[8,3]) -> f32[4,3] {
     ...   %x = f32[4,8]{1,0} parameter(0)
     ...   %y = f32[8,3]{1,0} parameter(1)
     ...   ROOT %z = f32[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-    ... }'''))
+    ... }''')
+    ... )
     Cost(matrix_flops=192, other_flops=0, bytes=272, unknown_loops=())
     """
     walk = Walk(module)
@@ -105,8 +148,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
     meetings = 1
     for d in range(len(labels[1]) - 2):
         size_in, size_kernel, size_out = (
-            dims[label.index(str(d))]
-            for dims, label in zip((source, kernel, result), labels.groups(), strict=True)
+            dims[label.index(str(d))] for dims, label in zip((source, kernel, result), labels.groups(), strict=True)
         )
         stride, dilation, kernel_dilation = (
             int(window[key].split("x")[d]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")

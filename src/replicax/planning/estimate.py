@@ -90,9 +90,7 @@ def estimate_of(
     )
 
 
-def scaling_of(
-    cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network
-) -> tuple[ScalingPoint, ...]:
+def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> tuple[ScalingPoint, ...]:
     """Estimates from one replica to all; none if the replicas fill no box of chips."""
     if network.grid is None:
         return ()

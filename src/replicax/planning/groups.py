@@ -71,7 +71,7 @@ def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
             participants=len(members),
             members=members,
             count=executed.times,
-            where=_plain(executed.instruction.op_name),
+            where=plain_name(executed.instruction.op_name),
         )
         key = (use.kind, use.bytes, use.members, use.where)
         if key in found:
@@ -118,6 +118,6 @@ def _axes(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
     return tuple(name for name, along in zip(axes, places, strict=True) if len(set(along.tolist())) > 1)
 
 
-def _plain(op_name: str) -> str:
-    """Without what every name begins with."""
+def plain_name(op_name: str) -> str:
+    """JAX's name of an operation, without what every name begins with."""
     return re.sub(r"^jit\(\w+\)/(shard_map/)?", "", op_name)

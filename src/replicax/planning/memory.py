@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from replicax import _jax
 from replicax.execution.hlo import Module
 from replicax.execution.replicate import Executable
-from replicax.planning.walk import Walk
+from replicax.planning.buffers import Allocation, Value
+from replicax.planning.groups import plain_name
 
-_NO_BUFFER = frozenset(
-    "parameter constant tuple get-tuple-element bitcast while conditional call after-all async-update "
-    "all-reduce-done all-gather-done collective-permute-done async-done copy-done".split()
-)
 _OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 
 
@@ -33,7 +27,7 @@ class Buffer:
         ``"temporary"``, which lives while the step runs.
       name: of the variable or argument; of a temporary the operation, in JAX's words.
       type: dtype and shape, of the part that is on one device.
-      bytes: of one of them, without padding.
+      bytes: of one of them; of a temporary with padding.
       count: how many there are.
       where: the line of the user's program that a temporary comes from, if that is known.
     """
@@ -55,7 +49,7 @@ class Memory:
       outputs: what it leaves.
       aliased: how much of the outputs takes the place of arguments, and so no memory: variables that are updated.
       temporaries: what it needs in between, as the compiler has laid it out.
-      code: the program itself.
+      code: the program itself; 0 where that is not known.
       capacity: what there is, as far as programs may use it; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
     """
@@ -79,43 +73,27 @@ class Memory:
         return None if self.capacity is None else self.total <= self.capacity
 
 
-def memory_of(compiled: jax.stages.Compiled, capacity: int | None, buffers: Iterable[Buffer]) -> Memory:
-    """The memory of a compiled step, by its compiler's own count."""
-    found: Any = compiled.memory_analysis()
-    return Memory(
-        arguments=found.argument_size_in_bytes,
-        outputs=found.output_size_in_bytes,
-        aliased=found.alias_size_in_bytes,
-        temporaries=found.temp_size_in_bytes,
-        code=found.generated_code_size_in_bytes,
-        capacity=capacity,
-        buffers=tuple(buffers),
-    )
-
-
-def memory_beyond(executable: Executable, needed: int, capacity: int, buffers: Iterable[Buffer]) -> Memory:
-    """The memory of a step that does not fit.
+def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buffers: Iterable[Buffer]) -> Memory:
+    """The memory of a step, by its compiler's own layout.
 
     Args:
-      executable: the step.
-      needed: the bytes that the compiler says it needs, of which what is no argument or output is temporary.
-      capacity: the bytes that it says there are.
+      found: the allocations of its program.
+      code: the size of the program itself.
+      capacity: what there is.
       buffers: the largest ones.
     """
-    inputs = executable.inputs()
-    arguments = sum(map(_bytes_on_device, jax.tree_util.tree_leaves(inputs)))
-    written, results = executable.call.eval_shape(*inputs)
-    aliased = sum(map(_bytes_on_device, inputs[0]))
-    outputs = sum(map(_bytes_on_device, (*written, *results)))
-    return Memory(
-        arguments=arguments,
-        outputs=outputs,
-        aliased=aliased,
-        temporaries=max(0, needed - arguments - outputs + aliased),
-        code=0,
-        capacity=capacity,
-        buffers=tuple(buffers),
-    )
+    sizes = collections.Counter[str]()
+    for allocation in found:
+        if allocation.is_argument:
+            sizes["arguments"] += allocation.size
+        if allocation.is_output:
+            sizes["outputs"] += allocation.size
+        if allocation.is_argument and allocation.is_output:
+            sizes["aliased"] += allocation.size
+        if allocation.is_temporary:
+            sizes["temporaries"] += allocation.size
+    names = ("arguments", "outputs", "aliased", "temporaries")
+    return Memory(**{name: sizes[name] for name in names}, code=code, capacity=capacity, buffers=tuple(buffers))
 
 
 # --- the largest buffers --------------------------------------------------------------------------------
@@ -144,29 +122,21 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
         yield Buffer("output", "returned", _type(array), _bytes_on_device(array))
 
 
-def temporaries_of(module: Module) -> Iterator[Buffer]:
-    """What a compiled step keeps in main memory while it runs."""
-    for executed in Walk(module):
-        instruction = executed.instruction
-        if executed.is_fused or instruction.opcode in _NO_BUFFER or instruction.is_root:
-            continue
-        for array in instruction.arrays:
-            if array.space == 0 and array.dims:
-                name = re.sub(r"^jit\(\w+\)/(shard_map/)?", "", instruction.op_name) or instruction.opcode
-                yield Buffer("temporary", name, str(array), array.bytes, 1, _line(module.source(instruction)))
-
-
-def values_of(jaxpr: _jax.Jaxpr) -> Iterator[Buffer]:
-    """What a traced step computes, whether or not a compiler would keep it in memory."""
-    for equation in jaxpr.eqns:
-        inner = _jax.sub_jaxprs(equation)
-        for program in inner:
-            yield from values_of(program)
-        for value in equation.outvars if not inner else ():
-            aval: Any = value.aval
-            if getattr(aval, "shape", ()) and hasattr(aval.dtype, "itemsize"):
-                name = equation.primitive.name
-                yield Buffer("temporary", name, _type(aval), aval.size * aval.dtype.itemsize, 1, _place(equation))
+def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
+    """What a compiled step keeps in main memory while it runs; of what takes turns in one place, the largest."""
+    instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
+    for allocation in found:
+        places: dict[int, Value] = {}
+        for value in allocation.values if allocation.is_temporary else ():
+            if value.size > places.get(value.offset, value).size or value.offset not in places:
+                places[value.offset] = value
+        for value in places.values():
+            instruction = instructions.get(value.instruction)
+            if instruction is None or not instruction.arrays:
+                continue
+            array = max(instruction.arrays, key=lambda array: (array.space == 0, array.bytes))
+            name = plain_name(instruction.op_name) or instruction.opcode
+            yield Buffer("temporary", name, str(array), value.size, 1, _line(module.source(instruction)))
 
 
 def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
@@ -197,8 +167,3 @@ def _line(frames: Sequence[tuple[str, int]]) -> str:
     """The innermost line of the user's program."""
     theirs = [(file, line) for file, line in frames if not file.startswith(_OURS)]
     return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""
-
-
-def _place(equation: Any) -> str:
-    file, _, rest = _jax.source_line(equation).partition(":")
-    return f"{Path(file).name}:{rest.split(' ')[0]}" if rest else ""

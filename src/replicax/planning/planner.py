@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax.execution import hlo
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
 from replicax.nests import is_leaf, known
@@ -19,14 +18,7 @@ from replicax.planning.compiling import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.groups import collectives_of
-from replicax.planning.memory import (
-    inputs_and_outputs,
-    largest,
-    memory_beyond,
-    memory_of,
-    temporaries_of,
-    values_of,
-)
+from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
 from replicax.planning.network import Network
 from replicax.planning.report import CollectiveRow, Plan
 from replicax.topology.generations import generation_of
@@ -38,9 +30,7 @@ if TYPE_CHECKING:
 _BUFFERS = 12
 
 
-def plan(
-    strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None
-) -> Plan:
+def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None) -> Plan:
     """Compile a step ahead of time, and report what it needs: nothing runs, and no device need be there.
 
     It is the program that ``strategy.run(step, args=(element,))`` would run, compiled by the compiler of the strategy's
@@ -127,22 +117,19 @@ def _report(
         chip=chip,
         trace_seconds=traced,
         compile_seconds=compilation.seconds,
+        words=compilation.words,
     )
     network = None if chip is None else Network(devices, chip)
     if network is not None:
         about = partial(about, topology=network.name)
-    if compilation.compiled is None:
-        buffers = largest([*fixed, *values_of(executable.program.jaxpr)], _BUFFERS)
-        memory = memory_beyond(executable, compilation.needed, compilation.available, buffers)
-        return about(fits=False, memory=memory, words=compilation.words)
-
-    module = hlo.parse(compilation.compiled.as_text() or "")
-    capacity = None if device is None else int(device.usable or device.memory)
-    memory = memory_of(compilation.compiled, capacity, largest([*fixed, *temporaries_of(module)], _BUFFERS))
+    module = compilation.module
+    capacity = compilation.available or (None if device is None else int(device.usable or device.memory))
+    buffers = largest([*fixed, *temporaries_of(compilation.allocations, module)], _BUFFERS)
+    memory = memory_of(compilation.allocations, compilation.code, capacity, buffers)
     cost = cost_of(module)
     uses = collectives_of(module, {str(name): int(size) for name, size in executable.mesh.shape.items()})
     # The compiler for TPUs refuses what does not fit; others leave it to the device.
-    fits = True if devices.flat[0].platform == "tpu" else memory.fits
+    fits = not compilation.words if devices.flat[0].platform == "tpu" else memory.fits
     if device is None or network is None:
         rows = tuple(CollectiveRow.of(use, None) for use in uses)
         return about(fits=fits, memory=memory, cost=cost, collectives=rows)

@@ -68,7 +68,7 @@ class Plan:
       topology: the chips along x, y and z, such as ``"8x8x8"``; empty if that is not known.
       fits: whether the memory suffices; ``None`` if its size is not known.
       memory: see :class:`replicax.planning.memory.Memory`.
-      cost: see :class:`replicax.planning.cost.Cost`; ``None`` if the step does not fit, as there is no program then.
+      cost: see :class:`replicax.planning.cost.Cost`.
       collectives: see :class:`CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
       scaling: predictions from one replica to all; empty without a chip.
@@ -94,12 +94,12 @@ class Plan:
     is_absent: bool
     fits: bool | None
     memory: Memory
+    cost: Cost
     chip: Chip | None
     trace_seconds: float
     compile_seconds: float
     words: str = ""
     topology: str = ""
-    cost: Cost | None = None
     collectives: tuple[CollectiveRow, ...] = ()
     estimate: Estimate | None = None
     scaling: tuple[ScalingPoint, ...] = ()
