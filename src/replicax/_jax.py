@@ -390,9 +390,12 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    # Inlined, so it changes nothing that is compiled. But where JAX falls back to running operation by operation,
-    # as it does to find a NaN, a bare jaxpr sends it round in circles.
-    results: list[Any] = jax.jit(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), inline=True)(*args)
+    program = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+    if staging_trace(current_trace()) is not current_trace():
+        # Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls
+        # back to running operation by operation, as it does to find a NaN, a bare jaxpr sends it round in circles.
+        program = jax.jit(program, inline=True)
+    results: list[Any] = program(*args)
     return results
 
 

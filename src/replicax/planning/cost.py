@@ -14,55 +14,23 @@ import numpy as np
 from replicax.execution.hlo import Computation, Instruction, Module
 from replicax.planning.walk import Walk
 
-_FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "add-dependency",
-        "partition-id",
-        "replica-id",
-        "while",
-        "conditional",
-        "call",
-        "async-update",
-        "opt-barrier",
-    ]
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FREE = _words(
+    """
+    add-dependency after-all async-update bitcast call conditional constant get-tuple-element opt-barrier parameter
+    partition-id replica-id tuple while
+    """
 )
-_NO_ARITHMETIC = frozenset(
-    [
-        "fusion",
-        "copy",
-        "copy-start",
-        "copy-done",
-        "broadcast",
-        "reshape",
-        "transpose",
-        "slice",
-        "dynamic-slice",
-        "dynamic-update-slice",
-        "concatenate",
-        "pad",
-        "gather",
-        "reverse",
-        "iota",
-        "bitcast-convert",
-        "custom-call",
-        "infeed",
-        "outfeed",
-        "send",
-        "recv",
-        "send-done",
-        "recv-done",
-        "async-start",
-        "async-done",
-        "sort",
-        "domain",
-        "rng-get-and-update-state",
-    ]
+_NO_ARITHMETIC = _words(
+    """
+    async-done async-start bitcast-convert broadcast concatenate copy copy-done copy-start custom-call domain
+    dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv recv-done reshape reverse
+    rng-get-and-update-state send send-done slice sort transpose
+    """
 )
 _SLICES = frozenset(["dynamic-slice", "slice", "gather"])
 

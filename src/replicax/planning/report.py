@@ -12,6 +12,7 @@ from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.groups import CollectiveUse
 from replicax.planning.memory import Memory
+from replicax.planning.words import bytes_in_words
 
 if TYPE_CHECKING:
     import rich.console
@@ -113,11 +114,11 @@ class Plan:
     @property
     def verdict(self) -> str:
         """Whether it fits, in a line."""
-        needed = f"{_gib(self.memory.total)} on each device"
+        needed = f"{bytes_in_words(self.memory.total)} on each device"
         if self.memory.capacity is None:
             return f"needs {needed}; how much there is, is not known"
         answer = "fits" if self.fits else "does not fit"
-        return f"{answer}: needs {needed}, of {_gib(self.memory.capacity)}"
+        return f"{answer}: needs {needed}, of {bytes_in_words(self.memory.capacity)}"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as dicts, lists, strings and numbers."""
@@ -141,13 +142,9 @@ class Plan:
         """Print the plan as tables."""
         import rich.console
 
-        from replicax.planning.tables import tables
+        from replicax.planning.tables import print_plan
 
-        (console or rich.console.Console(highlight=False)).print(*tables(self), sep="\n")
+        print_plan(self, console or rich.console.Console(highlight=False))
 
     def __str__(self) -> str:
         return f"{self.title}: {self.verdict}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB"
