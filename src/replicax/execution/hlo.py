@@ -124,7 +124,7 @@ class Module:
             return [(found[1], int(found[2]))]
         found = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
         frame = int(found[1]) if found else 0
-        lines = []
+        lines: list[tuple[str, int]] = []
         while frame and len(lines) < 100:
             numbers = dict(_NUMBER.findall(self._tables["StackFrames"][frame]))
             place = dict(_NUMBER.findall(self._tables["FileLocations"][int(numbers["file_location_id"])]))

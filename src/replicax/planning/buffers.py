@@ -8,21 +8,23 @@ from collections.abc import Iterator
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+)(?P<about>.*):$")
 _VALUE = re.compile(
-    r"^ value: <\d+ (?P<name>[\w.\-]+)(?:\{[\d,]*\})? @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\)"
+    r"^ value: <\d+ (?P<name>[\w.\-]+)(?:\{[\d,]*\})? @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<type>.+)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """The result of an instruction, at its place in an allocation.
+    """The result of an instruction, or a part of it, at its place in an allocation.
 
     Attributes:
       instruction: its name.
+      type: of the array.
       size: in bytes, with padding.
       offset: from where the allocation begins.
     """
 
     instruction: str
+    type: str
     size: int
     offset: int
 
@@ -68,7 +70,8 @@ def _allocations(text: str) -> Iterator[Allocation]:
     values: list[Value] = []
     for line in [*text.splitlines(), ""]:
         if match := _VALUE.match(line):
-            values.append(Value(match["name"], int(match["size"]), int(match["offset"])))
+            if not match["type"].startswith("("):  # a table of where the parts of a tuple are
+                values.append(Value(match["name"], match["type"], int(match["size"]), int(match["offset"])))
             continue
         if found is not None and not re.search(r", color [1-9]|thread-local", found["about"]):
             about = found["about"]

@@ -107,7 +107,7 @@ def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network:
     return tuple(
         ScalingPoint(
             replicas=replicas,
-            chips=network.chips(grid),
+            chips=network.place(grid),
             estimate=estimate,
             efficiency=_ratio(alone.sequential, estimate.sequential),
             efficiency_overlapped=_ratio(alone.overlapped, estimate.overlapped),

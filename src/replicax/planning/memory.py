@@ -132,11 +132,9 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
                 places[value.offset] = value
         for value in places.values():
             instruction = instructions.get(value.instruction)
-            if instruction is None or not instruction.arrays:
-                continue
-            array = max(instruction.arrays, key=lambda array: (array.space == 0, array.bytes))
-            name = plain_name(instruction.op_name) or instruction.opcode
-            yield Buffer("temporary", name, str(array), value.size, 1, _line(module.source(instruction)))
+            name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
+            where = "" if instruction is None else _line(module.source(instruction))
+            yield Buffer("temporary", name, value.type.partition("{")[0], value.size, 1, where)
 
 
 def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:

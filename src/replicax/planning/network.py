@@ -131,11 +131,15 @@ class Network:
     @property
     def name(self) -> str:
         """The chips along x, y and z: ``"8x8x8"``; empty if they have no places."""
-        return "" if self._generation is None else "x".join(map(str, self.shape))
+        return "" if self._generation is None else "x".join(map(str, self.shape[: self._generation.dims]))
 
     def chips(self, grid: Shape) -> Shape:
         """The shape, in chips, of the slice that has so many replicas along each dim."""
         return tuple(n * part for n, part in zip(grid, self._block, strict=True))
+
+    def place(self, grid: Shape) -> Shape:
+        """The same, without a dim that this generation's slices do not have."""
+        return self.chips(grid)[: 3 if self._generation is None else self._generation.dims]
 
     def lines(self, use: CollectiveUse, grid: Shape | None = None) -> list[Line]:
         """Where the participants of a collective lie; or would, if there were only ``grid`` replicas."""

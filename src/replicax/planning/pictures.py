@@ -24,7 +24,7 @@ _INK, _MUTED, _LINE, _SHARED, _PAPER = "#22262B", "#6B7280", "#C4CAD3", "#E9ECF1
 def memory_picture(plan: Plan) -> Figure:
     """A bar of what the memory holds, and how much there is."""
     memory = plan.memory
-    figure, axes = _figure(1.75)
+    figure, axes = _figure(1.9)
     parts = {
         "arguments": memory.arguments,
         "outputs": memory.outputs - memory.aliased,
@@ -45,7 +45,7 @@ def memory_picture(plan: Plan) -> Figure:
     axes.set_ylim(-0.4, 0.62)
     axes.set_yticks([])
     axes.set_xlabel("GiB on each device", color=_INK)
-    axes.legend(frameon=False, labelcolor=_INK, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.5), fontsize=9)
+    figure.legend(frameon=False, labelcolor=_INK, ncols=4, loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -93,7 +93,7 @@ def scaling_picture(plan: Plan) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
         axes.set_xlabel("replicas, each with its batch (a prediction by formula)", color=_INK)
-        axes.legend(frameon=False, labelcolor=_INK, loc="lower left", fontsize=9)
+        axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
     return figure
 
 

@@ -43,7 +43,8 @@ def _table(section: Section) -> rich.table.Table:
 
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in section.columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        right, long = column.startswith(">"), column in ("name", "where", "")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=not long, overflow="fold")
     for row in section.rows:
         table.add_row(*map(escape, row))
     return table
