@@ -33,7 +33,7 @@ def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax
     """
     if _are_absent(sharding):
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
-        return described  # type: ignore[no-any-return]
+        return described
     is_array = isinstance(value, jax.Array)
     if is_array and not value.is_fully_addressable:
         if value.sharding == sharding and may_alias is not False:
