@@ -24,10 +24,19 @@ from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
 from replicax.reduction import ReduceOp
-from replicax.strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, ShardedStrategy
+from replicax.strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    ShardedStrategy,
+    TPUStrategy,
+)
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
+from replicax.topology.assignment import DeviceAssignment
 from replicax.topology.devices import use_cpu_devices
+from replicax.topology.resolver import TPUClusterResolver
+from replicax.topology.tpu_topology import Topology
 from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
@@ -51,6 +60,7 @@ __all__ = [
     "ContextError",
     "DeadlockError",
     "DefaultStrategy",
+    "DeviceAssignment",
     "DistributedDataset",
     "DistributedIterator",
     "Executable",
@@ -74,6 +84,9 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "Synchronization",
+    "TPUClusterResolver",
+    "TPUStrategy",
+    "Topology",
     "TraceError",
     "ValueContext",
     "Variable",

@@ -5,5 +5,13 @@ from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.sharded import ShardedStrategy
+from replicax.strategies.tpu import TPUStrategy
 
-__all__ = ["CentralStorageStrategy", "MirroredStrategy", "OneDeviceStrategy", "ShardedStrategy", "default"]
+__all__ = [
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ShardedStrategy",
+    "TPUStrategy",
+    "default",
+]
