@@ -68,7 +68,9 @@ class Strategy:
     def __repr__(self) -> str:
         devices = self.extended.worker_devices
         names = ", ".join(f"{d.platform}:{d.id}" for d in devices[:8])
-        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}])"
+        logical = self.extended.num_logical_devices
+        each = f", {logical} logical devices each" if logical > 1 else ""
+        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     @property
     def num_replicas_in_sync(self) -> int:

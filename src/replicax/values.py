@@ -18,7 +18,7 @@ from replicax.nests import is_leaf, known
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
-    """All components in one global array ``[num_replicas, *shape]``, one slice on each replica's device."""
+    """All components in one global array ``[num_replicas, *shape]``, a slice on each replica's devices."""
 
     array: jax.Array
 
@@ -65,12 +65,13 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components in the order of the replicas, each on its replica's device."""
+        """The components in the order of the replicas, each on its replica's (first) device."""
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
-                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in shards)
+                    # All logical devices of a replica have its component; it is given as its first one has it.
+                    shards = {s.index[0].start or 0: s.data for s in reversed(array.addressable_shards)}
+                    self._values = tuple(jax.numpy.squeeze(shards[i], 0) for i in sorted(shards))
                 case Components(values):
                     self._values = values
                 case Local():

@@ -39,7 +39,8 @@ def destination(strategy: Strategy, where: Any) -> Sharding | None:
     if isinstance(where, str | jax.Device):
         where = [where]
     devices = resolve_devices(where)
-    if set(devices) == set(strategy.extended.worker_devices):
+    extended = strategy.extended
+    if set(devices) in (set(extended.worker_devices), set(extended.mesh.devices.flat)):
         return None
     if context.in_step():
         raise ValueError(

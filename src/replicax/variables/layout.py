@@ -49,7 +49,7 @@ class Layout(Protocol):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the stored array, from that of one replica's value."""
 
-    def describe(self, replicas: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
         """Where the value is, in words."""
 
 
@@ -82,8 +82,12 @@ class Mirrored(_Usual):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
-    def describe(self, replicas: int) -> str:
-        return "on one device" if replicas == 1 else f"mirrored on {replicas} replicas"
+    def describe(self, mesh: Mesh) -> str:
+        replicas = mesh.shape[REPLICA_AXIS]
+        logical = mesh.size // replicas
+        if replicas == 1:
+            return "on one device" if logical == 1 else f"mirrored on {logical} logical devices"
+        return f"mirrored on {replicas} replicas" + (f" of {logical} logical devices" if logical > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +103,8 @@ class Central(Mirrored):
     def sharding(self, mesh: Mesh) -> Sharding:
         return SingleDeviceSharding(self.home)
 
-    def describe(self, replicas: int) -> str:
-        return f"on {self.home.platform}:{self.home.id}, for {replicas} replicas"
+    def describe(self, mesh: Mesh) -> str:
+        return f"on {self.home.platform}:{self.home.id}, for {mesh.shape[REPLICA_AXIS]} replicas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +121,8 @@ class Copies(_Usual):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.replicas, *shape)
 
-    def describe(self, replicas: int) -> str:
-        return f"a copy on each of {replicas} replicas"
+    def describe(self, mesh: Mesh) -> str:
+        return f"a copy on each of {self.replicas} replicas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,8 +169,8 @@ class Split(_Usual):
         bounds = [min(i * self.piece, self.size) for i in range(replicas + 1)]
         return tuple(lax.slice_in_dim(whole, *b, axis=self.dim) for b in itertools.pairwise(bounds))
 
-    def describe(self, replicas: int) -> str:
-        return f"split along dim {self.dim} over {replicas} replicas"
+    def describe(self, mesh: Mesh) -> str:
+        return f"split along dim {self.dim} over {self.replicas} replicas"
 
 
 def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -> Layout:

@@ -225,12 +225,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return f"variable {self.name!r} ({kind_of(self)})"
 
     def __repr__(self) -> str:
-        replicas = self.strategy.num_replicas_in_sync
         with _jax.outside_tracing():
             value = self.slot.array if self.is_stacked else self.from_storage()
             shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
-        where = self.layout.describe(replicas)
+        where = self.layout.describe(self.strategy.extended.mesh)
         return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
 
     # --- reading ----------------------------------------------------------------------------------------
