@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.nests import is_leaf, known
 
@@ -69,9 +70,7 @@ class PerReplica:
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    # All logical devices of a replica have its component; it is given as its first one has it.
-                    shards = {s.index[0].start or 0: s.data for s in reversed(array.addressable_shards)}
-                    self._values = tuple(jax.numpy.squeeze(shards[i], 0) for i in sorted(shards))
+                    self._values = tuple(jax.numpy.squeeze(row, 0) for row in _rows(array))
                 case Components(values):
                     self._values = values
                 case Local():
@@ -106,6 +105,16 @@ class PerReplica:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __getitem__ = __len__ = __iter__ = _refuse
+
+
+def _rows(array: jax.Array) -> list[jax.Array]:
+    """The slices along dim 0 of a stacked array, each on its replica's first device."""
+    rows = {s.index[0].start or 0: s.data for s in reversed(array.addressable_shards)}
+    if any(row.shape[1:] != array.shape[1:] for row in rows.values()):  # in parts, over the logical devices
+        sharding = array.sharding
+        assert isinstance(sharding, NamedSharding)
+        return _rows(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
+    return [rows[start] for start in sorted(rows)]
 
 
 # A component is held by its container, so while the container lives the id is the component's.
