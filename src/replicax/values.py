@@ -70,7 +70,7 @@ class PerReplica:
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    self._values = tuple(jax.numpy.squeeze(row, 0) for row in _rows(array))
+                    self._values = tuple(jax.numpy.squeeze(row, 0) for row in rows_of(array))
                 case Components(values):
                     self._values = values
                 case Local():
@@ -107,13 +107,13 @@ class PerReplica:
     __getitem__ = __len__ = __iter__ = _refuse
 
 
-def _rows(array: jax.Array) -> list[jax.Array]:
+def rows_of(array: jax.Array) -> list[jax.Array]:
     """The slices along dim 0 of a stacked array, each on its replica's first device."""
     rows = {s.index[0].start or 0: s.data for s in reversed(array.addressable_shards)}
     if any(row.shape[1:] != array.shape[1:] for row in rows.values()):  # in parts, over the logical devices
         sharding = array.sharding
         assert isinstance(sharding, NamedSharding)
-        return _rows(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
+        return rows_of(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
     return [rows[start] for start in sorted(rows)]
 
 

@@ -29,7 +29,7 @@ from replicax.execution.placing import ARRAYS, mirror, place_components, stack
 from replicax.locality import Locality, M, R, T
 from replicax.nests import is_leaf, known
 from replicax.reduction import share_p
-from replicax.values import Components, Local, PerReplica
+from replicax.values import Components, Local, PerReplica, rows_of
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
 from replicax.variables.variable import Variable
@@ -232,11 +232,10 @@ class _Replica:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
-    device = variable.strategy.extended.worker_devices[replica]
     if not variable.is_stacked:
+        device = variable.strategy.extended.worker_devices[replica]
         return jax.device_put(variable.from_storage(), device, may_alias=False)
-    [shard] = [s for s in variable.slot.array.addressable_shards if s.device == device]
-    return jnp.squeeze(shard.data, 0)
+    return jnp.squeeze(rows_of(variable.slot.array)[replica], 0)
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[Any]]:
@@ -321,7 +320,8 @@ def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) ->
         for i, r in enumerate(replicas)
     ]
     if variable.is_stacked:
-        return stack(values, variable.strategy.extended.mesh)
+        stacked = stack(values, variable.strategy.extended.mesh)
+        return jax.device_put(stacked, variable.sharding) if variable.layout.axes else stacked
     if several and not _equal(values):
         raise LocalityError(next(t for r in replicas if (t := r.store.written.get(variable)) is not None))
     return variable.to_storage(values[0])

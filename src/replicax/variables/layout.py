@@ -186,7 +186,7 @@ class Split(_Usual):
 
     @property
     def spec(self) -> PartitionSpec:
-        return spec_of(self.axes, replica_dim=self.dim)
+        return spec_of((), replica_dim=self.dim)
 
     @property
     def filling(self) -> int:

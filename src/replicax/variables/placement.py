@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.topology.partition import parted
 from replicax.variables.dtypes import is_key
-from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.layout import Copies, Layout, Mirrored
 from replicax.variables.partitioners import layout_by
 
 if TYPE_CHECKING:
@@ -39,38 +39,38 @@ def layout_for(
 ) -> Layout:
     """How ``variable``, of which the rest is known, is to lie on the devices of its strategy.
 
+    Args:
+      variable: the variable.
+      partitioner: splits it over the replicas; by default the strategy's.
+      partition_dimensions: split it over the logical devices of each replica; then the default does not.
+
     Raises:
-      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. What
-        the partitioner says is none for each dim.
+      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
+        partitioner and partition dimensions. A partitioner that returns something else than it should.
     """
     extended = variable.strategy.extended
-    layout = _over_replicas(variable, partitioner)
+    replicas = extended.num_replicas
+    usual = extended.default_layout
     if partition_dimensions is None:
-        return layout
-    if layout.home is not None:
+        if replicas == 1:
+            return usual
+        if variable.is_on_read:
+            return Copies(replicas)
+        chosen = None if is_key(variable.dtype) else partitioner or extended.partitioner
+        split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
+        return usual if isinstance(split, Mirrored) else split
+    if partitioner is not None:
         raise ValueError(
-            f"{variable.describe()} is to be on {layout.home}, and can't be split over logical devices: leave "
-            "partition_dimensions out"
+            f"{variable.describe()} can't be split over the replicas and over the logical devices of each: choose one "
+            "of partitioner and partition_dimensions"
+        )
+    if usual.home is not None and not variable.is_on_read:
+        raise ValueError(
+            f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
+            "devices: leave partition_dimensions out"
         )
     axes = parted(variable.shape, partition_dimensions, extended.num_logical_devices, variable.describe())
-    if isinstance(layout, Split):  # each piece is in parts, too
-        parts = partition_dimensions[layout.dim]
-        layout = dataclasses.replace(layout, piece=-(-layout.piece // parts) * parts)
-    assert isinstance(layout, Mirrored | Copies | Split)
-    return dataclasses.replace(layout, axes=axes)
-
-
-def _over_replicas(variable: Variable, partitioner: Partitioner | None) -> Layout:
-    extended = variable.strategy.extended
-    replicas = extended.num_replicas
-    if replicas == 1:
-        return extended.default_layout
-    if variable.is_on_read:
-        return Copies(replicas)
-    split = layout_by(
-        None if is_key(variable.dtype) else partitioner, variable.name, variable.shape, variable.dtype, replicas
-    )
-    return extended.default_layout if isinstance(split, Mirrored) else split
+    return Copies(replicas, axes=axes) if variable.is_on_read and replicas > 1 else Mirrored(axes=axes)
 
 
 def on_host(value: Any, dtype: Any) -> np.ndarray[Any, Any] | None:

@@ -75,7 +75,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
-      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's.
+      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
+      there are no ``partition_dimensions``.
     partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
       :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
       parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so. An
@@ -84,7 +85,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
         trainable or split; a partitioner that returns something else than it should; partition dimensions that don't
-      fit.
+      fit, or come with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -125,7 +126,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
                 "own; use Variable without a partitioner, or synchronization='on_write'"
             )
-        self._wishes = checked_partitioner(partitioner) or self.strategy.extended.partitioner, partition_dimensions
+        self._wishes = checked_partitioner(partitioner), partition_dimensions
         self.slot = Slot(self._initialise(initial_value, dtype))
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
