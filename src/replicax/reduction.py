@@ -88,7 +88,7 @@ def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | Non
     return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
 
 
-def _sums(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
+def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
     """What :data:`all_reduce_p` compiles to."""
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
@@ -159,7 +159,7 @@ def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[A
     return results
 
 
-all_reduce_p = _jax.collective_primitive("all_reduce", _sums)
+all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
 """``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
 
 It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
+from replicax.execution.adapt import adapted
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
@@ -148,7 +149,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )
     mapped = jax.shard_map(
-        _named(body, program.name),
+        _named(adapted(body, mesh), program.name),
         mesh=mesh,
         in_specs=specs_in,
         out_specs=specs_out,
