@@ -1,8 +1,9 @@
 """Adapt: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
 
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
-refuses to call the host from there, and XLA on CPU aborts the process at a sum of bfloat16 numbers. So calls of the
-host are made by the first logical device of each replica, which tells the others, and such sums are of float32.
+refuses to call the host from there, XLA on CPU aborts the process at a sum of bfloat16 numbers, and XLA refuses
+branches whose results are split in different ways. So calls of the host are made by the first logical device of each
+replica, which tells the others; such sums are of float32; and what comes out of a branch has left its split behind.
 """
 
 from __future__ import annotations
@@ -53,12 +54,9 @@ class _Rewrite:
     def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         """``jaxpr``, with its constants among its inputs."""
         inputs = [*jaxpr.constvars, *jaxpr.invars]
-        if not self.concerns(jaxpr):
+        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, inputs)):
             return _jax.replace_inputs(jaxpr.replace(constvars=[]), inputs, jaxpr.eqns, jaxpr.outvars)
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in inputs]
-        closed = jax.make_jaxpr(lambda *values: self.run(jaxpr, inputs, values))(*avals)
-        assert not closed.consts
-        return closed.jaxpr
+        return _traced(lambda *values: self.run(jaxpr, inputs, values), inputs)
 
     def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         env: dict[Any, Any] = dict(zip(inputs, values, strict=True))
@@ -85,6 +83,8 @@ class _Rewrite:
     def is_ours(self, equation: Any) -> bool:
         if equation.primitive.name in _HOST_CALLS:
             return True
+        if equation.primitive.name == "cond":
+            return any(map(_splits, _jax.sub_jaxprs(equation)))
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
             return (options is not None and options.timeout_seconds is not None) or self.is_narrow(equation)
@@ -100,6 +100,8 @@ class _Rewrite:
             if equation.primitive is all_reduce_p:
                 program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
                 return self.run(program, program.invars, operands)
+            if equation.primitive.name == "cond":
+                return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, self.branch))
             return self.widened(equation, operands)
         if equation.primitive.name == "shard_map" or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
@@ -132,8 +134,31 @@ class _Rewrite:
         )(*values)
         return results
 
+    def branch(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        """A branch whose results are those of an operation that says nothing of how they are split."""
+        inner = self.rewritten(jaxpr)
+
+        def neutral(*values: Any) -> list[Any]:
+            results = _jax.evaluate(inner, values)
+            return list(lax.optimization_barrier(results)) if results else []
+
+        return inner if any(map(_jax.is_mutable, inner.invars)) else _traced(neutral, inner.invars)
+
     def widened(self, equation: Any, operands: list[Any]) -> list[Any]:
         """In float32, as XLA on CPU would compute it anyway."""
         wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
         results = _jax.bind(equation, wide)
         return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
+
+
+def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
+    """The program of ``fn``, of values like these of another program."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
+    closed = jax.make_jaxpr(fn)(*avals)
+    assert not closed.consts
+    return closed.jaxpr
+
+
+def _splits(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a program says of a value how to split it."""
+    return any(e.primitive.name == "sharding_constraint" or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
