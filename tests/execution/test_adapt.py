@@ -14,13 +14,6 @@ from jax.experimental import io_callback
 
 import replicax
 from tests.conftest import logical_strategy
-from tests.execution import (  # noqa: F401
-    programs_collectives,
-    programs_derivatives,
-    programs_loops,
-    programs_numerics,
-    programs_variables,
-)
 from tests.execution.programs import PROGRAMS, Program
 from tests.execution.test_programs import arguments, check
 

@@ -34,7 +34,7 @@ def kinds(strategy: replicax.Strategy, fn: Callable[..., Any], *args: Any) -> li
 
 @pytest.mark.parametrize(
     ("replicas", "parts"),
-    [(r, p) for r, n in ((1, 8), (2, 4), (4, 2), (1, 6)) for p in factorisations(n, 3)],
+    [(r, p) for r, n in ((1, 8), (2, 4), (4, 2)) for p in factorisations(n, 3)] + [(1, [1, 2, 3]), (1, [6, 1, 1])],
     ids=str,
 )
 def test_values_and_gradients_are_those_of_one_device(replicas: int, parts: list[int]) -> None:
