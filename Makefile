@@ -13,6 +13,9 @@ READY := .venv/.ready
 # TensorFlow, which only the oracle needs, stays out of the development environment.
 ORACLE := .venv-oracle/bin
 ORACLE_READY := .venv-oracle/.ready
+# So do the libraries whose datasets are taken.
+INTEGRATIONS := .venv-integrations/bin
+INTEGRATIONS_READY := .venv-integrations/.ready
 
 # The lock holds for what is installed and, by one name or the other as pip's version has it, for what
 # builds it.
@@ -22,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench oracle clean
+.PHONY: help demo test lint bench oracle integrations clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -45,8 +48,11 @@ bench: $(READY)  ## measure Replicax against hand-written JAX
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
 	$(ORACLE)/python -m oracle $(ARGS)
 
+integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face
+	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
+
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle build dist out
+	rm -rf .venv .venv-oracle .venv-integrations build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -60,4 +66,10 @@ $(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
 	$(PYTHON) -m venv .venv-oracle
 	PIP_CONSTRAINT="constraints.txt oracle/constraints.txt" \
 	    $(ORACLE)/python -m pip install --editable . tensorflow-cpu
+	touch $@
+
+$(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
+	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,parquet,torch]' pytest tensorflow-cpu
 	touch $@

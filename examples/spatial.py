@@ -79,7 +79,7 @@ def train(strategy, quarters, steps=STEPS):
 def main():
     resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")  # 2×2 chips of two cores; leave `emulate` out on a TPU
     # A replica on each pair of neighbouring chips: four cores.
-    assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[2, 1, 1, 2])
+    assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[2, 1, 1, 2], num_replicas=2)
     strategy = replicax.TPUStrategy(resolver, assignment)
     print(strategy)
 

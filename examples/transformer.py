@@ -18,7 +18,7 @@ import replicax
 
 BATCH, LENGTH, VOCABULARY = 32, 16, 32  # the GLOBAL batch: eight sequences for each of four replicas
 WIDTH, HEADS, HIDDEN, LAYERS = 32, 4, 128, 2
-STEPS = 60
+STEPS = 100
 
 
 def batches(steps, seed=0):
@@ -61,7 +61,7 @@ def build(parts, seed=0):
     embedding = weight("embedding", (VOCABULARY, WIDTH), split=1)
     positions = weight("positions", (LENGTH, WIDTH), split=1)
     variables = [embedding, positions, *(v for layer in layers for v in layer.values())]
-    optimizer = replicax.Optimizer(optax.adam(0.01))
+    optimizer = replicax.Optimizer(optax.adam(0.02, eps=1e-4))
 
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
@@ -97,19 +97,20 @@ def train(strategy, parts, steps=STEPS):
         variables, train_step = build(parts)
     distributed = strategy.distribute_dataset(list(batches(steps)))
     shares = [strategy.run(train_step, args=(batch,)) for batch in distributed]
-    return [float(loss) for loss in (strategy.reduce("sum", shares) if strategy.num_replicas_in_sync > 1 else shares)], variables
+    losses = strategy.reduce("sum", shares) if strategy.num_replicas_in_sync > 1 else shares
+    return [float(loss) for loss in losses], variables
 
 
 def main():
     resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")  # 2×2 chips of two cores; leave `emulate` out on a TPU
     # A replica on the two cores of each chip.
-    assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 1, 1, 2])
+    assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
     strategy = replicax.TPUStrategy(resolver, assignment)
     print(strategy)
 
     losses, variables = train(strategy, parts=2)
-    for step in range(0, STEPS, 10):
-        print(f"step {step:3}   loss {np.mean(losses[step : step + 10]):.3f}")
+    for step in range(0, STEPS, 20):
+        print(f"step {step:3}   loss {np.mean(losses[step : step + 20]):.3f}")
     whole = sum(v.size * v.dtype.itemsize for v in variables)
     part = sum(v.value.addressable_shards[0].data.nbytes for v in variables)
     print(f"parameters: {whole:,} bytes, of which a device has {part:,}")

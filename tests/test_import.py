@@ -3,7 +3,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ["grain", "matplotlib", "rich", "sklearn", "flax", "equinox", "torch", "tensorflow", "orbax"]
+HEAVY = [
+    "grain",
+    "matplotlib",
+    "rich",
+    "sklearn",
+    "flax",
+    "equinox",
+    "torch",
+    "tensorflow",
+    "datasets",
+    "pyarrow",
+    "orbax",
+]
 
 
 def test_heavy_packages_are_loaded_when_used() -> None:

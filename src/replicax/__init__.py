@@ -16,7 +16,17 @@ from replicax.context import (
     in_cross_replica_context,
     set_strategy,
 )
-from replicax.data import DistributedDataset, DistributedIterator, ValueContext
+from replicax.data import (
+    AutoShardPolicy,
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputPlan,
+    PartialBatch,
+    ValueContext,
+)
+from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
 from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
@@ -27,6 +37,7 @@ from replicax.reduction import ReduceOp
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ShardedStrategy,
     TPUStrategy,
@@ -53,6 +64,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregation",
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "Collective",
     "CommunicationImplementation",
@@ -67,13 +79,18 @@ __all__ = [
     "ExecutorWarning",
     "FixedShardsPartitioner",
     "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputPlan",
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
+    "PartialBatch",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
@@ -90,14 +107,19 @@ __all__ = [
     "TraceError",
     "ValueContext",
     "Variable",
+    "array_records",
     "compute_average_loss",
+    "csv_rows",
     "debug",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "parquet_rows",
     "scale_regularization_loss",
     "set_strategy",
+    "text_lines",
+    "tfrecords",
     "use_cpu_devices",
     "value_and_grad",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
@@ -248,6 +249,41 @@ def backends_are_initialized() -> bool:
     return bool(_xla_bridge.backends_are_initialized())
 
 
+# --- processes ------------------------------------------------------------------------------------------
+
+
+def coordination_client() -> Any:
+    """The client of the service that ``jax.distributed.initialize`` has started; ``None`` if nobody has."""
+    return _distributed.global_state.client
+
+
+def process_index_and_count() -> tuple[int, int]:
+    """This process's number, and how many there are, without making devices."""
+    return _distributed.global_state.process_id, _distributed.global_state.num_processes
+
+
+def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
+    """What the coordination service has, or gets within that time, as ``key``; ``None`` if nothing comes."""
+    try:
+        value: bytes = client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+    return value
+
+
+def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
+    """Set ``key`` in the coordination service, unless it has a value already; which it has."""
+    try:
+        client.key_value_set_bytes(key, value)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+        value = client.key_value_try_get_bytes(key)
+    return value
+
+
 # --- primitives -----------------------------------------------------------------------------------------
 
 
@@ -356,7 +392,7 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
 
 
 def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
-    """The results of one operation of a program, or of its like with other ``params``, as part of what is traced now."""
+    """The results of one operation of a program, perhaps with other ``params``, as part of what is traced now."""
     params = equation.primitive.get_bind_params(equation.params if params is None else params)
     names = _source_info.current_name_stack() + equation.source_info.name_stack
     with _source_info.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:

@@ -47,7 +47,8 @@ class CommunicationOptions:
         arrays in one. Gathers go array by array, whatever this says.
       timeout_seconds: how long a replica may wait in this collective for the others, before an error names those
         that are missing; ``None`` for ever. A compiled step with such a collective is watched, which costs two
-        calls of the host in each, and ``run`` returns when it is done. After the error the variables that the step
+        calls of the host in each, and ``run`` returns when it is done. With several workers it takes up to twice the
+        time until all have noticed. After the error the variables that the step
         was to write are lost, and the devices may stay busy.
       implementation: ``"auto"``, ``"ring"``, ``"nccl"`` or a :class:`CommunicationImplementation`.
 
@@ -163,23 +164,54 @@ def _to_neighbour(array: Any) -> Any:
 # --- who has come ---------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Late:
+    """A collective in which replicas have waited for too long.
+
+    Attributes:
+      timeout: how many seconds they had.
+      number: which of the step's collectives it is.
+      arrived: to how many collectives each replica has come.
+      waiting: the replicas that wait in one.
+    """
+
+    timeout: float
+    number: int
+    arrived: dict[int, int]
+    waiting: tuple[int, ...]
+
+    def joined(self, others: Sequence[Late]) -> Late:
+        """The same, with what other workers know of their replicas."""
+        arrived = dict(pair for late in others for pair in late.arrived.items())
+        return dataclasses.replace(
+            self, arrived=arrived, waiting=tuple(replica for late in others for replica in late.waiting)
+        )
+
+    def __str__(self) -> str:
+        missing = [i for i, n in self.arrived.items() if n < self.number]
+        there = sorted(i for i in self.waiting if i not in missing)
+        return f"replica(s) {there} have waited for more than {self.timeout} s in a collective " + (
+            f"for replica(s) {missing}, which have not come" if missing else "that does not end"
+        )
+
+
 class Watch:
     """Knows which replicas wait in a watched collective, and since when; one program runs watched at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.start(0)
+        self.start(())
 
-    def start(self, replicas: int) -> None:
-        """A program with so many replicas is about to run."""
+    def start(self, replicas: Sequence[int]) -> None:
+        """A program in which these replicas take part, this worker's, is about to run."""
         with self._lock:
-            self._arrived = [0] * replicas
+            self._arrived = dict.fromkeys(replicas, 0)
             self._waiting: dict[int, tuple[float, float]] = {}
 
     def arrive(self, replica: int, timeout: float) -> None:
         """A replica has come to a collective, in which it may wait for so many seconds."""
         with self._lock:
-            if replica < len(self._arrived):
+            if replica in self._arrived:
                 self._arrived[replica] += 1
                 self._waiting[replica] = time.monotonic(), timeout
 
@@ -188,17 +220,13 @@ class Watch:
         with self._lock:
             self._waiting.pop(replica, None)
 
-    def overdue(self) -> str | None:
-        """Who waits for whom, if somebody has waited for too long."""
+    def overdue(self) -> Late | None:
+        """What is known, if somebody has waited for too long."""
         with self._lock:
             now = time.monotonic()
             for replica, (since, timeout) in self._waiting.items():
                 if now - since > timeout:
-                    missing = [i for i, n in enumerate(self._arrived) if n < self._arrived[replica]]
-                    there = sorted(i for i in self._waiting if i not in missing)
-                    return f"replica(s) {there} have waited for more than {timeout} s in a collective " + (
-                        f"for replica(s) {missing}, which have not come" if missing else "that does not end"
-                    )
+                    return Late(timeout, self._arrived[replica], dict(self._arrived), tuple(self._waiting))
         return None
 
 

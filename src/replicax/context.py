@@ -356,16 +356,6 @@ def check_may_enter(strategy: Strategy) -> None:
         )
 
 
-def check_no_options(options: Any, method: str) -> None:
-    """Raise unless ``options`` is ``None``.
-
-    Raises:
-      TypeError: it is something else.
-    """
-    if options is not None:
-        raise TypeError(f"{method}: options must be None, got {options!r}")
-
-
 def in_step() -> bool:
     """Whether a step is running on this thread, be it in a ``merge_fn``."""
     frames = _stack.frames

@@ -16,16 +16,22 @@ from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
 from replicax.execution.destinations import destination, holds_variables
+from replicax.execution.placing import devices_here
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
+from replicax.execution.together import Calls
 from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
+from replicax.topology.lockstep import Lockstep
 from replicax.topology.mesh import replica_mesh
+from replicax.topology.placement import put
+from replicax.topology.workers import Alone, Workers
 from replicax.values import PerReplica, container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import Partitioner, checked_partitioner
+from replicax.variables.register import Register
 from replicax.variables.store import check_owner, current_store
 
 if TYPE_CHECKING:
@@ -53,6 +59,10 @@ class StrategyExtended:
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
+      lockstep: what they tell each other to stay together.
+      local_replicas: the numbers of this worker's replicas.
+      register: numbers variables, alike on all workers.
+      calls: counts the calls of compiled steps.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -74,21 +84,32 @@ class StrategyExtended:
         devices: Sequence[jax.Device] | np.ndarray,
         partitioner: Partitioner | None = None,
         parameter_device: jax.Device | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
+        self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
+        self.local_replicas = tuple(devices_here(self.mesh))
         self.programs = ProgramCache()
+        self.register = Register()
+        self.calls = Calls()
 
     def another(self, strategy: Strategy) -> StrategyExtended:
         """The same for another strategy, on the same devices."""
         twin = copy.copy(self)
         twin.strategy = strategy
         twin.programs = ProgramCache()
+        twin.register = Register()
         return twin
+
+    @property
+    def workers(self) -> Workers:
+        """The processes that the replicas are spread over, and how they exchange bytes."""
+        return self.lockstep.workers
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -103,13 +124,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker should write checkpoints: the first one."""
-        return jax.process_index() == 0
+        """Whether this worker should write checkpoints: the chief."""
+        return self.workers.index == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker should write summaries: the first one."""
-        return jax.process_index() == 0
+        """Whether this worker should write summaries: the chief."""
+        return self.workers.index == 0
 
     @property
     def between_graph(self) -> bool:
@@ -178,7 +199,10 @@ class StrategyExtended:
         options = checked_options(options, self.worker_devices[0].platform, method)
         wanted = [destination(self.strategy, d) for _, d in pairs]
         reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
-        return [v if where is None else jax.device_put(v, where) for v, where in zip(reduced, wanted, strict=True)]
+        return [
+            v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where), v)
+            for v, where in zip(reduced, wanted, strict=True)
+        ]
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
         """Put a plain value on all devices of ``destinations``.
@@ -204,7 +228,8 @@ class StrategyExtended:
         where = destination(self.strategy, destinations)
         if context.in_step():
             return tensor
-        return jax.device_put(tensor, NamedSharding(self.mesh, PartitionSpec()) if where is None else where)
+        where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
+        return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))
 
     # --- updating ---------------------------------------------------------------------------------------
 

@@ -226,8 +226,9 @@ class Strategy(LogicalDevices):
           value: a ``PerReplica``, a variable, or a pytree with such leaves; anything else gives ``(value,)``.
 
         Returns:
-          A tuple with an entry for each local replica. Of a pytree each entry is a pytree, in which leaves that
-          all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components.
+          A tuple with an entry for each replica of this worker. Of a pytree each entry is a pytree, in which leaves
+          that all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components, those of
+          other workers too.
 
         Raises:
           ContextError: called inside a replica.
@@ -247,13 +248,15 @@ class Strategy(LogicalDevices):
 
     # --- input ------------------------------------------------------------------------------------------
 
-    def distribute_dataset(self, dataset: Any, options: None = None) -> data.DistributedDataset:
+    def distribute_dataset(self, dataset: Any, options: data.InputOptions | None = None) -> data.DistributedDataset:
         """Feed the replicas from ``dataset``, whose elements are *global* batches.
 
         Args:
-          dataset: a Grain dataset, any re-iterable of pytrees of NumPy arrays, or one such pytree, whose slices
-            along dim 0 are the batches. Dim 0 of every array of a batch is divided over the replicas in order.
-          options: must be ``None``.
+          dataset: a Grain ``MapDataset``, ``IterDataset`` or ``DataLoader``; any re-iterable, or generator function, of
+            pytrees of NumPy arrays; or one such pytree, whose slices along dim 0 are the batches. Dim 0 of every
+            array of a batch is divided over the replicas in order: 5 over 4 replicas as 2, 2, 1, 0.
+          options: what each worker reads, what to do with a last batch that is not full, and how far to read ahead;
+            see :class:`InputOptions`.
 
         Returns:
           A re-iterable of pytrees with ``PerReplica`` leaves (bare arrays with one replica). Each iteration
@@ -261,7 +264,11 @@ class Strategy(LogicalDevices):
 
         Raises:
           TypeError: ``dataset`` is an iterator, which can be gone through only once, or not iterable.
-          ValueError: while iterating: a batch that does not split evenly, or has no dim to split.
+          ValueError: an empty dataset; sharing by file, of fewer files than workers; while iterating: a batch that has
+            no dim to split.
+          ContextError: called inside a replica.
+
+        No collective; workers that read files of their own agree on each element through the coordination service.
 
         >>> import replicax, numpy as np
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -271,12 +278,48 @@ class Strategy(LogicalDevices):
         6.0
         22.0
         """
-        context.check_no_options(options, "strategy.distribute_dataset")
+        options = data.checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self, "strategy.distribute_dataset")
-        return data.DistributedDataset(dataset, self.extended.mesh)
+        return data.DistributedDataset(dataset, options, data.feed_of(self.extended), "strategy.distribute_dataset")
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions | None = None
+    ) -> data.DistributedDataset:
+        """Feed the replicas from datasets that each worker makes for itself, of *per-replica* batches.
+
+        Args:
+          dataset_fn: called once on each worker with an :class:`InputContext`, which says which worker it is for. It
+            returns a dataset as in :meth:`distribute_dataset`, each element of which goes to one replica, whole. So
+            batch by ``context.get_per_replica_batch_size(global_batch_size)``, and leave to each worker its own
+            examples: ``context.input_pipeline_id`` of ``context.num_input_pipelines``.
+          options: as in :meth:`distribute_dataset`; ``auto_shard_policy`` says nothing here.
+
+        Returns:
+          A re-iterable of pytrees with ``PerReplica`` leaves (bare arrays with one replica). Replicas for which no
+          batch is left get arrays of size 0.
+
+        Raises:
+          TypeError, ValueError, ContextError: as in :meth:`distribute_dataset`.
+
+        >>> import replicax, numpy as np
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def batches(context):
+        ...     size = context.get_per_replica_batch_size(4)
+        ...     return [np.full(size, float(i)) for i in range(4)]
+        >>> for x in strategy.distribute_datasets_from_function(batches):
+        ...     print(strategy.gather(x, axis=0))
+        [0. 0. 1. 1.]
+        [2. 2. 3. 3.]
+        """
+        method = "strategy.distribute_datasets_from_function"
+        options = data.checked_input_options(options, method)
+        context.check_cross_replica(self, method)
+        if not callable(dataset_fn):
+            raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
+        return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
 
     def distribute_values_from_function(self, value_fn: Callable[[data.ValueContext], Any]) -> Any:
-        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica.
+        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica; each worker does so for its own.
 
         Args:
           value_fn: gets a :class:`ValueContext` (``replica_id_in_sync_group``, ``num_replicas_in_sync``) and
@@ -295,7 +338,7 @@ class Strategy(LogicalDevices):
         PerReplica(int32[], 2 replicas)
         """
         context.check_cross_replica(self, "strategy.distribute_values_from_function")
-        return data.values_from_function(value_fn, self.extended.mesh)
+        return data.values_from_function(value_fn, self)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:
         """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.
@@ -325,5 +368,6 @@ class Strategy(LogicalDevices):
 
     experimental_local_results = local_results
     experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
     experimental_distribute_values_from_function = distribute_values_from_function
     experimental_make_numpy_dataset = make_numpy_dataset

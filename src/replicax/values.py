@@ -26,9 +26,17 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """A tuple with one Python object a replica: arrays of different shapes, or no arrays at all."""
+    """A tuple with one Python object a replica: arrays of different shapes, or no arrays at all.
+
+    Attributes:
+      values: the components of this worker's replicas.
+      replicas: the numbers of those replicas; ``None``: from 0.
+      count: how many replicas there are on all workers; ``None``: no others.
+    """
 
     values: tuple[Any, ...]
+    replicas: tuple[int, ...] | None = None
+    count: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +57,8 @@ class PerReplica:
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
 
+    With several workers each has the components of its own replicas.
+
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group * 10)
@@ -66,11 +76,11 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components in the order of the replicas, each on its replica's (first) device."""
+        """The components of this worker's replicas, in their order, each on its replica's (first) device."""
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    self._values = tuple(jax.numpy.squeeze(row, 0) for row in rows_of(array))
+                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in slices_of(array))
                 case Components(values):
                     self._values = values
                 case Local():
@@ -82,13 +92,36 @@ class PerReplica:
                 _containers[id(component)] = self
         return self._values
 
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The numbers of the replicas that :attr:`values` belong to."""
+        match self.form:
+            case Stacked(array):
+                return tuple(s.index[0].start or 0 for s in slices_of(array))
+            case Components(_, replicas) if replicas is not None:
+                return replicas
+        return tuple(range(len(self.values)))
+
+    @property
+    def count(self) -> int:
+        """How many replicas have a component, on all workers."""
+        match self.form:
+            case Stacked(array):
+                return int(array.shape[0])
+            case Components(_, _, count) if count is not None:
+                return count
+        return len(self.values)
+
     def __repr__(self) -> str:
         match self.form:
             case Stacked(array):
                 shape = ",".join(map(str, array.shape[1:]))
                 return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas)"
             case Components(values):
-                return f"PerReplica{values!r}"
+                if len(values) == self.count:
+                    return f"PerReplica{values!r}"
+                shown = ", ".join(f"{r}: {v!r}" for r, v in zip(self.replicas, values, strict=True))
+                return f"PerReplica({shown}; {self.count} replicas)"
             case Local(value):
                 return f"PerReplica({value!r} on this replica)"
 
@@ -107,14 +140,14 @@ class PerReplica:
     __getitem__ = __len__ = __iter__ = _refuse
 
 
-def rows_of(array: jax.Array) -> list[jax.Array]:
-    """The slices along dim 0 of a stacked array, each on its replica's first device."""
-    rows = {s.index[0].start or 0: s.data for s in reversed(array.addressable_shards)}
-    if any(row.shape[1:] != array.shape[1:] for row in rows.values()):  # in parts, over the logical devices
+def slices_of(array: jax.Array) -> list[Any]:
+    """The shards of a stacked array that are its slices on this worker's replicas (their first devices), in order."""
+    slices = {s.index[0].start or 0: s for s in reversed(array.addressable_shards)}
+    if any(s.data.shape[1:] != array.shape[1:] for s in slices.values()):  # in parts, over the logical devices
         sharding = array.sharding
         assert isinstance(sharding, NamedSharding)
-        return rows_of(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
-    return [rows[start] for start in sorted(rows)]
+        return slices_of(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
+    return [slices[start] for start in sorted(slices)]
 
 
 # A component is held by its container, so while the container lives the id is the component's.
@@ -129,7 +162,13 @@ def container_of(value: Any) -> Any:
     return value
 
 
-def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
+def regroup(
+    trees: Sequence[Any],
+    *,
+    always_wrap: bool = False,
+    replicas: tuple[int, ...] | None = None,
+    count: int | None = None,
+) -> Any:
     """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves.
 
     The same object on every replica stays itself (unless ``always_wrap``); anything else becomes a
@@ -138,6 +177,8 @@ def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
     Args:
       trees: one pytree a replica, in the order of the replicas, all of the same structure.
       always_wrap: make a ``PerReplica`` even of identical objects.
+      replicas: whose trees these are, if not all replicas'.
+      count: how many replicas there are on all workers.
 
     Raises:
       ValueError: the structures differ; the message names the first replica that does, and both structures.
@@ -148,16 +189,17 @@ def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
     """
     flat: list[tuple[list[Any], Any]] = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in trees]
     treedef = flat[0][1]
-    for replica, (_, other) in enumerate(flat):
+    numbers = replicas or tuple(range(len(trees)))
+    for replica, (_, other) in zip(numbers, flat, strict=True):
         if other != treedef:
             raise ValueError(
-                f"replicas must agree on the structure of a value: replica 0 has {treedef}, "
+                f"replicas must agree on the structure of a value: replica {numbers[0]} has {treedef}, "
                 f"replica {replica} has {other}"
             )
     merged = [
         leaves[0]
         if not always_wrap and all(leaf is leaves[0] for leaf in leaves)
-        else PerReplica(Components(tuple(leaves)))
+        else PerReplica(Components(tuple(leaves), replicas, count))
         for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
     return jax.tree_util.tree_unflatten(treedef, merged)
@@ -166,10 +208,17 @@ def regroup(trees: Sequence[Any], *, always_wrap: bool = False) -> Any:
 def unwrap(tree: Any, replica: int) -> Any:
     """One replica's view of a pytree: its component of each ``PerReplica``; other leaves as they are.
 
+    The replica must be one of this worker's.
+
     >>> from replicax.values import regroup, unwrap
     >>> unwrap(regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]), replica=1)
     {'a': 2, 'b': 'x'}
     """
     return jax.tree_util.tree_map(
-        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, known(tree), is_leaf=is_leaf
+        lambda leaf: component(leaf, replica) if isinstance(leaf, PerReplica) else leaf, known(tree), is_leaf=is_leaf
     )
+
+
+def component(value: PerReplica, replica: int) -> Any:
+    """The component of one of this worker's replicas."""
+    return value.values[value.replicas.index(replica)]

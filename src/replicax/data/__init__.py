@@ -1,13 +1,24 @@
 """Input: datasets that feed every replica."""
 
 from replicax.data.dataset import DistributedDataset, DistributedIterator
+from replicax.data.feed import feed_of
+from replicax.data.input_context import InputContext
+from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch, checked_input_options
+from replicax.data.plan import InputPlan
 from replicax.data.sources import numpy_examples
 from replicax.data.values import ValueContext, values_from_function
 
 __all__ = [
+    "AutoShardPolicy",
     "DistributedDataset",
     "DistributedIterator",
+    "InputContext",
+    "InputOptions",
+    "InputPlan",
+    "PartialBatch",
     "ValueContext",
+    "checked_input_options",
+    "feed_of",
     "numpy_examples",
     "values_from_function",
 ]

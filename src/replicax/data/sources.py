@@ -1,14 +1,84 @@
-"""What a dataset can be made from."""
+"""What a dataset can be made from: everything becomes a Grain dataset."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from replicax.data.foreign import adapted
 from replicax.nests import known
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A Grain dataset, and what is known of it.
+
+    Attributes:
+      dataset: a ``grain.MapDataset`` or ``grain.IterDataset``.
+      kind: what it was made from, in words.
+      unrepeatable: why a second pass could go another way; ``None`` if it goes the same.
+      length: how many elements it has, if that is known.
+    """
+
+    dataset: Any
+    kind: str
+    unrepeatable: str | None = None
+    length: int | None = None
+
+
+def as_source(dataset: Any, method: str) -> Source:
+    """The Grain dataset that ``dataset`` is, or becomes.
+
+    Raises:
+      TypeError: ``dataset`` is an iterator, or nothing that can be gone through.
+    """
+    import grain  # heavy: loaded when used
+
+    from replicax.data import replay
+
+    name = type(dataset).__name__
+    unrepeatable, length = None, None
+    if isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
+        name = f"Grain {name}"
+    elif (foreign := adapted(dataset)) is not None:
+        name = f"{type(dataset).__module__.split('.')[0]} {name}"
+        dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
+    if isinstance(dataset, grain.MapDataset):
+        return Source(dataset, f"a {name}", unrepeatable, len(dataset))
+    if isinstance(dataset, grain.IterDataset):
+        return Source(dataset, f"a {name}")
+    if isinstance(dataset, grain.DataLoader):
+        return Source(replay.Loaded(dataset), f"a {name}")
+    if inspect.isgeneratorfunction(dataset):
+        return Source(replay.Replayed(dataset), f"the generator function {dataset.__name__}")
+    if isinstance(dataset, Iterator):
+        raise TypeError(
+            f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "
+            "Pass the dataset itself, a list of batches, a generator function, or an object whose __iter__ makes a new "
+            "iterator."
+        )
+    kind = f"a {name} of batches"
+    if _is_array_tree(dataset):
+        dataset, kind = _Slices(dataset), "arrays, whose slices along dim 0 are the batches"
+    elif isinstance(dataset, str | bytes | dict):
+        raise TypeError(_refused(dataset, method))
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return Source(replay.Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
+    if isinstance(dataset, Iterable):
+        return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
+    raise TypeError(_refused(dataset, method))
+
+
+def _refused(dataset: Any, method: str) -> str:
+    return (
+        f"{method} takes a Grain dataset, a re-iterable or generator function of pytrees of NumPy arrays, or a pytree "
+        f"of NumPy arrays, got {dataset!r}"
+    )
 
 
 class _Slices:
@@ -45,35 +115,9 @@ def numpy_examples(arrays: Any) -> Any:
     return grain.MapDataset.source(_Slices(arrays))
 
 
-def as_reiterable(dataset: Any) -> Iterable[Any]:
-    """Something that can be iterated again and again over global batches.
-
-    Raises:
-      TypeError: ``dataset`` is an iterator, or not iterable at all.
-    """
-    if isinstance(dataset, Iterator):
-        raise TypeError(
-            "distribute_dataset needs something that can be iterated anew for each epoch, got the iterator "
-            f"{dataset!r}. "
-            "Pass the dataset itself, a list of batches, or an object whose __iter__ makes a new iterator."
-        )
-    if _is_array_tree(dataset):
-        slices = _Slices(dataset)
-        return [slices[i] for i in range(len(slices))]
-    if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            "distribute_dataset takes a Grain dataset, a re-iterable of pytrees of NumPy arrays, or a pytree of NumPy "
-            f"arrays, got {dataset!r}"
-        )
-    if hasattr(dataset, "to_iter_dataset"):  # a grain.MapDataset, which reads ahead in this form
-        iterable: Iterable[Any] = dataset.to_iter_dataset()
-        return iterable
-    return dataset
-
-
 def _is_array_tree(dataset: Any) -> bool:
     """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
-    if isinstance(dataset, list) or not isinstance(dataset, (np.ndarray, jax.Array, tuple, dict)):
+    if isinstance(dataset, list) or not isinstance(dataset, np.ndarray | jax.Array | tuple | dict):
         return False
     leaves = jax.tree_util.tree_leaves(known(dataset))
-    return bool(leaves) and all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in leaves)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)

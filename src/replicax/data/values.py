@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh
 
-from replicax.execution.placing import place_components
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.execution.placing import kind_of_component, place_components
 from replicax.values import regroup
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,20 @@ class ValueContext:
             )
 
 
-def values_from_function(value_fn: Callable[[ValueContext], Any], mesh: Mesh) -> Any:
+def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Strategy) -> Any:
     """See ``Strategy.distribute_values_from_function``."""
-    n = mesh.shape[REPLICA_AXIS]
-    merged = regroup([value_fn(ValueContext(i, n)) for i in range(n)], always_wrap=True)
-    return jax.tree_util.tree_map(lambda leaf: place_components(leaf.form.values, mesh), merged)
+    mesh, lockstep = strategy.extended.mesh, strategy.extended.lockstep
+    n, mine = strategy.num_replicas_in_sync, strategy.extended.local_replicas
+    merged = regroup([value_fn(ValueContext(i, n)) for i in mine], always_wrap=True, replicas=mine, count=n)
+    leaves, tree = jax.tree_util.tree_flatten(merged)
+    kinds = [{kind_of_component(c) for c in leaf.values} for leaf in leaves]
+    theirs = lockstep.share("distributes values from a function", (str(tree), kinds))
+    for worker, (other, _) in enumerate(theirs):
+        if other != str(tree):
+            raise ValueError(
+                f"replicas must agree on the structure of a value: worker {lockstep.workers.index} has {tree}, worker "
+                f"{worker} has {other}"
+            )
+    everyones = [set().union(*column) for column in zip(*(k for _, k in theirs), strict=True)]
+    placed = [place_components(leaf.values, mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
+    return jax.tree_util.tree_unflatten(tree, placed)

@@ -2,11 +2,13 @@
 
 Inside a ``merge_fn`` that is being traced the components are one traced value, and collectives over the mesh
 combine them. Outside a step they lie on the devices; then a step is run whose only work is that same
-combination. Components of different shapes, which no single program can hold, are combined on one device.
+combination. Components of different shapes, which no single program can hold, are combined on one device; each
+worker does so for itself, after all have exchanged theirs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +81,12 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
 def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
-        return value.layout.parts(value.read_value(), strategy.num_replicas_in_sync)
+        return value.layout.parts(value.read_value(), _seen_here(strategy))
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef):
         return (value,)  # a single value, which all replicas share
-    count = next((len(c) for c in columns if c is not None), strategy.num_replicas_in_sync)
+    count = next((len(c) for c in columns if c is not None), len(_seen_here(strategy)))
     return tuple(
         jax.tree_util.tree_unflatten(
             treedef,
@@ -92,6 +94,11 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         )
         for i in range(count)
     )
+
+
+def _seen_here(strategy: Strategy) -> Sequence[int]:
+    """The replicas whose components are seen: this worker's; all inside a step, where each has gathered them."""
+    return range(strategy.num_replicas_in_sync) if context.in_step() else strategy.extended.local_replicas
 
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
@@ -136,7 +143,13 @@ def _by_form(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
             "strategy.run(step, args=(value,))"
         )
-    return of_components([v.values for v in values])
+    return of_components(_everyones(strategy, values))
+
+
+def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, ...]]:
+    """The components of each value, of all workers' replicas."""
+    theirs = strategy.extended.lockstep.share("combines components of different shapes", [v.values for v in values])
+    return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
 def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis) -> Any:

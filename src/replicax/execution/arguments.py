@@ -15,6 +15,7 @@ from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
+from replicax.topology.placement import put
 from replicax.values import Components, Local, PerReplica, Stacked
 from replicax.variables import Variable
 
@@ -119,7 +120,7 @@ class Arguments:
             wanted = along if key[0] is T else everywhere
             present = getattr(array, "sharding", wanted)  # NumPy arrays and numbers have none: jit places them
             if present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
-                array = jax.device_put(array, wanted)
+                array = put(array, wanted)
             placed.append(array)
         return placed
 

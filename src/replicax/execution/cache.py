@@ -34,6 +34,7 @@ class ProgramCache:
         self._traces: collections.Counter[Any] = collections.Counter()
         self._last: dict[Any, Any] = {}
         self._created: dict[FunctionKey, list[Variable]] = {}
+        self._fresh: set[int] = set()
         # What `find` found last: in a loop it is what comes next, and to compare keys costs less than to hash one.
         self._latest: tuple[Any, Executable | None] = (None, None)
 
@@ -55,6 +56,7 @@ class ProgramCache:
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))
         self._entries[key] = executable
+        self._fresh.add(id(executable))
         for slot in _slots(executable):
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
@@ -78,8 +80,16 @@ class ProgramCache:
     def _drop(self, key: Any) -> None:
         self._latest = None, None
         executable = self._entries.pop(key, None)
+        self._fresh.discard(id(executable))
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)
+
+    def is_first_call(self, executable: Executable) -> bool:
+        """Whether nobody has asked this before."""
+        if id(executable) not in self._fresh:
+            return False
+        self._fresh.discard(id(executable))
+        return True
 
     def created_by(self, key: FunctionKey) -> list[Variable]:
         """The variables that the step with this key creates, which it shares with its later selves."""

@@ -22,6 +22,7 @@ from replicax.execution.spmd import SpmdCommunicator
 from replicax.locality import Locality, T
 from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.placement import put
 from replicax.values import Local, PerReplica
 from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
 from replicax.variables.variable import Variable
@@ -159,7 +160,7 @@ def capture(
         ),
         reads=tuple(map(_use, store.reads)),
         arguments=tuple(arguments),
-        constants=[jax.device_put(value, everywhere) for _, value in closed_over],
+        constants=[put(value, everywhere) for _, value in closed_over],
         writes=tuple(map(_use, store.writes)),
         results=tuple(results),
         result_tree=result_tree,

@@ -4,6 +4,9 @@ Each replica has a thread, but only one of them runs at any moment: until it mee
 ends. Then it is the next one's turn. When all have come to the same meeting, it is held, and replica 0 goes on. So
 the order is always the same, prints don't mix, and nothing waits for a clock: if some replicas wait and the others
 never can come, that is known at once.
+
+With several workers each has a conductor for its own replicas. When all of these have come to a meeting, or ended,
+the conductors tell each other where their replicas are, and what they bring.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicax.errors import DeadlockError
+from replicax.topology.lockstep import Lockstep
 
 
 class _Abandoned(BaseException):
@@ -40,15 +44,30 @@ class _Player:
     error: BaseException | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """Where a replica is, as all workers know it."""
+
+    replica: int
+    place: tuple[str, str]
+    whereabouts: str
+    offer: Any
+
+
 class Conductor:
-    """Runs one function for each replica; see the module's docstring.
+    """Runs one function for each of this worker's replicas; see the module's docstring.
 
     Args:
-      plays: what to run, in the order of the replicas.
+      plays: what to run, by the replica's number.
+      count: how many replicas there are on all workers.
+      lockstep: what the workers tell each other.
     """
 
-    def __init__(self, plays: Sequence[Callable[[], Any]]) -> None:
-        self._players = [_Player(i, play) for i, play in enumerate(plays)]
+    def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
+        self._players = [_Player(i, play) for i, play in plays.items()]
+        self._by_number = {p.replica: p for p in self._players}
+        self._count = count
+        self._lockstep = lockstep
         self._back = threading.Semaphore(0)
         self._threads = [
             threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
@@ -56,13 +75,13 @@ class Conductor:
         ]
 
     def run(self) -> list[Any]:
-        """Run all replicas to their end.
+        """Run this worker's replicas to their end.
 
         Returns:
           What each returned.
 
         Raises:
-          DeadlockError: some replicas wait in a collective that the others don't come to.
+          DeadlockError: some replicas, on whichever worker, wait in a collective that the others don't come to.
           Exception: whatever the first failing replica raised, with a note that says which one it was.
         """
         try:
@@ -70,8 +89,12 @@ class Conductor:
                 thread.start()
             for player in self._players:
                 self._give_turn(player)
-            while any(p.state == "waiting" for p in self._players):
-                self._hold_meeting()
+            while self._hold_meeting():
+                pass
+        except BaseException as error:
+            failed = next((f"replica {p.replica}" for p in self._players if p.error is error), "replicas")
+            self._lockstep.fail(error, f"{failed} of {self._count}")
+            raise
         finally:
             self._abandon()
         return [p.result for p in self._players]
@@ -88,7 +111,7 @@ class Conductor:
         Returns:
           What all replicas brought, in their order.
         """
-        player = self._players[replica]
+        player = self._by_number[replica]
         player.meeting, player.offer, player.line, player.timeout = meeting, offer, _users_line(), timeout
         player.deadline = math.inf if timeout is None else time.monotonic() + timeout
         player.state = "waiting"
@@ -119,7 +142,8 @@ class Conductor:
         while not self._back.acquire(timeout=self._patience()):
             self._check_deadlines()
         if player.error is not None:
-            player.error.add_note(f"(raised by replica {player.replica} of {len(self._players)})")
+            if not self._lockstep.is_known(player.error):
+                player.error.add_note(f"(raised by replica {player.replica} of {self._count})")
             raise player.error
 
     def _patience(self) -> float | None:
@@ -131,14 +155,34 @@ class Conductor:
         if any(p.state == "waiting" and p.deadline < time.monotonic() for p in self._players):
             raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
 
-    def _hold_meeting(self) -> None:
-        if len({(p.state, p.meeting) for p in self._players}) > 1:
-            raise DeadlockError("the replicas do not meet: " + "; ".join(map(_whereabouts, self._players)))
-        offers = [p.offer for p in self._players]
+    def _hold_meeting(self) -> bool:
+        """Let all go on from where they wait; whether anybody does."""
+        everyone = self._reports()
+        if all(report.place[0] == "done" for report in everyone):
+            return False
+        if len({report.place for report in everyone}) > 1:
+            places = "; ".join(report.whereabouts for report in everyone)
+            raise self._lockstep.everywhere(DeadlockError(f"the replicas do not meet: {places}"))
+        offers = [report.offer for report in everyone]
         for player in self._players:
             player.answer = offers
         for player in self._players:
             self._give_turn(player)
+        return True
+
+    def _reports(self) -> list[_Report]:
+        """Those of all replicas, in their order."""
+        here = [
+            _Report(p.replica, (p.state, p.meeting if p.state == "waiting" else ""), _whereabouts(p), p.offer)
+            for p in self._players
+        ]
+        if not self._lockstep.several:
+            return here
+        worker = self._lockstep.workers.index
+        mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
+        places = "; ".join(report.whereabouts for report in here)
+        everyone = self._lockstep.share("runs a step on the exact executor:", mine, places, self._patience())
+        return [report for theirs in everyone for report in theirs]
 
     def _abandon(self) -> None:
         for player, thread in zip(self._players, self._threads, strict=True):

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from replicax import _jax
-from replicax.communication import watch
+from replicax.communication import Late, watch
 from replicax.errors import DeadlockError
+from replicax.topology.workers import CalledOff
+
+if TYPE_CHECKING:
+    from replicax.extended import StrategyExtended
 
 _left_behind: list[threading.Thread] = []
 
 
-def call_watched(call: Callable[..., Any], replicas: int, timeout: float, *args: Any) -> Any:
+def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: float, *args: Any) -> Any:
     """``call(*args)``, when it is done.
+
+    Args:
+      call: the program.
+      extended: of the strategy whose replicas run it.
+      timeout: the longest that one of its collectives has, in seconds.
+      args: of the program.
 
     Raises:
       DeadlockError: a replica has waited in a collective for longer than its options allow; names those that are
-        missing. The program is left behind, as nothing can stop it.
+        missing, or the workers that have not noticed anything, as they don't run the step. The program is left
+        behind, as nothing can stop it.
     """
     _wait_for_those_left_behind(timeout)
     adopt = _jax.settings_of_this_thread()
@@ -33,19 +45,37 @@ def call_watched(call: Callable[..., Any], replicas: int, timeout: float, *args:
         except BaseException as error:
             outcome.append((None, error))
 
-    watch.start(replicas)
+    watch.start(extended.local_replicas)
+    number = extended.calls.next_watched()
     thread = threading.Thread(target=work, name="a watched step", daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(timeout=0.02)
         late = watch.overdue()
         if late is not None and thread.is_alive():
+            try:
+                problem = _of_all_workers(late, extended, number, lambda: not thread.is_alive())
+            except CalledOff:
+                continue  # whoever was missing has come while we asked
             _left_behind.append(thread)
-            raise DeadlockError(late)
+            raise DeadlockError(problem)
     result, error = outcome[0]
     if error is not None:
         raise error
     return result
+
+
+def _of_all_workers(late: Late, extended: StrategyExtended, number: int, is_over: Callable[[], bool]) -> str:
+    """Who waits for whom."""
+    if not extended.lockstep.several:
+        return str(late)
+    # Whoever came last has waited for less time than we have, but will ask, too, when its own is over.
+    patience = late.timeout + 1.0
+    try:
+        everyone = extended.workers.exchange(f"late/{number}", pickle.dumps(late), patience, is_over)
+    except TimeoutError as error:
+        return f"{late}; {error}"
+    return str(late.joined([pickle.loads(theirs) for theirs in everyone]))
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -38,10 +39,10 @@ def destination(strategy: Strategy, where: Any) -> Sharding | None:
         where = sorted(where.devices(), key=lambda d: d.id)
     if isinstance(where, str | jax.Device):
         where = [where]
-    devices = resolve_devices(where)
     extended = strategy.extended
-    if set(devices) in (set(extended.worker_devices), set(extended.mesh.devices.flat)):
+    if _are(where, extended.worker_devices) or _are(where, list(extended.mesh.devices.flat)):
         return None
+    devices = resolve_devices(where)
     if context.in_step():
         raise ValueError(
             f"inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass a "
@@ -56,5 +57,12 @@ def holds_variables(strategy: Strategy, where: Any) -> bool:
         check_owner(where, strategy, "this is")
         return True
     if isinstance(where, tuple | list) and where:
-        return set(resolve_devices(where)) == set(strategy.extended.parameter_devices)
+        return _are(where, strategy.extended.parameter_devices)
     return destination(strategy, where) is None
+
+
+def _are(where: Any, devices: Sequence[jax.Device]) -> bool:
+    """Whether ``where`` names exactly these devices, of which some may be other workers'."""
+    if isinstance(where, tuple | list) and all(isinstance(d, jax.Device) for d in where):
+        return set(where) == set(devices)
+    return set(resolve_devices(where)) == set(devices)

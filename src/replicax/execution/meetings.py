@@ -16,7 +16,7 @@ from replicax import _jax
 from replicax.context import Options
 from replicax.execution.conductor import Conductor
 from replicax.execution.spmd import leaves_of, merge_here
-from replicax.nests import is_leaf
+from replicax.locality import M
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
@@ -28,10 +28,13 @@ class ExactCommunicator:
 
     conductor: Conductor
 
-    def __init__(self, replica: int, device: jax.Device, note: Callable[[Any], None]) -> None:
+    def __init__(
+        self, replica: int, device: jax.Device, note: Callable[..., None], is_of_step: Callable[[Any], bool]
+    ) -> None:
         self.replica = replica
         self.device = device
         self._note = note
+        self._is_of_step = is_of_step
 
     def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """What every replica brings to ``meeting``."""
@@ -79,21 +82,16 @@ class ExactCommunicator:
             whole = self.all_gather(value[None], 0)
             return [whole[i] for i in range(whole.shape[0])]
         with _jax.outside_tracing():
-            return [
-                jnp.copy(jax.device_put(v, self.device)) if isinstance(v, jax.Array) else v
-                for v in self.meet("local_results", value)
-            ]
+            everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.meet("local_results", value)]
+        for array in everyone:
+            self._note(array, M)
+        return everyone
 
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # What is the same object on every replica has not been computed.
-        leaves = leaves_of((args, kwargs))
-        everyone = self.meet("merge_call", leaves)
+        everyone = self.meet("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
         if len({len(theirs) for theirs in everyone}) > 1:
             raise ValueError("merge_call: the replicas' arguments differ in structure")
-        computed = [
-            not is_leaf(leaf) and isinstance(leaf, jax.Array) and not all(x is leaf for x in others)
-            for leaf, *others in zip(leaves, *everyone, strict=True)
-        ]
+        computed = [any(column) for column in zip(*everyone, strict=True)]
         return merge_here(self, strategy, fn, args, kwargs, computed)
 
 

@@ -9,29 +9,28 @@ compiled program.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax import _jax, context
-from replicax.errors import ContextError, LocalityError
+from replicax.errors import ContextError
 from replicax.execution.arguments import of_another_strategy
 from replicax.execution.conductor import Conductor
+from replicax.execution.exact_store import ExactStore, Localities
 from replicax.execution.function_key import function_key
-from replicax.execution.infer import UNRELIABLE
-from replicax.execution.marks import Obligation, mark_p
-from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
-from replicax.execution.placing import ARRAYS, mirror, place_components, stack
-from replicax.locality import Locality, M, R, T
+from replicax.execution.meetings import ExactCommunicator
+from replicax.execution.outcome import check_expectations, merged, new_arrays, outcomes
+from replicax.execution.placing import ARRAYS
+from replicax.execution.together import check_same_step
+from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
-from replicax.reduction import share_p
-from replicax.values import Components, Local, PerReplica, rows_of
+from replicax.topology.placement import here
+from replicax.values import Local, PerReplica, component
 from replicax.variables.slots import launching, lent
-from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
+from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -44,11 +43,13 @@ def run_per_replica(
     """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
 
     Raises:
-      DeadlockError: replicas don't come to the same collectives.
+      DeadlockError: replicas don't come to the same collectives, or workers not to the same step.
       LocalityError: replicas would have to agree on a value, and do not (or the reverse).
-      Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
+      Exception: whatever ``fn`` raised on whichever worker, with a note that names the replica. Variables are as they
+        were.
     """
     check_components(args, kwargs, strategy)
+    check_same_step(strategy, fn, args, kwargs, "on the exact executor")
     created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
     try:
         results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
@@ -66,121 +67,21 @@ def _run(
     strategy: Strategy, fn: Callable[..., Any], arguments: Any, created: Creations
 ) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
     """What the step returns, and the new arrays of the variables that it writes."""
-    devices = strategy.extended.worker_devices
+    extended = strategy.extended
     adopt = _jax.settings_of_this_thread()
-    replicas = [
-        _Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device))
-        for i, device in enumerate(devices)
-    ]
-    conductor = Conductor([r.play for r in replicas])
+    replicas = []
+    for i in extended.local_replicas:
+        device = extended.worker_devices[i]
+        replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device)))
+    conductor = Conductor({r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep)
     for replica in replicas:
         replica.communicator.conductor = conductor
     returned = conductor.run()
-    several = len(devices) > 1
-    if several:
-        _check_expectations(replicas)
-    results = _merge(returned, replicas, strategy)
-    written = {v: None for r in replicas for v in r.store.written}
-    return results, [(v, _storage(v, replicas, several)) for v in written]
-
-
-class Localities:
-    """The localities of arrays: those that are noted, and all that is computed from them."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, tuple[Any, Locality]] = {}
-
-    def note(self, array: Any, locality: Locality = T) -> None:
-        """Remember the locality of ``array``; M need not be."""
-        key = id(array)
-        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
-            return
-        if locality is M:
-            self._noted.pop(key, None)
-        else:
-            self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), locality
-
-    def of(self, array: Any) -> Locality:
-        """What has been noted of ``array``; M if nothing has."""
-        known = self._noted.get(id(array))
-        return known[1] if known is not None and known[0]() is array else M
-
-    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
-        found = M
-        for arg in args:
-            found = found | self.of(arg)
-        if primitive in (sum_p, whole_p):
-            found = R
-        elif primitive is share_p or primitive.name in UNRELIABLE:
-            found = T
-        for result in results:
-            self.note(result, found)
-
-
-class ExactStore:
-    """The store of one replica; see :class:`replicax.variables.store.Store`."""
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        communicator: ExactCommunicator,
-        localities: Localities,
-        creations: Creations,
-    ) -> None:
-        self.create = creations.create
-        self.if_it_fails = creations.if_it_fails
-        self.strategy = strategy
-        self.communicator = communicator
-        self.localities = localities
-        self.values: dict[Variable, Any] = {}
-        self.written: dict[Variable, str | None] = {}
-        self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
-        self.differing: list[tuple[Any, frozenset[Locality], str]] = []
-        self.obligations: list[Obligation] = []
-        self.trace = _jax.WatchingTrace(self.watch)
-
-    def read(self, variable: Variable) -> Any:
-        check_owner(variable, self.strategy)
-        if variable not in self.values:
-            with _jax.outside_tracing():
-                self.values[variable] = local_value(variable, self.communicator.replica)
-            if variable.is_stacked:
-                self.localities.note(self.values[variable])
-        return self.values[variable]
-
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
-        check_owner(variable, self.strategy)
-        check_write_trace(variable, self.trace)
-        if must_be_mirrored is not None:
-            self.expect([value], frozenset({T}), must_be_mirrored)
-        self.values[variable] = value
-        self.written[variable] = must_be_mirrored
-
-    def copies(self, variable: Variable) -> PerReplica:
-        return PerReplica(Local(self.read(variable), self.communicator))
-
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
-        # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
-        self.obligations.append(Obligation(refused, otherwise))
-        return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
-
-    def answer(self, value: Any, mark_id: int) -> None:
-        """A mark has come upon ``value``."""
-        # What differs can be told at once; what does not differ only when all replicas are known.
-        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
-        found = self.localities.of(value)
-        several = self.strategy.num_replicas_in_sync > 1
-        if several and found in refused and (found is T or M not in refused):
-            raise LocalityError(otherwise)
-        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
-
-    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
-        if primitive is mark_p:
-            self.answer(args[0], params["mark_id"])
-        else:
-            self.localities.watch(primitive, args, params, results)
+    stores = [r.store for r in replicas]
+    everyone = outcomes(returned, stores, strategy)
+    if extended.num_replicas > 1:
+        check_expectations(everyone)
+    return merged(returned, everyone, strategy), new_arrays(stores, everyone, strategy)
 
 
 class _Replica:
@@ -195,13 +96,13 @@ class _Replica:
         adopt: Callable[[], None],
         creations: Creations,
         arguments: Callable[[], Any],
-        per_replica: Sequence[Any],
+        given: Sequence[tuple[Any, Locality]],
     ) -> None:
-        self.localities = Localities()
-        for array in per_replica:
-            self.localities.note(array)
-        self.communicator = ExactCommunicator(index, device, self.localities.note)
-        self.store = ExactStore(strategy, self.communicator, self.localities, creations)
+        localities = Localities()
+        for array, locality in given:
+            localities.note(array, locality)
+        self.communicator = ExactCommunicator(index, device, localities.note, localities.is_of_step)
+        self.store = ExactStore(strategy, self.communicator, localities, creations)
         self._trace = self.store.trace
         self._context = context.ReplicaContext(strategy, self.communicator)
         self._device = device
@@ -230,33 +131,23 @@ class _Replica:
                 raise
 
 
-def local_value(variable: Variable, replica: int) -> jax.Array:
-    """One replica's value of a variable, on its device."""
-    if not variable.is_stacked:
-        device = variable.strategy.extended.worker_devices[replica]
-        return jax.device_put(variable.from_storage(), device, may_alias=False)
-    return jnp.squeeze(rows_of(variable.slot.array)[replica], 0)
-
-
-def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[Any]]:
-    """What makes one replica's ``(args, kwargs)``, and those of its arrays that came from a ``PerReplica``."""
-    own: list[Any] = []
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality]]]:
+    """What makes one replica's ``(args, kwargs)``, and its arrays with their localities."""
+    given: list[tuple[Any, Locality]] = []
 
     def one(leaf: Any) -> Any:
-        if isinstance(leaf, PerReplica):
-            component = leaf.values[replica]
-            if not isinstance(component, ARRAYS):
-                return component
-            own.append(jax.device_put(jnp.asarray(component), device, may_alias=False))
-            return own[-1]
-        if isinstance(leaf, ARRAYS) and not isinstance(leaf, bool):
-            return jax.device_put(jnp.asarray(leaf), device)
-        return leaf
+        locality = T if isinstance(leaf, PerReplica) else M
+        value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
+        if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
+            return value
+        array = here(jnp.asarray(value))
+        given.append((jax.device_put(array, device, may_alias=False), locality))
+        return given[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
     leaves = [one(leaf) for leaf in leaves]
     # Put together by the replica itself: some containers remember the trace that they were made in.
-    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), own
+    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
 
 
 def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> None:
@@ -268,81 +159,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
     num_replicas = strategy.num_replicas_in_sync
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
-        if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
-            raise of_another_strategy(tree, position, len(leaf.values), num_replicas)
-
-
-def _check_expectations(replicas: Sequence[_Replica]) -> None:
-    """What could not be told from one replica alone."""
-    for checks in zip(*(r.store.mirrored for r in replicas), strict=False):
-        if not _equal([value for value, _, _ in checks]):
-            raise LocalityError(checks[0][2])
-    for checks in zip(*(r.store.differing for r in replicas), strict=False):
-        values = [value for value, _, _ in checks]
-        _, refused, otherwise = checks[0]
-        found = {r.localities.of(v) for r, v in zip(replicas, values, strict=True)}
-        if found <= refused and _equal(values):
-            raise LocalityError(otherwise)
-
-
-def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy) -> Any:
-    """What ``run`` returns: mirrored values plain, others as ``PerReplica``."""
-    mesh = strategy.extended.mesh
-    flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
-    tree: Any = flat[0][1]
-    for i, (_, other) in enumerate(flat):
-        if other != tree:
-            raise ValueError(f"replicas must return the same structure: replica 0 has {tree}, replica {i} has {other}")
-    merged = []
-    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
-        first = leaves[0]
-        if len(leaves) == 1 or all(leaf is first for leaf in leaves):
-            merged.append(first)
-        elif all(isinstance(leaf, jax.Array) for leaf in leaves):
-            is_mirrored = all(r.localities.of(v) is not T for r, v in zip(replicas, leaves, strict=True))
-            if is_mirrored and _equal(leaves):
-                placed = [jax.device_put(v, d) for v, d in zip(leaves, strategy.extended.worker_devices, strict=True)]
-                merged.append(mirror(placed, mesh))
-            else:
-                merged.append(place_components(leaves, mesh))
-        elif all(type(leaf) is type(first) and _same(leaf, first) for leaf in leaves):
-            merged.append(first)
-        else:
-            merged.append(PerReplica(Components(tuple(leaves))))
-    return jax.tree_util.tree_unflatten(tree, merged)
-
-
-def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) -> jax.Array:
-    """The array of a written variable."""
-    devices = variable.strategy.extended.worker_devices
-    values = [
-        jax.device_put(r.store.values[variable] if variable in r.store.values else local_value(variable, i), devices[i])
-        for i, r in enumerate(replicas)
-    ]
-    if variable.is_stacked:
-        stacked = stack(values, variable.strategy.extended.mesh)
-        return jax.device_put(stacked, variable.sharding) if variable.layout.axes else stacked
-    if several and not _equal(values):
-        raise LocalityError(next(t for r in replicas if (t := r.store.written.get(variable)) is not None))
-    return variable.to_storage(values[0])
-
-
-def _equal(arrays: Sequence[Any]) -> bool:
-    first = np.asarray(_plain(arrays[0]))
-    return all(
-        a.shape == arrays[0].shape
-        and a.dtype == arrays[0].dtype
-        and np.array_equal(first, np.asarray(_plain(a)), equal_nan=first.dtype.kind in "fc")
-        for a in arrays[1:]
-    )
-
-
-def _plain(array: Any) -> Any:
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
-
-
-def _same(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:
-        return False
+        if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
+            continue
+        if leaf.count != num_replicas or leaf.replicas != strategy.extended.local_replicas:
+            raise of_another_strategy(tree, position, leaf.count, num_replicas)

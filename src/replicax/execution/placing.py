@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -17,25 +18,55 @@ ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What counts as an array, or converts to one."""
 
 
-def place_components(components: Sequence[Any], mesh: Mesh) -> PerReplica:
-    """Put each component on its replica's devices; as one stacked array, if they have one shape and dtype."""
-    if not all(isinstance(c, ARRAYS) for c in components):
-        return PerReplica(Components(tuple(components)))
-    devices = _by_replica(mesh)
-    arrays = [jax.device_put(jnp.asarray(c), mine[0]) for c, mine in zip(components, devices, strict=True)]
-    if len({(a.shape, a.dtype) for a in arrays}) > 1:
-        return PerReplica(Components(tuple(arrays)))
-    return PerReplica(Stacked(stack(arrays, mesh)))
+Kind = tuple[str, tuple[int, ...]] | None
+"""The dtype's name and shape of a component; ``None`` if it is no array."""
+
+
+def kind_of_component(component: Any) -> Kind:
+    """What decides whether a component can be stacked with others."""
+    if not isinstance(component, ARRAYS):
+        return None
+    if not isinstance(component, jax.Array):
+        component = jnp.asarray(component)
+    return str(component.dtype), component.shape
+
+
+@functools.cache
+def devices_here(mesh: Mesh) -> dict[int, jax.Device]:
+    """This worker's replicas in their order, each with its device."""
+    first = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, 0]
+    return {i: d for i, d in enumerate(first) if d.process_index == d.client.process_index()}
+
+
+def place_components(components: Sequence[Any], mesh: Mesh, kinds: Collection[Kind] | None = None) -> PerReplica:
+    """Put each component on its replica's device; as one stacked array, if they have one shape and dtype.
+
+    Args:
+      components: those of this worker's replicas.
+      mesh: the replicas' devices.
+      kinds: of the components of all workers; ``None`` if there are no others.
+    """
+    devices = devices_here(mesh)
+    kinds = {kind_of_component(c) for c in components} if kinds is None else set(kinds)
+    arrays = [
+        jax.device_put(jnp.asarray(c), d) if isinstance(c, ARRAYS) else c
+        for c, d in zip(components, devices.values(), strict=True)
+    ]
+    if None in kinds:
+        arrays = list(components)
+    elif len(kinds) == 1:
+        return PerReplica(Stacked(stack(arrays, mesh)))
+    return PerReplica(Components(tuple(arrays), tuple(devices), mesh.shape[REPLICA_AXIS]))
 
 
 def stack(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
-    """``[num_replicas, *shape]`` from one array on each replica's first device, each of which stays there."""
-    rows = [a[None] for a in arrays]
-    return _on_logical_devices(rows, (len(rows), *arrays[0].shape), PartitionSpec(REPLICA_AXIS), mesh)
+    """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
+    shape = (mesh.shape[REPLICA_AXIS], *arrays[0].shape)
+    return _on_logical_devices([a[None] for a in arrays], shape, PartitionSpec(REPLICA_AXIS), mesh)
 
 
 def mirror(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
-    """One replicated array from an equal one on each replica's first device."""
+    """One replicated array from an equal one on the first device of each of this worker's replicas."""
     return _on_logical_devices(arrays, arrays[0].shape, PartitionSpec(), mesh)
 
 
@@ -43,11 +74,11 @@ def _on_logical_devices(
     arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
 ) -> jax.Array:
     """One array over ``mesh``, of which all logical devices of a replica have what its first one has."""
-    pieces = [jax.device_put(a, d) for a, mine in zip(arrays, _by_replica(mesh), strict=True) for d in mine]
+    devices = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)
+    pieces = [
+        jax.device_put(array, device)  # which stays there, if it is there
+        for array, replica in zip(arrays, devices_here(mesh), strict=True)
+        for device in devices[replica]
+        if device.process_index == device.client.process_index()
+    ]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), pieces)
-
-
-def _by_replica(mesh: Mesh) -> list[list[jax.Device]]:
-    """The logical devices of each replica."""
-    devices: list[list[jax.Device]] = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1).tolist()
-    return devices

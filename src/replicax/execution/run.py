@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError
@@ -17,7 +16,9 @@ from replicax.execution.capture import capture
 from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.replicate import Executable, replicate
+from replicax.execution.together import check_same_step
 from replicax.locality import T
+from replicax.topology.placement import copied
 from replicax.values import PerReplica, Stacked
 from replicax.variables.slots import launching, lent, together
 from replicax.variables.store import Creations
@@ -32,7 +33,10 @@ _no_arguments = Arguments((), {})
 
 def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
-    executable, arguments = prepare(strategy, fn, args, kwargs)
+    executable, arguments = prepare(strategy, fn, args, kwargs, together=True)
+    extended = strategy.extended
+    if extended.lockstep.several and (extended.programs.is_first_call(executable) or extended.calls.is_to_compare()):
+        check_same_step(strategy, fn, args, kwargs, "as one compiled program")
     placed = arguments.placed(strategy.extended.mesh)
     with launching:
         if lent:
@@ -47,7 +51,7 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         call = executable.call
         timeout = executable.program.timeout
         if timeout is not None:
-            call = functools.partial(call_watched, call, strategy.num_replicas_in_sync, timeout)
+            call = functools.partial(call_watched, call, extended, timeout)
         group.arrays, computed = call(donated, kept, placed, executable.program.constants)
         if travel is not None:
             group.arrays = jax.device_put(group.arrays, travel.homes)
@@ -57,9 +61,20 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
 
 
 def prepare(
-    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    together: bool = False,
 ) -> tuple[Executable, Arguments]:
     """The executable of ``fn`` for these arguments, traced now if it is new.
+
+    Args:
+      strategy: whose replicas run it.
+      fn: the step.
+      args: its arguments.
+      kwargs: the same, by name.
+      together: whether all workers do this, so that they are told if this one fails.
 
     Raises:
       ContextError, TypeError: see :func:`check_call`.
@@ -76,8 +91,10 @@ def prepare(
                 strategy, fn, arguments.traced(strategy.num_replicas_in_sync), arguments.rebuild(), creations
             )
             executable = replicate(program, strategy.extended.mesh)
-        except BaseException:
+        except BaseException as error:
             creations.undo()
+            if together:
+                strategy.extended.lockstep.fail(error, f"{getattr(fn, '__name__', 'the step')}, while it was traced")
             raise
         after = key_after_tracing(fn, key[0])
         cache.add((after, *key[1:]), executable, program.name)
@@ -106,7 +123,7 @@ def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) 
 def _take_back(executable: Executable) -> None:
     """Give variables about to be donated an array of their own, if somebody outside holds the present one."""
     for slot in lent.intersection(executable.donated):
-        slot.array = jnp.copy(slot.array)
+        slot.array = copied(slot.array)
         lent.discard(slot)
 
 

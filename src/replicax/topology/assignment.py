@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +24,9 @@ class DeviceAssignment:
       topology: the slice.
       core_assignment: integers ``[replicas, cores of a replica, 4]``, the coordinates ``(x, y, z, core)`` of each
         replica's cores in the order of its logical devices; or 3, ``(x, y, core)``.
+
+    Attributes:
+      topology: the slice.
 
     Raises:
       ValueError: a wrong shape; a core that the slice does not have; a core given away twice.
@@ -109,7 +114,7 @@ class DeviceAssignment:
         free = topology.has_devices(cells).all(-1)
         room = int(free.sum())
         wanted = room if num_replicas is None else num_replicas
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or wanted < 1:
             raise ValueError(
                 f"DeviceAssignment.build: num_replicas must be a positive integer, got {num_replicas!r}"
                 if num_replicas is not None
@@ -118,7 +123,7 @@ class DeviceAssignment:
         if wanted > room:
             raise ValueError(
                 f"DeviceAssignment.build: {wanted} replicas wanted, but there is room for {room}: each takes "
-                f"{math.prod(shape)} cores, as {_tuple(shape)} with stride {_tuple(stride)}, of a mesh of "
+                f"{math.prod(shape)} core(s), as {_tuple(shape)} with stride {_tuple(stride)}, of a mesh of "
                 f"{_tuple(topology.mesh_shape)}"
                 + (f", in which {len(topology.missing_devices)} cores are missing" if room < len(starts) else "")
             )
@@ -221,6 +226,17 @@ class DeviceAssignment:
         [[1, 1, 1, 1, 1, 1, 1, 1]]
         """
         return self.topology.hops(self._cores, np.roll(self._cores, -1, axis=1))
+
+    def show(self) -> None:
+        """Draw it in the terminal; see :meth:`Topology.show`."""
+        self.topology.show(self)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw it to a file; see :meth:`Topology.plot`."""
+        self.topology.plot(path, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceAssignment:
+        return self  # it never changes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceAssignment):

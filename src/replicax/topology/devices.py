@@ -18,6 +18,8 @@ def use_cpu_devices(n: int) -> None:
     XLA may use (the environment variable ``NPROC``): with fewer than two a device, replicas that meet in a
     collective wait for each other for ever. JAX then uses the CPU even where it finds an accelerator.
 
+    Each of several processes calls it before ``jax.distributed.initialize``, and gets devices of its own.
+
     Args:
       n: how many devices, at least 1.
 
@@ -32,7 +34,7 @@ def use_cpu_devices(n: int) -> None:
         raise ValueError(f"use_cpu_devices(n): n must be a positive integer, got {n!r}")
     threads = 2 * n
     if _jax.backends_are_initialized():
-        devices = jax.devices()
+        devices = jax.local_devices()
         ready = devices[0].platform == "cpu" and len(devices) == n
         if ready and (n == 1 or _thread_limit() >= threads):
             return
@@ -55,7 +57,8 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
       devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"`` or ``"/device:GPU:0"``.
 
     Raises:
-      ValueError: a device is named twice, does not exist (the message lists those that do), or the list is empty.
+      ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
+        process, or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
     if devices is None:
@@ -77,6 +80,11 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
 def resolve_device(device: str | jax.Device) -> jax.Device:
     """One device, from a JAX device or its name. Raises as :func:`resolve_devices` does."""
     if isinstance(device, jax.Device):
+        if device.process_index != jax.process_index():
+            raise ValueError(
+                f"{_name(device)} belongs to process {device.process_index}, and this is process "
+                f"{jax.process_index()}: replicax.MultiWorkerMirroredStrategy is the strategy for devices of several"
+            )
         return device
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")

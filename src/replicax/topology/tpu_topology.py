@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from numpy.typing import ArrayLike
 
 from replicax.topology.generations import HOST, parse_slice
 from replicax.topology.torus import Torus, points
+
+if TYPE_CHECKING:
+    from replicax.topology.assignment import DeviceAssignment
 
 if TYPE_CHECKING:
     pass
@@ -32,6 +36,10 @@ class Topology:
       device_coordinates: integers ``[tasks, devices of a task, 4]`` (or 3): where each device of each task lies.
       wrap: whether chips are linked around, from the last to the first, along x, y and z.
       name: what to call it, such as ``"v5e:4x4"``.
+
+    Attributes:
+      torus: the grid of its chips, with the links between them.
+      name: as given.
 
     Raises:
       ValueError: coordinates of a wrong shape, outside the mesh, or given to two devices.
@@ -60,7 +68,7 @@ class Topology:
         if mesh.ndim != 1 or (mesh < 1).any():
             raise ValueError(f"Topology: mesh_shape must be four positive integers, got {mesh_shape}")
         coordinates = as_coordinates(device_coordinates, "device_coordinates")
-        if coordinates.ndim != 3:
+        if coordinates.ndim != 3 or coordinates.size == 0:
             raise ValueError(
                 f"Topology: device_coordinates must have the shape [tasks, devices of a task, 4], got "
                 f"{list(np.shape(device_coordinates))}"
@@ -268,6 +276,38 @@ class Topology:
             "device_coordinates": self._device_coordinates.tolist(),
         }
         return json.dumps(facts, separators=(",", ":")).encode()
+
+    def show(self, assignment: DeviceAssignment | None = None) -> None:
+        """Draw it in the terminal: chips, cores, hosts; with an assignment, replicas and logical devices.
+
+        >>> import replicax
+        >>> replicax.Topology.from_name("v5e:2x2").show()
+        Topology('v5e:2x2', 2x2x1 chips of 1 device, 1 host, no wrap-around)
+        <BLANKLINE>
+         0·0   0·1...
+         0·2   0·3...
+        a core: host·device   x goes right, y down
+        """
+        from replicax.topology.terminal import show
+
+        show(self, assignment)
+
+    def plot(self, path: str | os.PathLike[str], assignment: DeviceAssignment | None = None) -> None:
+        """Draw it to a file, PNG or SVG: chips, cores, hosts, links; with an assignment, replicas too.
+
+        Args:
+          path: ends in ``.png`` or ``.svg``.
+          assignment: of this topology.
+
+        Raises:
+          ValueError: another ending; an assignment of another topology.
+        """
+        from replicax.topology.pictures import plot
+
+        plot(self, path, assignment)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        return self  # it never changes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Topology):

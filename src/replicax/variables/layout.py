@@ -7,8 +7,8 @@ what one replica finds on its own device.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -51,8 +51,8 @@ class Layout(Protocol):
     def whole(self, stored: Any) -> Any:
         """The value that is in ``stored``, of a layout in which all replicas have the same."""
 
-    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
-        """What each replica has of a value that is the same for all."""
+    def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
+        """What each of these replicas has of a value that is the same for all."""
 
     def stored(self, value: Any) -> Any:
         """The stored array that holds ``value``, of one replica's shape, on every replica."""
@@ -89,8 +89,8 @@ class _Usual:
     def whole(self, stored: Any) -> Any:
         return stored
 
-    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
-        return (whole,) * replicas
+    def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
+        return (whole,) * len(replicas)
 
     def describe(self, mesh: Mesh) -> str:
         replicas = mesh.shape[REPLICA_AXIS]
@@ -204,9 +204,9 @@ class Split(_Usual):
     def whole(self, stored: Any) -> Any:
         return lax.slice_in_dim(stored, 0, self.size, axis=self.dim) if self.filling else stored
 
-    def parts(self, whole: Any, replicas: int) -> tuple[Any, ...]:
-        bounds = [min(i * self.piece, self.size) for i in range(replicas + 1)]
-        return tuple(lax.slice_in_dim(whole, *b, axis=self.dim) for b in itertools.pairwise(bounds))
+    def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
+        bounds = [min(i * self.piece, self.size) for i in range(self.replicas + 1)]
+        return tuple(lax.slice_in_dim(whole, bounds[i], bounds[i + 1], axis=self.dim) for i in replicas)
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
         return f"split along dim {self.dim} over {self.replicas} replicas"

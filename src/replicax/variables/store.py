@@ -19,6 +19,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.topology.partition import constrained
 from replicax.values import Local, PerReplica, Stacked
+from replicax.variables.register import check_agreed
 from replicax.variables.slots import exchanging, lent
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
+        check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():
             variable.slot.array = stored

@@ -17,12 +17,14 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
+from replicax.topology.placement import here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.placement import Stored, layout_for, on_host
+from replicax.variables.register import agreed_initial
 from replicax.variables.rows import RowUpdates
 from replicax.variables.rules import (
     Aggregation,
@@ -127,7 +129,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 "own; use Variable without a partitioner, or synchronization='on_write'"
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions
-        self.slot = Slot(self._initialise(initial_value, dtype))
+        self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
+        self.number = self.strategy.extended.register.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
 
@@ -211,7 +214,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def __repr__(self) -> str:
         with _jax.outside_tracing():
-            value = self.slot.array if self.is_stacked else self.from_storage()
+            value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
+            if not value.is_fully_addressable:
+                value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
             shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(self.strategy.extended.mesh)
@@ -246,8 +251,15 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         copies = current_store().copies(self)
         if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-            return self.strategy.local_results(copies)[0]
+            if isinstance(copies.form, Local):
+                return copies.form.communicator.from_first(copies.form.value)
+            return self.strategy.run(Variable._first_copy, args=(self,))
         return self.strategy.reduce(ReduceOp.parse(self.aggregation.value), copies)
+
+    def _first_copy(self) -> Any:
+        replica = context.get_replica_context()
+        assert replica is not None
+        return replica._communicator.from_first(current_store().read(self))
 
     def _in_replica(self) -> bool:
         current = context.get_replica_context()
@@ -365,7 +377,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def to_storage(self, value: Any) -> jax.Array:
         """A new array on the strategy's devices that holds ``value`` on every replica."""
-        return jax.device_put(self.layout.stored(value), self.sharding, may_alias=False)
+        return put(self.layout.stored(value), self.sharding, may_alias=False)
 
     def from_storage(self) -> jax.Array:
         """The whole value, on every replica, of an on-write variable: gathered if it is split."""

@@ -1,0 +1,19 @@
+"""What the libraries print and warn of by themselves is not what is tested."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import replicax
+
+replicax.use_cpu_devices(2)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # TensorFlow's own modules use what NumPy and Python have deprecated.
+        item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow|keras|google"))

@@ -1,0 +1,225 @@
+"""Elements: from the batches that a worker reads to what a step gets.
+
+Each batch is divided over the worker's replicas. Where workers read streams of their own they agree on every element,
+so that all take the same number of steps, and know when replicas have different sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import jax
+
+from replicax.data.input_context import shares
+from replicax.data.options import PartialBatch
+from replicax.data.reading import OwnRows
+from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
+from replicax.topology.workers import Series
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How batches are divided.
+
+    Attributes:
+      replicas: how many there are on all workers.
+      mine: which of them are this worker's.
+      partial: what to do with what is no full batch.
+      exchange: how workers with streams of their own agree; ``None`` if all have the same stream.
+      whole: whether a batch is one replica's, rather than one for all.
+      rows: what each replica gets of a full batch; ``None``: as much as of the first.
+    """
+
+    replicas: int
+    mine: range
+    partial: PartialBatch
+    exchange: Series | None = None
+    whole: bool = False
+    rows: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """One element, on the host.
+
+    Attributes:
+      tree: its structure.
+      parts: what each of this worker's replicas has.
+      sizes: how many examples each replica of all workers has.
+      alike: whether all replicas have arrays of the same shapes.
+      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
+    """
+
+    tree: Any
+    parts: list[Rows]
+    sizes: tuple[int, ...]
+    alike: bool
+    filled: list[Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _News:
+    """What one worker tells the others of its part of an element."""
+
+    sizes: tuple[int, ...]
+    kinds: tuple[tuple[Leaf, ...], ...]
+    is_over: bool
+    skeleton: Any
+    error: str | None = None
+
+
+class Elements(grain.DatasetIterator):
+    """The elements of one pass, each given to ``place``.
+
+    Args:
+      batches: what this worker reads.
+      division: how it is divided.
+      place: what becomes of each :class:`Element`.
+      position: the number of the first element, for messages.
+    """
+
+    def __init__(self, batches: Any, division: Division, place: Callable[[Element], Any], position: int = 0) -> None:
+        super().__init__(batches)
+        self._division = division
+        self._place = place
+        self._checker = Checker(division.replicas)
+        self._rows = division.rows
+        self._kinds: tuple[Leaf, ...] | None = None
+        self._position = position
+        self._is_over = False
+        self.closing = False
+        """Set to call off a wait for other workers."""
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        while not self._is_over:
+            element = self._divided()
+            if element is None:
+                self._is_over = True
+            elif self._division.partial is PartialBatch.DROP and element.sizes != self._rows:
+                continue
+            else:
+                self._position += 1
+                return self._place(element)
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        rows = None if self._rows is None else list(self._rows)
+        return {"batches": self._parent.get_state(), "position": self._position, "rows": rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["batches"])
+        self._position = state["position"]
+        self._is_over = False
+
+    # --- dividing ---------------------------------------------------------------------------------------
+
+    def _divided(self) -> Element | None:
+        """The next element; ``None`` if no worker has anything left."""
+        division = self._division
+        if division.exchange is None:
+            taken = self._rows_of_all()
+            if taken is None:
+                return None
+            parts, sizes = taken
+            alike = len(set(sizes)) == 1
+        else:
+            try:
+                parts, is_over = self._take_of_own()
+            except Exception as error:  # the others would wait
+                self._tell(division.exchange, _News((), (), True, None, f"{type(error).__name__}: {error}"))
+                raise
+            news = self._agreed(division.exchange, parts, is_over)
+            over = [worker.is_over for worker in news]
+            if all(over) or (any(over) and division.partial is PartialBatch.DROP):
+                return None
+            sizes = tuple(size for worker in news for size in worker.sizes)
+            kinds = {kind for worker in news for kind in worker.kinds}
+            alike = len(set(sizes)) == 1 and len(kinds) == 1
+            parts = parts or self._nothing(news)
+        if self._rows is None:
+            self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
+        filled = None
+        if division.partial is PartialBatch.PAD:
+            filled, alike = self._filled(parts, sizes), True
+        return Element(self._checker.tree, parts, sizes, alike, filled)
+
+    def _rows_of_all(self) -> tuple[list[Rows], tuple[int, ...]] | None:
+        """This worker's rows of a batch that all workers have."""
+        batch = next(self._parent, None)
+        if batch is None:
+            return None
+        own = isinstance(batch, OwnRows)
+        rows = self._checker.rows(batch.rows if own else batch, self._where())
+        sizes = shares(batch.size if own else rows.size, self._division.replicas)
+        mine = self._division.mine
+        start = 0 if own else sum(sizes[: mine.start])
+        return _cut(rows, start, sizes[mine.start : mine.stop]), tuple(sizes)
+
+    def _take_of_own(self) -> tuple[list[Rows], bool]:
+        """This worker's rows of a stream of its own (none, if there never were any), and whether there are no more."""
+        mine = self._division.mine
+        if self._division.whole:
+            parts = []
+            for _ in mine:
+                batch = next(self._parent, None)
+                if batch is None:
+                    break
+                parts.append(self._checker.rows(batch, self._where()))
+            is_over = not parts
+        else:
+            batch = next(self._parent, None)
+            is_over = batch is None
+            rows = None if batch is None else self._checker.rows(batch, self._where())
+            parts = [] if rows is None else _cut(rows, 0, shares(rows.size, len(mine)))
+        if parts:
+            self._kinds = parts[0].kinds()
+        if self._kinds is not None:
+            parts += [no_rows(self._kinds)] * (len(mine) - len(parts))
+        return parts, is_over
+
+    def _agreed(self, exchange: Series, parts: list[Rows], is_over: bool) -> list[_News]:
+        """What all workers have for this element."""
+        tree = self._checker.tree
+        sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
+        skeleton = None if tree is None else jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+        news = self._tell(exchange, _News(sizes, tuple({part.kinds() for part in parts}), is_over, skeleton))
+        for worker, other in enumerate(news):
+            if other.error is not None:
+                raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
+        return news
+
+    def _tell(self, exchange: Series, news: _News) -> list[_News]:
+        return [pickle.loads(data) for data in exchange.exchange(pickle.dumps(news), called_off=lambda: self.closing)]
+
+    def _nothing(self, news: Sequence[_News]) -> list[Rows]:
+        """Size-0 arrays for this worker's replicas, which never had anything."""
+        other = next(worker for worker in news if worker.kinds)
+        self._checker.tree = jax.tree_util.tree_structure(other.skeleton)
+        self._kinds = other.kinds[0]
+        return [no_rows(self._kinds)] * len(self._division.mine)
+
+    def _filled(self, parts: list[Rows], sizes: tuple[int, ...]) -> list[Any]:
+        assert self._rows is not None
+        rows = max(self._rows)
+        if max(sizes) > rows:
+            raise ValueError(
+                f"{self._where()} has {max(sizes)} examples for a replica, after elements of {rows}: "
+                "partial_batch='pad' fills up to the size of a full batch, and has room for no more"
+            )
+        return filled_up(parts, rows)
+
+    def _where(self) -> str:
+        return f"element {self._position}"
+
+
+def _cut(rows: Rows, start: int, sizes: Sequence[int]) -> list[Rows]:
+    parts = []
+    for size in sizes:
+        parts.append(rows.part(start, size))
+        start += size
+    return parts

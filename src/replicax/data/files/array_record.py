@@ -1,0 +1,138 @@
+"""ArrayRecord files: random access."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, SupportsIndex
+
+from replicax.data.files.paths import Path, expand
+
+# Files whose indices are read at the same time: on a network file system each takes a while.
+_AT_ONCE = 16
+
+
+def array_records(files: Path | Iterable[Path]) -> Any:
+    """The records of ArrayRecord files as a Grain dataset of ``bytes`` with random access.
+
+    Records are numbered file after file, in the order of the files' names. They are read by Grain's own source.
+
+    Args:
+      files: a path, a glob (``**`` goes through directories), or a list of these.
+
+    Returns:
+      A ``grain.MapDataset``: go on with its ``seed``, ``shuffle``, ``map`` (to parse the records), ``batch``.
+
+    Raises:
+      FileNotFoundError: a file isn't there, or a glob matches none.
+      ValueError: a file is truncated or no ArrayRecord file; and, while reading, a record is corrupt, with the file and
+        the number of the record in it.
+
+    >>> import replicax, tempfile, os
+    >>> from array_record.python.array_record_module import ArrayRecordWriter
+    >>> file = os.path.join(tempfile.mkdtemp(), "words.array_record")
+    >>> writer = ArrayRecordWriter(file, "group_size:1")
+    >>> _ = writer.write(b"some"), writer.write(b"words"), writer.close()
+    >>> words = replicax.array_records(file)
+    >>> len(words), words[1]
+    (2, b'words')
+    """
+    import grain  # heavy: loaded when used
+
+    return grain.MapDataset.source(ArrayRecords(expand(files, "array_records")))
+
+
+class ArrayRecords:
+    """A random-access source over several files.
+
+    Attributes:
+      files: the files, in the order in which their records are numbered.
+    """
+
+    def __init__(self, files: Iterable[str], counted: Mapping[str, int] | None = None) -> None:
+        from grain.sources import ArrayRecordDataSource
+
+        self.files = tuple(files)
+        self._counts = dict(counted or {})
+        new = [file for file in self.files if file not in self._counts]
+        with futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+            self._counts.update(zip(new, threads.map(_count, new), strict=True))
+        parts = [_Part(file, self._counts[file]) for file in self.files if self._counts[file]]
+        #: The files that have records, and the number of the first record of each.
+        self._starts: dict[str, int] = {}
+        self._length = 0
+        for part in parts:
+            self._starts[part.filename] = self._length
+            self._length += part.take
+        self._source = ArrayRecordDataSource(parts) if parts else None
+
+    def with_files(self, files: Iterable[str]) -> ArrayRecords:
+        """The same over other files, such as one worker's."""
+        return ArrayRecords(files, self._counts)
+
+    def count_records(self, file: str) -> int:
+        """How many records ``file`` has."""
+        return self._counts[file] if file in self._counts else _count(file)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: SupportsIndex) -> bytes:
+        try:
+            return bytes(self._checked()[index])
+        except RuntimeError as error:
+            raise self._error(int(index), error) from error
+
+    def _getitems(self, indices: Sequence[int]) -> Sequence[bytes]:
+        """Several records, from several files at once: Grain's protocol for sources that can."""
+        try:
+            return list(self._checked().__getitems__(indices))
+        except RuntimeError:
+            return [self[index] for index in indices]  # one of them is corrupt: find out which
+
+    def _checked(self) -> Any:
+        if self._source is None:
+            raise IndexError("none of the ArrayRecord files has a record")
+        return self._source
+
+    def _error(self, index: int, error: Exception) -> ValueError:
+        file = [file for file, start in self._starts.items() if start <= index][-1]
+        return ValueError(f"{file}: record {index - self._starts[file]} can't be read: {error}")
+
+    def __repr__(self) -> str:
+        return f"array_records({len(self.files)} files, {self._length} records)"
+
+
+class _Part:
+    """What Grain's source is told of a file: so it need not open it again, and "x[0:2]" is a name, not a slice of x."""
+
+    def __init__(self, file: str, count: int) -> None:
+        self.filename = file
+        self.skip = 0
+        self.take = count
+        self.examples_in_shard = count
+
+
+def _count(file: str) -> int:
+    """How many records ``file`` has, which stands at its end.
+
+    Raises:
+      ValueError: the file is truncated, or no ArrayRecord file.
+    """
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    if os.path.getsize(file) == 0:
+        return 0
+    try:
+        reader = ArrayRecordReader(file)
+        # A file that is cut off is opened without an error, as one that has no records.
+        readable, count = reader.ok(), reader.num_records()
+        reader.close()
+    except RuntimeError as error:
+        readable, reason = False, str(error)
+    else:
+        reason = "its index can't be read"
+    if not readable:
+        raise ValueError(f"{file}: truncated, corrupt, or no ArrayRecord file ({reason or 'its index is missing'})")
+    return int(count)

@@ -1,0 +1,134 @@
+"""Arrow arrays as rows of NumPy values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def check_type(kind: Any, where: str) -> None:
+    """Refuse types that have no NumPy form.
+
+    Raises:
+      TypeError: ``kind``, or a type in it, is one of these; the message begins with ``where``.
+    """
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        for i in range(kind.num_fields):
+            check_type(kind.field(i).type, f"{where}, field {kind.field(i).name!r}")
+    elif _is_list(kind) or types.is_dictionary(kind):
+        check_type(kind.value_type, where)
+    elif not (_is_plain(kind) or _is_text(kind)):
+        raise TypeError(
+            f"{where} is {kind}, which has no NumPy form. Leave it out (columns=[…]), or convert it when the file is "
+            "written, such as a decimal to a float."
+        )
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether the values lie in one NumPy array."""
+    import pyarrow.types as types
+
+    tests = (
+        types.is_boolean,
+        types.is_integer,
+        types.is_floating,
+        types.is_date,
+        types.is_timestamp,
+        types.is_duration,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in (*tests, types.is_binary_view, types.is_fixed_size_binary))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
+    """One value for each entry of an Arrow array, converted all at once.
+
+    Args:
+      array: a ``pyarrow.Array`` of a type that :func:`check_type` accepts.
+      where: what to call it in messages.
+      first_row: the number of its first entry in the file.
+
+    Returns:
+      NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.
+
+    Raises:
+      ValueError: an entry that is no floating number is missing, or the lists in a list differ in length.
+    """
+    import pyarrow.types as types
+
+    kind = array.type
+    if types.is_dictionary(kind):
+        return rows(array.dictionary_decode(), where, first_row)
+    if array.null_count and not types.is_floating(kind):
+        row = first_row + array.is_null().to_pylist().index(True)
+        raise ValueError(
+            f"{where} is missing (null) in row {row}: only floating columns may have gaps, which become NaN. Fill the "
+            "gaps in the file, or leave the column out (columns=[…])."
+        )
+    if _is_plain(kind):
+        values: Sequence[Any] = array.to_numpy(zero_copy_only=False)
+        return values
+    if _is_list(kind):
+        return _lists(array, where, first_row)
+    if types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        parts = [
+            rows(part, f"{where}, field {name!r},", first_row)
+            for name, part in zip(names, array.flatten(), strict=True)
+        ]
+        return [dict(zip(names, values, strict=True)) for values in zip(*parts, strict=True)]
+    texts: Sequence[Any] = array.to_pylist()
+    return texts
+
+
+def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
+    """The lists of an array of lists as NumPy arrays: views of one, if what is in them lies in one."""
+    inner = array.type.value_type
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lengths)
+    if array.flatten().null_count and not _floats(inner):
+        bad = array.flatten().is_null().to_pylist().index(True)
+        row = first_row + int(np.searchsorted(ends, bad, side="right"))
+        raise ValueError(f"{where} has a list with a missing (null) entry in row {row}: fill the gaps in the file")
+    values = rows(array.flatten(), f"an entry of the lists of {where}", 0)
+    # NumPy's own strings lose zeros at their ends.
+    nested = _is_list(inner)
+    result = []
+    for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
+        entries: Any = values[end - length : end]
+        if nested and not length:
+            entries = np.array([], _innermost(inner))
+        try:
+            result.append(entries if isinstance(entries, np.ndarray) else np.array(entries, None if nested else object))
+        except ValueError as error:
+            raise ValueError(
+                f"{where}: the lists in the list of row {first_row + i} differ in length: {error}"
+            ) from error
+    return result
+
+
+def _floats(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_floating(kind))
+
+
+def _innermost(kind: Any) -> Any:
+    """The dtype of the arrays that lists in lists become."""
+    return _innermost(kind.value_type) if _is_list(kind) else kind.to_pandas_dtype() if _is_plain(kind) else object

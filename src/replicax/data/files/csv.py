@@ -1,0 +1,271 @@
+"""Rows of CSV files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from replicax.data.files.csv_values import Converter, converters, requested
+from replicax.data.files.lines import Lines, check_encoding
+from replicax.data.files.paths import Path, expand
+from replicax.data.files.reading import Reader
+
+# So many rows decide what is in a column.
+_SAMPLE = 100
+
+
+def csv_rows(
+    files: Path | Iterable[Path],
+    *,
+    names: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    dtypes: Any = None,
+    delimiter: str = ",",
+    encoding: str = "utf-8-sig",
+) -> Any:
+    r"""The rows of CSV files, plain or gzipped, as a Grain dataset of dicts from column to value.
+
+    Values are NumPy scalars, or ``str`` where a column holds text. What dtype a column has is worked out once, when the
+    dataset is made, from its first 100 rows (int64, float64 or text), and a later value that doesn't fit is an error;
+    ``dtypes`` says it for sure. An empty field is NaN in a floating column, an empty string in a text column, and an
+    error elsewhere. Quoting is that of Python's ``csv`` module, strictly; blank lines are left out.
+
+    Files are read one after the other, in pieces; their order is that of their names. Iterators save byte offsets, so
+    a restored one goes on at once (in a gzip file after reading up to there).
+
+    Args:
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+      names: the columns of files that have no header row. Without them, the first row of every file names its columns;
+        all files must have the same ones, in any order.
+      columns: which columns to keep; all by default.
+      dtypes: one for all columns, or a dict for some: whatever ``np.dtype`` takes; ``str`` for text.
+      delimiter: between fields; one character.
+      encoding: of the text; any in which a line feed is one byte. The default is UTF-8, with or without a mark.
+
+    Returns:
+      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+
+    Raises:
+      FileNotFoundError: a file isn't there, or a glob matches none.
+      ValueError: a column is unknown or named twice; and, while reading, a row with another number of fields, bad
+        quoting, or a value that is not of its column's dtype, with the file and the line.
+
+    >>> import replicax, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
+    >>> _ = file.write_text("length,petals,name\n1.5,5,rose\n2,4,poppy\n")
+    >>> next(iter(replicax.csv_rows(file)))
+    {'length': np.float64(1.5), 'petals': np.int64(5), 'name': 'rose'}
+    >>> next(iter(replicax.csv_rows(file, columns=["length"], dtypes="float32").batch(2)))
+    {'length': array([1.5, 2. ], dtype=float32)}
+    """
+    from replicax.data.files.root import FilesDataset  # loads Grain
+
+    check_encoding(encoding, "strict", "csv_rows")
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n"':
+        raise ValueError(
+            f"csv_rows: delimiter must be one character other than a quote or a line end, got {delimiter!r}"
+        )
+    for what, given in (("names", names), ("columns", columns)):
+        if given is not None and (isinstance(given, str) or not given):
+            raise ValueError(f"csv_rows: {what} must be a list of at least one column, got {given!r}")
+    paths = expand(files, "csv_rows")
+    form = CsvFormat(tuple(names) if names is not None else None, delimiter, encoding)
+    form.check_names(form.names or (), "csv_rows: names")
+    header, rows = form.sample(paths)
+    for what, wanted in (("columns", columns or ()), ("dtypes", dtypes if isinstance(dtypes, Mapping) else ())):
+        unknown = [column for column in wanted if column not in header]
+        if unknown and header:
+            raise ValueError(f"csv_rows: {what} names {unknown}, but the files have the columns {list(header)}")
+    kept = tuple(columns) if columns is not None else header
+    form.check_names(kept, "csv_rows: columns")
+    wanted_dtypes = requested(dtypes, header)
+    values = converters({name: [row[i] for row in rows] for i, name in enumerate(header)}, wanted_dtypes)
+    chosen = {name: values[name] for name in kept if name in values}  # none, if there is no header in any file
+    return FilesDataset(paths, dataclasses.replace(form, header=header, converters=chosen))
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvFormat:
+    """A record is a row.
+
+    Attributes:
+      names: the columns, if files have no header row.
+      header: the columns of the first file; empty if there is no file with a row in it.
+      converters: for each column that is kept, what makes values of its text.
+    """
+
+    names: tuple[str, ...] | None
+    delimiter: str
+    encoding: str
+    header: tuple[str, ...] = ()
+    converters: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
+    name: str = "csv_rows"
+    places: tuple[str, ...] = ("byte", "line")
+
+    def open(self, file: str) -> CsvReader:
+        rows = self._rows(file)
+        try:
+            columns = self.names or self._header(rows)
+            if columns and set(columns) != set(self.header):
+                missing, more = sorted(set(self.header) - set(columns)), sorted(set(columns) - set(self.header))
+                raise ValueError(
+                    f"{file}: every file must have the same columns as the first one, {list(self.header)}, but here "
+                    f"are {list(columns)} (missing: {missing}, more: {more})"
+                )
+        except BaseException:
+            rows.close()
+            raise
+        return CsvReader(rows, columns, self.converters)
+
+    def count(self, file: str) -> int | None:
+        return None
+
+    def sample(self, files: Iterable[str]) -> tuple[tuple[str, ...], list[list[str]]]:
+        """The columns, and the first rows of the first file that has any."""
+        header: tuple[str, ...] = ()
+        for file in files:
+            rows = self._rows(file)
+            first: list[list[str]] = []
+            try:
+                columns = self.names or self._header(rows)
+                header = header or columns
+                while len(first) < _SAMPLE and (row := rows.read(len(columns))) is not None:
+                    first.append(row)
+            finally:
+                rows.close()
+            if first:
+                return columns, first
+        return header, []
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Refuse columns that are named twice."""
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        if twice:
+            raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
+
+    def _rows(self, file: str) -> Rows:
+        return Rows(Lines(file, self.encoding, "strict"), self.delimiter)
+
+    def _header(self, rows: Rows) -> tuple[str, ...]:
+        names = tuple(rows.read(None) or ())
+        self.check_names(names, f"{rows.file}: the header row")
+        return names
+
+
+class Rows:
+    """The rows of a file as lists of text, and where each begins.
+
+    Attributes:
+      file: the path.
+      line: how many lines have been read.
+      first_line: where the row that was read last begins, from 1.
+    """
+
+    def __init__(self, lines: Lines, delimiter: str) -> None:
+        self.file = lines.file
+        self.line = 0
+        self.first_line = 0
+        self._lines = lines
+        self._delimiter = delimiter
+        self._reader = self._begin()
+
+    @property
+    def byte(self) -> int:
+        """Where the next row begins: the csv module takes no more lines than it needs for a row."""
+        return self._lines.byte
+
+    def read(self, fields: int | None) -> list[str] | None:
+        """The next row that is not blank, or None at the end of the file.
+
+        Args:
+          fields: how many there must be; None to take any number.
+        """
+        row: list[str] = []
+        while not row:
+            self.first_line = self.line + 1
+            try:
+                row = next(self._reader)
+            except StopIteration:
+                return None
+            except csv.Error as error:
+                raise ValueError(f"{self.file}: line {self.first_line}: {_explained(error)}") from error
+        if fields is not None and len(row) != fields:
+            text = self._delimiter.join(row)
+            short = text if len(text) < 80 else text[:77] + "…"
+            raise ValueError(
+                f"{self.file}: line {self.first_line}: {fields} fields are expected, as there are columns, got "
+                f"{len(row)}: {short!r}"
+            )
+        return row
+
+    def seek(self, byte: int, line: int) -> None:
+        """Go to where a row begins."""
+        self._lines.seek(byte)
+        self.line = line
+        self._reader = self._begin()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+    def _begin(self) -> Iterator[list[str]]:
+        return csv.reader(iter(self._next_line, ""), delimiter=self._delimiter, strict=True)
+
+    def _next_line(self) -> str:
+        line = self._lines.read()
+        self.line += bool(line)
+        return line
+
+
+def _explained(error: csv.Error) -> str:
+    if "field limit" in str(error):
+        return f"{error}: a quote is not closed, or the limit is too low for these files: csv.field_size_limit(bytes)"
+    if "unexpected end" in str(error):
+        return "a quote is opened, and not closed before the file ends"
+    return str(error)
+
+
+class CsvReader(Reader):
+    """Reads rows as dicts."""
+
+    def __init__(self, rows: Rows, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
+        self.file = rows.file
+        self._rows = rows
+        self._fields = len(columns)
+        self._values = [(name, columns.index(name), value) for name, value in values.items()] if columns else []
+        self._done = self._reached()
+
+    def __next__(self) -> dict[str, Any]:
+        row = self._rows.read(self._fields)
+        if row is None:
+            raise StopIteration
+        result = {}
+        for name, field, value in self._values:
+            try:
+                result[name] = value(row[field])
+            except (ValueError, OverflowError) as error:
+                raise ValueError(
+                    f"{self.file}: line {self._rows.first_line}: column {name!r}: {value.problem(row[field], name)}"
+                ) from error
+        self._done = self._reached()
+        return result
+
+    def pass_over(self) -> bool:
+        row = self._rows.read(self._fields)
+        self._done = self._reached()
+        return row is not None
+
+    def position(self) -> dict[str, int]:
+        return self._done
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._rows.seek(position["byte"], position["line"])
+        self._done = position
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def _reached(self) -> dict[str, int]:
+        return {"byte": self._rows.byte, "line": self._rows.line}

@@ -1,0 +1,106 @@
+"""What the text of a CSV field is worth: dtypes of columns, worked out or asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_REAL = re.compile(r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE)
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Converter:
+    """Makes values of one column's text.
+
+    Attributes:
+      dtype: of the values; ``np.dtype(str)`` for text.
+      worked_out: whether the dtype comes from the first rows, and not from the caller.
+    """
+
+    dtype: np.dtype[Any]
+    worked_out: bool
+
+    def __call__(self, text: str) -> Any:
+        """The value that ``text`` stands for.
+
+        Raises:
+          ValueError, OverflowError: it stands for none of this dtype.
+        """
+        dtype = self.dtype
+        if dtype.kind == "U":
+            return text
+        if dtype.kind == "b":
+            return np.bool_(_TRUTH[text.strip().lower()] if text.strip().lower() in _TRUTH else _refuse(text))
+        if dtype.kind == "M":
+            return np.datetime64(text.strip() or _refuse(text)).astype(dtype)
+        if jnp.issubdtype(dtype, np.integer):
+            # Python would take digits of any script, and 1_000.
+            return dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
+        return dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
+
+    def problem(self, text: str, column: str) -> str:
+        """Why ``text`` is no value of this column, and what to do."""
+        if self.worked_out:
+            wider = "float" if self.dtype.kind == "i" and (not text or _REAL.fullmatch(text)) else "str"
+            return (
+                f"{text!r} is no {self.dtype}, which is what the first rows hold. "
+                f"Say what the column holds, such as dtypes={{{column!r}: {wider}}}."
+            )
+        return f"{text!r} is no {self.dtype}. Mend the file, or ask for another dtype, such as str."
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
+
+
+def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
+    """The dtype of each column for which the caller asks for one.
+
+    Raises:
+      TypeError: something is no dtype, or one that text can't be converted to.
+    """
+    if dtypes is None:
+        return {}
+    wanted = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
+    result = {}
+    for column, dtype in wanted.items():
+        try:
+            result[column] = np.dtype(dtype)
+        except TypeError as error:
+            raise TypeError(f"csv_rows: dtypes: {column!r}: {dtype!r} is no dtype: {error}") from error
+        kind = result[column]
+        if kind.kind not in "UbM" and not any(jnp.issubdtype(kind, k) for k in (np.integer, np.floating)):
+            raise TypeError(f"csv_rows: dtypes: {column!r}: text can't be read as {kind}; use str, and a map after it")
+    return result
+
+
+def converters(samples: Mapping[str, Sequence[str]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, Converter]:
+    """A converter for each column: as asked for, or what its sample looks like."""
+    return {
+        column: Converter(wanted[column], False) if column in wanted else Converter(_fitting(sample), True)
+        for column, sample in samples.items()
+    }
+
+
+def _fitting(sample: Sequence[str]) -> np.dtype[Any]:
+    """The dtype of a column with these first fields.
+
+    >>> _fitting(["1", "2"]), _fitting(["1", ""]), _fitting(["1", "2.5"]), _fitting(["1", "x"])
+    (dtype('int64'), dtype('float64'), dtype('float64'), dtype('<U'))
+    """
+    texts = [text for text in sample if text]
+    if not texts or not all(_REAL.fullmatch(text) for text in texts):
+        return np.dtype(str)
+    if not all(_INTEGER.fullmatch(text) for text in texts):
+        return np.dtype(np.float64)
+    limits = np.iinfo(np.int64)
+    if not all(limits.min <= int(text) <= limits.max for text in texts):
+        return np.dtype(str)  # as a float it would be another number
+    return np.dtype(np.int64 if len(texts) == len(sample) else np.float64)

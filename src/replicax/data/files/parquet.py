@@ -1,0 +1,198 @@
+"""Rows of Parquet files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from replicax.data.files import arrow
+from replicax.data.files.paths import Path, expand
+from replicax.data.files.reading import Nothing, Reader, ended
+
+# Rows that are converted at once.
+_ROWS = 1024
+# Column chunks are read in pieces of this size, not whole.
+_BUFFER = 1 << 20
+
+
+def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = None) -> Any:
+    """The rows of Parquet files as a Grain dataset of dicts from column to value.
+
+    Values are NumPy scalars; ``str`` and ``bytes`` where a column holds these; arrays where it holds lists; dicts where
+    it holds structs. A missing value is NaN in a floating column, and an error elsewhere. Files are read one after the
+    other, in pieces; their order is that of their names. A restored iterator goes on at the row group that it was in.
+
+    Needs pyarrow: ``pip install 'replicax[parquet]'``.
+
+    Args:
+      files: a path, a glob (``**`` goes through directories), or a list of these. All have the same columns.
+      columns: which columns to read; all by default.
+
+    Returns:
+      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+
+    Raises:
+      ImportError: pyarrow is not installed.
+      FileNotFoundError: a file isn't there, or a glob matches none.
+      TypeError: a column has a type that has no NumPy form, such as decimals or maps.
+      ValueError: a column is unknown, or a file is no Parquet file; and, while reading, a file with other columns, a
+        corrupt one, or a missing value, with the file, the column and the row.
+
+    >>> import replicax, tempfile, os, pyarrow, pyarrow.parquet
+    >>> file = os.path.join(tempfile.mkdtemp(), "points.parquet")
+    >>> table = pyarrow.table({"x": [1.5, 2.5], "n": [3, 4], "name": ["a", "b"]})
+    >>> pyarrow.parquet.write_table(table, file)
+    >>> next(iter(replicax.parquet_rows(file)))
+    {'x': np.float64(1.5), 'n': np.int64(3), 'name': 'a'}
+    >>> next(iter(replicax.parquet_rows(file, ["n"]).batch(2)))
+    {'n': array([3, 4])}
+    """
+    parquet()  # whether it is there
+    from replicax.data.files.root import FilesDataset  # loads Grain
+
+    paths = expand(files, "parquet_rows")
+    if columns is not None and not columns:
+        raise ValueError("parquet_rows: columns is empty; name at least one column, or leave it out to read all")
+    form = ParquetFormat(tuple(columns) if columns is not None else None)
+    for file in paths:
+        types = form.types(file)
+        if types is not None:
+            return FilesDataset(paths, dataclasses.replace(form, expected=types))
+    return FilesDataset(paths, form)
+
+
+def parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+      ImportError: pyarrow is not installed; the message says how to.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("replicax.parquet_rows needs pyarrow: pip install 'replicax[parquet]'") from error
+    return pyarrow.parquet
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFormat:
+    """A record is a row.
+
+    Attributes:
+      columns: which to read; None for all.
+      expected: the columns of the first file that has any, with the names of their types.
+    """
+
+    columns: tuple[str, ...] | None
+    expected: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    name: str = "parquet_rows"
+    places: tuple[str, ...] = ("row",)
+
+    def open(self, file: str) -> Reader:
+        types = self.types(file)
+        if types is None:
+            return Nothing(file, self.places)
+        if types != self.expected:
+            raise ValueError(
+                f"{file}: every file must have the same columns as the first one, {dict(self.expected)}, but here are "
+                f"{types}"
+            )
+        return ParquetReader(file, tuple(types))
+
+    def count(self, file: str) -> int | None:
+        if not os.path.getsize(file):
+            return 0
+        with opened(file) as parquet_file:
+            return int(parquet_file.metadata.num_rows)
+
+    def types(self, file: str) -> dict[str, str] | None:
+        """The columns of ``file`` that are read, and the names of their types; None if the file is empty."""
+        if not os.path.getsize(file):
+            return None
+        with opened(file) as parquet_file:
+            schema = parquet_file.schema_arrow
+        unknown = [column for column in self.columns or () if column not in schema.names]
+        if unknown:
+            raise ValueError(f"{file}: parquet_rows: columns names {unknown}, but the file has {schema.names}")
+        fields = [schema.field(column) for column in (self.columns or schema.names)]
+        for field in fields:
+            arrow.check_type(field.type, f"{file}: column {field.name!r}")
+        return {field.name: str(field.type) for field in fields}
+
+
+def opened(file: str) -> Any:
+    """``file`` as a ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+      ValueError: it is none, or its end, where the index is, is damaged.
+    """
+    try:
+        # Without pre_buffer=False it would read row groups whole, before the first of their rows.
+        return parquet().ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    except (ValueError, OSError) as error:  # what pyarrow's exceptions are
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{file}: truncated, corrupt, or no Parquet file: {error}") from error
+
+
+class ParquetReader(Reader):
+    """Reads rows as dicts."""
+
+    def __init__(self, file: str, columns: tuple[str, ...]) -> None:
+        self.file = file
+        self._columns = columns
+        self._file = opened(file)
+        self._row = 0
+        self._rows = self._from(0)
+
+    def __next__(self) -> dict[str, Any]:
+        row = next(self._rows)
+        self._row += 1
+        return row
+
+    def skip(self, records: int) -> None:
+        if records > self._file.metadata.num_rows:
+            raise ended(self.file, self._file.metadata.num_rows, records)
+        self.seek({"row": records})
+
+    def position(self) -> dict[str, int]:
+        return {"row": self._row}
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._row = position["row"]
+        if self._row > self._file.metadata.num_rows:
+            raise ended(self.file, self._file.metadata.num_rows, self._row)
+        self._rows = self._from(self._row)
+
+    def close(self) -> None:
+        self._rows.close()
+        self._file.close(force=True)
+
+    def _from(self, row: int) -> Generator[dict[str, Any], None, None]:
+        """The rows from number ``row`` on, beginning with the row group that it is in."""
+        groups = range(self._file.num_row_groups)
+        sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
+        first, start = 0, 0
+        while first < len(sizes) and start + sizes[first] <= row:
+            start += sizes[first]
+            first += 1
+        if first == len(sizes):
+            return
+        batches = self._file.iter_batches(_ROWS, row_groups=list(groups[first:]), columns=list(self._columns))
+        while True:
+            try:
+                batch = next(batches, None)
+            except (ValueError, OSError) as error:
+                raise ValueError(f"{self.file}: corrupt in the {_ROWS} rows from row {start}: {error}") from error
+            if batch is None:
+                return
+            skipped = min(max(row - start, 0), batch.num_rows)
+            yield from self._converted(batch.slice(skipped), start + skipped)
+            start += batch.num_rows
+
+    def _converted(self, batch: Any, first_row: int) -> Iterator[dict[str, Any]]:
+        columns = [arrow.rows(batch.column(name), f"{self.file}: column {name!r}", first_row) for name in self._columns]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(self._columns, values, strict=True))

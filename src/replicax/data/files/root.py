@@ -1,0 +1,173 @@
+"""The root of a Grain graph that reads files one after the other.
+
+Grain has readers of its own for TFRecord and Parquet. They check no CRC, name neither file nor place in an error, leave
+files to the garbage collector, and can't be asked how far each file has been read. So the bytes are read here; all
+that comes after (map, filter, batch, prefetch) is Grain's.
+
+This module imports Grain, so it is itself imported only when a dataset is made. Its classes stand at the top of a
+module, not in a function, because Grain's worker processes unpickle them by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grain
+
+from replicax.data.files.reading import Format, Reader
+
+
+class FilesDataset(grain.IterDataset):
+    """The records of ``files``, file after file.
+
+    Attributes:
+      files: the files, in the order in which they are read.
+    """
+
+    def __init__(self, files: Iterable[str], file_format: Format, skipped: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.files = tuple(files)
+        self._format = file_format
+        self._skipped = dict(skipped or {})
+
+    def __iter__(self) -> FilesIterator:
+        return FilesIterator(self.files, self._format, self._skipped)
+
+    def with_files(self, files: Iterable[str]) -> FilesDataset:
+        """The same over other files, such as one worker's."""
+        return FilesDataset(files, self._format, self._skipped)
+
+    def with_positions(self, positions: Mapping[str, int]) -> FilesDataset:
+        """The same, beginning each file after as many records as ``positions`` says.
+
+        Files that ``positions`` doesn't name are read from their beginning; what it says of files that others read is
+        left out. Iterators' states count the skipped records as read. (A ``repeat`` after it skips in every epoch.)
+
+        Raises:
+          ValueError: a number is negative. (That a file has not so many records is found when it is read.)
+        """
+        wrong = {file: n for file, n in positions.items() if not isinstance(n, int) or n < 0}
+        if wrong:
+            raise ValueError(f"{self._format.name}: records to skip must be integers of at least 0, got {wrong}")
+        return FilesDataset(self.files, self._format, positions)
+
+    def positions(self, state: Mapping[str, Any]) -> dict[str, int]:
+        """How many records of each file an iterator with this ``state`` has read."""
+        positions = dict(zip(self.files, state["counts"], strict=True))
+        if state["file"] < len(self.files):
+            positions[self.files[state["file"]]] = state["records"]
+        return positions
+
+    def finished(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
+        return self.files[: state["file"]]
+
+    def count_records(self, file: str) -> int | None:
+        """How many records ``file`` has, where its format says so; ``None`` where it would have to be read."""
+        return self._format.count(file)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Every n-th file: how Grain divides a dataset over the processes of a prefetch."""
+        self.files = self.files[sl]
+
+    def __str__(self) -> str:
+        return f"{self._format.name}({len(self.files)} files)"
+
+
+class FilesIterator(grain.DatasetIterator):
+    """One pass over a :class:`FilesDataset`.
+
+    Its state has the same structure from the beginning to the end, as Grain wants it: ``file``, the number of the
+    present file, and ``name``, its name; ``records``, how many of it have been read, and ``position``, where the next
+    one is (-1 before the file has been opened); ``counts``, how many of each file before it there were, and of each
+    file after it are to be left out. So a state says all, and any dataset of the same files can go on from it.
+    """
+
+    _reader: Reader | None = None  # for close, should __init__ fail
+
+    def __init__(self, files: tuple[str, ...], file_format: Format, skipped: Mapping[str, int]) -> None:
+        super().__init__()
+        self._files = files
+        self._format = file_format
+        self._counts = [skipped.get(file, 0) for file in files]
+        self._begin(0)
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        while self._file < len(self._files):
+            try:
+                record = next(self._opened())
+            except StopIteration:
+                self._release()
+                # A new list: states share the old one, so that a state costs the same with 10,000 files.
+                self._counts = [*self._counts[: self._file], self._records, *self._counts[self._file + 1 :]]
+                self._begin(self._file + 1)
+            except BaseException:
+                # The file is closed, and the state is that before the bad record: the next call meets it again.
+                self._release()
+                raise
+            else:
+                self._records += 1
+                return record
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "file": self._file,
+            "name": self._name(self._file),
+            "records": self._records,
+            "position": dict(self._position if self._reader is None else self._reader.position()),
+            "counts": self._counts,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        file, files = state["file"], len(state["counts"])
+        if files != len(self._files) or state["name"] != self._name(file):
+            raise ValueError(
+                f"{self._format.name}: the state was saved by an iterator over {files} files, where number {file} was "
+                f"{state['name']!r}; this one is over {len(self._files)} files, and there it is {self._name(file)!r}. "
+                "Make the dataset from the same files."
+            )
+        self._release()
+        self._file, self._counts = file, list(state["counts"])
+        self._records, self._position = state["records"], dict(state["position"])
+
+    def close(self) -> None:
+        self._release()
+        super().close()
+
+    def _begin(self, file: int) -> None:
+        """Before the first record of a file."""
+        self._file = file
+        self._records = self._counts[file] if file < len(self._files) else 0
+        self._position = dict.fromkeys(self._format.places, -1)
+
+    def _opened(self) -> Reader:
+        if self._reader is None:
+            reader = self._format.open(self._files[self._file])
+            try:
+                if -1 not in self._position.values():
+                    reader.seek(self._position)
+                elif self._records:
+                    reader.skip(self._records)
+            except BaseException:
+                reader.close()
+                raise
+            self._reader = reader
+        return self._reader
+
+    def _release(self) -> None:
+        """Close the file, if one is open, and remember the place."""
+        if self._reader is not None:
+            self._position = self._reader.position()
+            self._reader.close()
+            self._reader = None
+
+    def _name(self, file: int) -> str:
+        # Without its directory, which may be another one on the machine where the state is restored.
+        return os.path.basename(self._files[file]) if file < len(self._files) else ""
+
+    def __str__(self) -> str:
+        return f"{self._format.name}({len(self._files)} files)"

@@ -1,0 +1,89 @@
+"""Lines of text files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from replicax.data.files.lines import Lines, check_encoding
+from replicax.data.files.paths import Path, expand
+from replicax.data.files.reading import Reader
+
+
+def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors: str = "strict") -> Any:
+    r"""The lines of text files, plain or gzipped, as a Grain dataset of ``str``.
+
+    Lines end with ``\n`` or ``\r\n``, which are left out, or with the file; empty lines count. Files are read one after
+    the other, in pieces; their order is that of their names. Iterators save byte offsets, so a restored one goes on at
+    once (in a gzip file after reading up to there).
+
+    Args:
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+      encoding: of the text; any in which a line feed is one byte.
+      errors: what becomes of bytes that the encoding doesn't know, as in ``bytes.decode``. ``"strict"`` is an error.
+
+    Returns:
+      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+
+    Raises:
+      FileNotFoundError: a file isn't there, or a glob matches none.
+      ValueError: no such encoding; and, while reading, bad bytes or a truncated gzip file, with file and byte.
+
+    >>> import replicax, tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("one\ntwo\n"), (folder / "b.txt").write_text("three\n")
+    >>> lines = replicax.text_lines(folder / "*.txt")
+    >>> list(lines)
+    ['one', 'two', 'three']
+    >>> [batch.tolist() for batch in lines.map(len).batch(2)]
+    [[3, 3], [5]]
+    """
+    from replicax.data.files.root import FilesDataset  # loads Grain
+
+    check_encoding(encoding, errors, "text_lines")
+    return FilesDataset(expand(files, "text_lines"), TextFormat(encoding, errors))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFormat:
+    """A record is a line."""
+
+    encoding: str
+    errors: str
+    name: str = "text_lines"
+    places: tuple[str, ...] = ("byte",)
+
+    def open(self, file: str) -> TextReader:
+        return TextReader(Lines(file, self.encoding, self.errors))
+
+    def count(self, file: str) -> int | None:
+        return None
+
+
+class TextReader(Reader):
+    """Reads lines, without their ends."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.file = lines.file
+        self._lines = lines
+
+    def __next__(self) -> str:
+        line = self._lines.read()
+        if not line:
+            raise StopIteration
+        if line.endswith("\r\n"):
+            return line[:-2]
+        return line[:-1] if line.endswith("\n") else line
+
+    def pass_over(self) -> bool:
+        return self._lines.pass_over()
+
+    def position(self) -> dict[str, int]:
+        return {"byte": self._lines.byte}
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._lines.seek(position["byte"])
+
+    def close(self) -> None:
+        self._lines.close()

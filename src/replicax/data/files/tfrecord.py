@@ -1,0 +1,139 @@
+"""TFRecord files."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from replicax.data.files.crc32c import masked_crc32c
+from replicax.data.files.opening import READ_AHEAD, Bytes
+from replicax.data.files.paths import Path, expand
+from replicax.data.files.reading import Reader
+
+# A record: its length (8 bytes), the masked CRC of the length (4), the data, the masked CRC of the data (4).
+_HEADER = 12
+_FOOTER = 4
+
+
+def tfrecords(files: Path | Iterable[Path]) -> Any:
+    """The records of TFRecord files, plain or gzipped, as a Grain dataset of ``bytes``.
+
+    Both checksums of every record are checked. Files are read one after the other, in pieces; their order is that of
+    their names. Iterators save byte offsets, so a restored one goes on at once (in a gzip file after reading up to
+    there).
+
+    Args:
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+
+    Returns:
+      A ``grain.IterDataset``: go on with its ``map`` (to parse the records), ``filter``, ``batch``.
+
+    Raises:
+      FileNotFoundError: a file isn't there, or a glob matches none.
+      ValueError: while reading, a truncated or corrupt record, with the file and the byte where the record begins.
+
+    >>> import replicax, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "digits.tfrecord"
+    >>> _ = file.write_bytes(
+    ...     bytes.fromhex("0300000000000000b099490e6162636e57f121")  # length, its checksum, b"abc", its checksum
+    ... )
+    >>> list(replicax.tfrecords(file))
+    [b'abc']
+    """
+    from replicax.data.files.root import FilesDataset  # loads Grain
+
+    return FilesDataset(expand(files, "tfrecords"), TFRecordFormat())
+
+
+@dataclasses.dataclass(frozen=True)
+class TFRecordFormat:
+    """A record is the bytes that were written."""
+
+    name: str = "tfrecords"
+    places: tuple[str, ...] = ("byte",)
+
+    def open(self, file: str) -> TFRecordReader:
+        return TFRecordReader(file)
+
+    def count(self, file: str) -> int | None:
+        return None
+
+
+def _length_is_right(header: bytes) -> bool:
+    """Whether the checksum of the length is that of the length."""
+    return len(header) >= _HEADER and masked_crc32c(header[:8]) == int.from_bytes(header[8:_HEADER], "little")
+
+
+class TFRecordReader(Reader):
+    """Reads records, and checks them."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._byte = 0
+        # A first record of the right length (559,903 bytes, or that and a multiple of 2**24) looks like gzip.
+        self._bytes = Bytes(file, is_plain=_length_is_right)
+
+    def __next__(self) -> bytes:
+        length = self._length()
+        if length is None:
+            raise StopIteration
+        rest = self._bytes.read(length + _FOOTER)
+        if len(rest) < length + _FOOTER:
+            raise self._error(
+                f"truncated: {length} bytes and their checksum ({_FOOTER}) should follow, got {len(rest)}"
+            )
+        data, stored = rest[:length], int.from_bytes(rest[length:], "little")
+        computed = masked_crc32c(data)
+        if stored != computed:
+            raise self._error(
+                f"corrupt: the checksum of its {length} bytes is {computed:#010x}, but {stored:#010x} is stored"
+            )
+        self._byte += _HEADER + length + _FOOTER
+        return data
+
+    def pass_over(self) -> bool:
+        length = self._length()
+        if length is None:
+            return False
+        end = self._byte + _HEADER + length + _FOOTER
+        if self._bytes.size is None:
+            left = length + _FOOTER
+            while left:
+                read = len(self._bytes.read(min(left, READ_AHEAD)))
+                if not read:
+                    raise self._error("truncated")
+                left -= read
+        else:
+            if end > self._bytes.size:
+                raise self._error(f"truncated: it should end at byte {end}, but the file ends at {self._bytes.size}")
+            self._bytes.seek(end)
+        self._byte = end
+        return True
+
+    def position(self) -> dict[str, int]:
+        return {"byte": self._byte}
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._bytes.seek(position["byte"])
+        self._byte = position["byte"]
+
+    def close(self) -> None:
+        self._bytes.close()
+
+    def _length(self) -> int | None:
+        """The length of the next record, checked before so much is read; None at the end of the file."""
+        header = self._bytes.read(_HEADER)
+        if not header:
+            return None
+        if len(header) < _HEADER:
+            raise self._error(f"truncated: its length and checksum are {_HEADER} bytes, got {len(header)}")
+        if not _length_is_right(header):
+            hint = ", or the file is no TFRecord file" if self._byte == 0 else ""
+            raise self._error(f"corrupt: the checksum of its length is wrong{hint}")
+        return int(struct.unpack_from("<Q", header)[0])
+
+    def _error(self, problem: str) -> ValueError:
+        where = " of the unzipped data" if self._bytes.gzipped else ""
+        return ValueError(f"{self.file}: the record at byte {self._byte}{where} is {problem}")

@@ -1,0 +1,155 @@
+"""Grain's graphs: what a dataset is made of, and the same dataset with another source or batch size.
+
+A Grain dataset is a chain of nodes, each of which knows its parent. Grain itself rewrites such chains to share out the
+work of reading, in ways that it does not promise to others: whatever we need to know of that is in this file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import grain
+from grain import experimental
+
+
+def chain(dataset: Any) -> list[Any]:
+    """The nodes of ``dataset``, itself first, as far as each has one parent."""
+    nodes = [dataset]
+    while len(getattr(nodes[-1], "_parents", ())) == 1:
+        nodes.append(nodes[-1]._parents[0])
+    return nodes
+
+
+def is_random_access(node: Any) -> bool:
+    """Whether any element can be had by its number."""
+    return isinstance(node, grain.MapDataset)
+
+
+def is_batch(node: Any) -> bool:
+    """Whether ``node`` is Grain's own ``batch``."""
+    return _name(node) in ("BatchMapDataset", "BatchIterDataset")
+
+
+def is_repeat(node: Any) -> bool:
+    """Whether ``node`` goes through its parent several times."""
+    return _name(node) in ("RepeatMapDataset", "RepeatIterDataset")
+
+
+def is_reader(node: Any) -> bool:
+    """Whether ``node`` hands on what its parent has, element by element, only sooner."""
+    return _name(node) in _READERS
+
+
+_READERS = {"PrefetchIterDataset", "ThreadPrefetchIterDataset", "WithOptionsIterDataset"}
+_SEEDS = {"_WithSeedMapDataset", "_WithSeedIterDataset"}
+
+
+def keeps_order(node: Any) -> bool:
+    """Whether the elements of ``node`` come from its parent's in their order, so that a place in one is one in both."""
+    return _name(node) in _READERS | _SEEDS | _MAPS
+
+
+_MAPS = {
+    "MapMapDataset",
+    "RandomMapMapDataset",
+    "MapWithIndexMapDataset",
+    "MapIterDataset",
+    "FilterIterDataset",
+    "RandomMapIterDataset",
+    "MapWithIndexIterDataset",
+}
+
+
+def has_parents_state(node: Any) -> bool:
+    """Whether the state of an iterator over ``node`` is that of its parent's."""
+    return _name(node) in {"MapIterDataset", "FilterIterDataset", "WithOptionsIterDataset", "_WithSeedIterDataset"}
+
+
+def is_movable(node: Any) -> bool:
+    """Whether :func:`on_top_of` can put ``node`` on top of something else."""
+    if is_batch(node) or _name(node) == "RepeatMapDataset":
+        return True
+    if len(getattr(node, "_parents", ())) != 1:
+        return False
+    return not is_random_access(node) or not {"_length", "_parent_length"} & set(vars(node))
+
+
+def batch_size(node: Any) -> int:
+    """Of a batch node."""
+    return int(node._batch_size)
+
+
+def drops_remainder(node: Any) -> bool:
+    """Whether a batch node leaves out a last batch that is not full."""
+    return bool(node._drop_remainder)
+
+
+def batched(parent: Any, like: Any, size: int, is_its_own: bool) -> Any:
+    """``parent`` in batches of ``size``, made as the batch node ``like`` makes them.
+
+    A last batch that is not full is left out if that is what ``like`` does, and ``is_its_own`` size.
+    """
+    return parent.batch(size, drop_remainder=is_its_own and like._drop_remainder, batch_fn=like._batch_fn)
+
+
+def stacked_by(node: Any) -> Callable[[list[Any]], Any]:
+    """The function with which a batch node puts examples together."""
+    function: Callable[[list[Any]], Any] = node._batch_fn
+    return function
+
+
+def on_top_of(nodes: list[Any], parent: Any) -> Any:
+    """The movable ``nodes``, the last of which is the lowest, with another parent under them."""
+    for node in reversed(nodes):
+        if is_batch(node):
+            parent = parent.batch(node._batch_size, drop_remainder=node._drop_remainder, batch_fn=node._batch_fn)
+        elif _name(node) == "RepeatMapDataset":
+            parent = parent.repeat(node._num_epochs, reseed_each_epoch=node._reseed_each_epoch)
+        else:
+            moved = copy.copy(node)
+            moved._parents = (parent,)
+            moved.__dict__.pop("_stats", None)
+            parent = moved
+    return parent
+
+
+def _name(node: Any) -> str:
+    return type(node).__name__ if _is_grains(node) else ""
+
+
+def _is_grains(node: Any) -> bool:
+    return type(node).__module__.split(".")[0] == "grain"
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def file_source(root: Any) -> Any:
+    """What has the ``files`` of a root node; ``None`` if it reads no files.
+
+    That is the root itself, or the random-access source under it.
+    """
+    for candidate in (root, getattr(root, "_source", None)):
+        if hasattr(candidate, "files") and hasattr(candidate, "with_files"):
+            return candidate
+    return None
+
+
+def with_files(root: Any, files: tuple[str, ...]) -> Any:
+    """The root node over other files."""
+    source = file_source(root)
+    other = source.with_files(files)
+    return other if source is root else grain.MapDataset.source(other)
+
+
+# --- elements -------------------------------------------------------------------------------------------
+
+
+def spec_of(dataset: Any) -> Any:
+    """The pytree of shapes and dtypes of the elements, if Grain can tell without reading any; else ``None``."""
+    try:
+        return experimental.get_element_spec(dataset) if hasattr(experimental, "get_element_spec") else None
+    except Exception:
+        return None

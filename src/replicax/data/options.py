@@ -1,0 +1,85 @@
+"""How a dataset is shared by workers and divided over replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from replicax.enums import parse_enum
+
+
+class AutoShardPolicy(enum.Enum):
+    """What each worker reads. Strings in any case work wherever an ``AutoShardPolicy`` does.
+
+    >>> import replicax
+    >>> replicax.InputOptions(auto_shard_policy="file").auto_shard_policy
+    <AutoShardPolicy.FILE: 'file'>
+    """
+
+    AUTO = "auto"
+    """FILE where the source is files, and there is at least one for each worker; else DATA. The plan says which."""
+    FILE = "file"
+    """Whole files of its own."""
+    DATA = "data"
+    """Of every global batch, the rows of its own replicas."""
+    OFF = "off"
+    """All of the dataset that it was given: its own examples already, of which a step takes the worker's share."""
+
+
+class PartialBatch(enum.Enum):
+    """What becomes of a batch that does not give every replica as much as a full one does.
+
+    >>> import replicax
+    >>> replicax.InputOptions(partial_batch="pad").partial_batch
+    <PartialBatch.PAD: 'pad'>
+    """
+
+    EXACT = "exact"
+    """Each replica gets what there is. If sizes differ, the step runs on the exact executor."""
+    PAD = "pad"
+    """Filled up, and masked: losses, metrics and reductions leave the filling out. One compiled program."""
+    DROP = "drop"
+    """Left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOptions:
+    """How ``distribute_dataset`` and ``distribute_datasets_from_function`` feed the replicas.
+
+    Args:
+      auto_shard_policy: what each of several workers reads; see :class:`AutoShardPolicy`.
+      partial_batch: what to do with a last batch that is not full; see :class:`PartialBatch`.
+      prefetch: how many elements wait on the devices, at least 0; with 0 nothing happens in the background.
+
+    Raises:
+      ValueError: an unknown policy or mode; a prefetch depth that is no natural number.
+
+    >>> import replicax
+    >>> replicax.InputOptions(partial_batch="drop").prefetch
+    2
+    """
+
+    auto_shard_policy: AutoShardPolicy | str = AutoShardPolicy.AUTO
+    partial_batch: PartialBatch | str = PartialBatch.EXACT
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        policy = parse_enum(AutoShardPolicy, self.auto_shard_policy, "InputOptions: auto_shard_policy")
+        partial = parse_enum(PartialBatch, self.partial_batch, "InputOptions: partial_batch")
+        object.__setattr__(self, "auto_shard_policy", policy)
+        object.__setattr__(self, "partial_batch", partial)
+        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
+            raise ValueError(f"InputOptions: prefetch must be a natural number (0 for none), got {self.prefetch!r}")
+
+
+def checked_input_options(options: InputOptions | None, method: str) -> InputOptions:
+    """``options``, or the usual ones.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise TypeError(f"{method}: options must be InputOptions or None, got {options!r}")
+    return options

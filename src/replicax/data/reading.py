@@ -1,0 +1,285 @@
+"""Reading: how the batches of a dataset come to be, so that workers can share them and go on from any place.
+
+Three kinds of dataset, by what is known of them:
+
+- *numbered*: batches of examples that can be had by number. Any range of them can be read by anybody.
+- *filed*: records that come one after the other out of files. Files can be read by anybody.
+- *whole*: nothing is known but the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import grain
+from grain import experimental
+
+from replicax.data import elastic, graph
+from replicax.data.input_context import shares
+from replicax.data.sources import Source
+
+State = dict[str, Any]
+"""Of a stream: ``parts`` (see :mod:`replicax.data.elastic`), ``native`` (of Grain's iterator over them; ``None`` at the
+start) and ``rows`` (how many rows a batch of the stream has, where that is known)."""
+
+READ_AHEAD = grain.ReadOptions(num_threads=8, prefetch_buffer_size=16)
+"""How random-access datasets are read: Grain would keep 500 batches."""
+
+
+class Reading(Protocol):
+    """How to read one kind of dataset.
+
+    Attributes:
+      batch_size: rows of a batch, as the dataset says; ``None`` if it can't be seen.
+      drops_remainder: whether a last batch that is not full is left out.
+      length: how many batches there are; ``None`` if it can't be seen.
+      files: those that the dataset is made from; ``None`` if workers can't read some of them only.
+    """
+
+    batch_size: int | None
+    drops_remainder: bool
+    length: int | None
+    files: tuple[str, ...] | None
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        """The state of a stream at the start.
+
+        Args:
+          files: those that are the stream's own; ``None`` for the whole dataset.
+          rows: how many rows each of its batches shall have; ``None`` for what the dataset gives.
+        """
+
+    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+        """A Grain iterator over the batches of a stream, from where it was.
+
+        Args:
+          state: of the stream.
+          own: how many replicas there are, and which of them are this worker's, if rows of others need not be read.
+            The batches are then :class:`OwnRows` if that can be had, and whole otherwise.
+        """
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        """What is left of all streams, dealt out anew to streams with batches of these sizes.
+
+        Raises:
+          ValueError: that can't be done; the message says why.
+        """
+
+    def why_not_regrouped(self) -> str | None:
+        """Why a state can't go on with another number of streams; ``None`` if it can."""
+
+
+def reading_of(source: Source) -> Numbered | Filed | Whole:
+    """How to read ``source``."""
+    nodes = graph.chain(source.dataset)
+    at = next((i for i, node in enumerate(nodes) if graph.is_batch(node)), None)
+    above, batch, below = (nodes, None, []) if at is None else (nodes[:at], nodes[at], nodes[at + 1 :])
+    if not all(map(graph.is_movable, above if batch is not None else above[:-1])):
+        return Whole(source, batch)
+    if batch is not None and graph.is_random_access(batch):
+        return Numbered(above, batch, below)
+    is_filed = graph.file_source(nodes[-1]) is not None and all(map(graph.is_movable, below[:-1]))
+    if is_filed and not graph.is_random_access(nodes[0]):
+        return Filed(above, batch, below)
+    return Whole(source, batch)
+
+
+class OwnRows:
+    """Those rows of a batch that belong to a worker's replicas.
+
+    Attributes:
+      rows: a pytree of arrays; of one row too many, if there is none (a batch of no examples can't be made).
+      size: of the whole batch.
+    """
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.rows = rows
+        self.size = size
+
+
+class _OwnRowsMapDataset(grain.MapDataset):
+    """A batch node that reads some rows of each batch."""
+
+    def __init__(self, batch: Any, own: tuple[int, range]) -> None:
+        super().__init__(batch._parent)
+        self._batch = batch
+        self._replicas, self._mine = own
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, number = divmod(index, len(self._batch))
+        examples, size = len(self._parent), graph.batch_size(self._batch)
+        first = number * size
+        rows = min(examples - first, size)
+        split = shares(rows, self._replicas)
+        start = sum(split[: self._mine.start])
+        count = sum(split[self._mine.start : self._mine.stop])
+        start = min(start, rows - 1) + first + epoch * examples
+        mine = [self._parent[i] for i in range(start, start + max(1, count))]
+        return OwnRows(graph.stacked_by(self._batch)(mine), rows)
+
+
+class Numbered:
+    """Batches of examples with numbers; see :class:`Reading`."""
+
+    def __init__(self, above: list[Any], batch: Any, below: list[Any]) -> None:
+        self._above, self._batch, self._below = above, batch, below
+        self._examples = below[0]
+        self.batch_size: int | None = graph.batch_size(batch)
+        maps = [node for node in (*above, batch) if graph.is_random_access(node)]
+        self.length: int | None = len(maps[0])
+        self.drops_remainder = graph.drops_remainder(batch)
+        files = graph.file_source(below[-1])
+        can_divide = files is not None and all(map(graph.is_movable, below[:-1]))
+        self.files: tuple[str, ...] | None = tuple(files.files) if can_divide else None
+        self.reads_own_rows = all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
+
+    def examples_of(self, files: Sequence[str] | None) -> Any:
+        """The examples that come from some of the files."""
+        if files is None:
+            return self._examples
+        root = graph.with_files(self._below[-1], tuple(files))
+        return graph.on_top_of(self._below[:-1], root)
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        files = None if files is None else list(files)
+        part = {"files": files, "start": 0, "stop": len(self.examples_of(files)) if files or files is None else 0}
+        return {"parts": [part], "native": None, "rows": rows or self.batch_size}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+        examples = [self._examples_in(part) for part in state["parts"] if part["start"] < part["stop"]]
+        if not examples:
+            return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=grain.ReadOptions(0, 0)))
+        parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
+        batch = graph.batched(parent, self._batch, state["rows"], state["rows"] == self.batch_size)
+        if own is not None and self.reads_own_rows:
+            batch = _OwnRowsMapDataset(batch, own)
+        dataset = graph.on_top_of(self._above, batch)
+        if graph.is_random_access(dataset):
+            dataset = dataset.to_iter_dataset(read_options=READ_AHEAD)
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def _examples_in(self, part: elastic.Part) -> Any:
+        examples = self.examples_of(part["files"])
+        whole = part["start"] == 0 and part["stop"] == len(examples)
+        return examples if whole else examples.slice(slice(part["start"], part["stop"]))
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if why := self.why_not_regrouped():
+            raise ValueError(why)
+        left = []
+        for state in states:
+            batches = 0 if state["native"] is None else elastic.find(state["native"], "next_index")
+            left += elastic.remaining(state["parts"], batches * state["rows"])
+        hands = elastic.dealt_evenly(left, len(rows))
+        return [{"parts": h, "native": None, "rows": r or self.batch_size} for h, r in zip(hands, rows, strict=True)]
+
+    def why_not_regrouped(self) -> str | None:
+        odd = [node for node in self._above if not graph.keeps_order(node)]
+        return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
+
+
+class Filed:
+    """Records out of files, one after the other; see :class:`Reading`."""
+
+    length: int | None = None
+
+    def __init__(self, above: list[Any], batch: Any, below: list[Any]) -> None:
+        self._batch = batch
+        self._above = [] if batch is None else above
+        self._below = below if batch is not None else above
+        self._root = self._below[-1]
+        self.batch_size: int | None = None if batch is None else graph.batch_size(batch)
+        self.drops_remainder = batch is not None and graph.drops_remainder(batch)
+        self.files: tuple[str, ...] | None = tuple(graph.file_source(self._root).files)
+        has_positions = hasattr(self._root, "with_positions")
+        self._can_split = has_positions and all(map(graph.has_parents_state, self._below[:-1]))
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        files = list((self.files or ()) if files is None else files)
+        parts: list[elastic.Part] = [{"files": files, "skip": {}, "state": None}] if files else []
+        return {"parts": parts, "native": None, "rows": rows or self.batch_size}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+        records = elastic.InSequence(self._records_in, state["parts"])
+        rows = state["rows"]
+        if self._batch is not None:
+            batch = graph.batched(records, self._batch, rows, rows == self.batch_size)
+            dataset = graph.on_top_of(self._above, batch)
+        else:
+            dataset = records if rows is None else experimental.RebatchIterDataset(records, rows)
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def _records_in(self, part: elastic.Part) -> Any:
+        root = graph.with_files(self._root, tuple(part["files"]))
+        return graph.on_top_of(self._below[:-1], root.with_positions(part["skip"]) if part["skip"] else root)
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        left = []
+        for state in states:
+            parts = state["parts"]
+            if state["native"] is not None:
+                parts = elastic.find(state["native"], elastic.PARTS)
+                if parts is None or (self._batch is None and state["rows"] is not None):
+                    raise ValueError("the rest of a batch is left over, which can't be given to somebody else")
+            left += parts
+        deal = elastic.dealt_whole
+        if self._can_split:
+            left, deal = [self._by_position(part) for part in left], elastic.dealt_by_file
+        hands = deal(left, len(rows))
+        return [{"parts": h, "native": None, "rows": r or self.batch_size} for h, r in zip(hands, rows, strict=True)]
+
+    def _by_position(self, part: elastic.Part) -> elastic.Part:
+        if part["state"] is None:
+            return part
+        root = graph.with_files(self._root, tuple(part["files"]))
+        root = root.with_positions(part["skip"]) if part["skip"] else root
+        return {**part, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
+
+    def why_not_regrouped(self) -> str | None:
+        return None
+
+
+class Whole:
+    """What nothing is known of but the order; see :class:`Reading`."""
+
+    files: tuple[str, ...] | None = None
+
+    def __init__(self, source: Source, batch: Any) -> None:
+        self._source = source
+        self.batch_size: int | None = None if batch is None else graph.batch_size(batch)
+        self.drops_remainder = batch is not None and graph.drops_remainder(batch)
+        self.length: int | None = source.length
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        return {"parts": None, "native": None, "rows": rows}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+        dataset = self._source.dataset
+        if graph.is_random_access(dataset):
+            dataset = dataset.to_iter_dataset(read_options=READ_AHEAD)
+        if state["rows"] is not None:
+            dataset = experimental.RebatchIterDataset(dataset, state["rows"])
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if len(states) == len(rows) and [s["rows"] for s in states] == list(rows):
+            return list(states)
+        raise ValueError(self.why_not_regrouped())
+
+    def why_not_regrouped(self) -> str | None:
+        return f"of {self._source.kind} nothing is known but the order, so what is left can't be dealt out anew"

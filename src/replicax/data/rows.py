@@ -1,0 +1,117 @@
+"""Batches as rows: checked, divided and filled up, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.execution.placing import ARRAYS
+from replicax.nests import known
+
+Leaf = tuple[tuple[int, ...], Any]
+"""Shape of one row, and dtype."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch.
+
+    Attributes:
+      leaves: arrays ``[size, …]``.
+      size: how many rows.
+    """
+
+    leaves: list[Any]
+    size: int
+
+    def part(self, start: int, size: int) -> Rows:
+        """``size`` rows from ``start`` on."""
+        return (
+            self
+            if size == self.size and not start
+            else Rows([leaf[start : start + size] for leaf in self.leaves], size)
+        )
+
+    def kinds(self) -> tuple[Leaf, ...]:
+        """Shape of a row and dtype of each leaf."""
+        return tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
+
+
+def no_rows(kinds: Sequence[Leaf]) -> Rows:
+    """What a replica has for which there is nothing left."""
+    return Rows([np.zeros((0, *shape), dtype) for shape, dtype in kinds], 0)
+
+
+def filled_up(parts: Sequence[Rows], rows: int) -> list[Any]:
+    """For each leaf an array ``[len(parts), rows, …]`` of the parts, filled up with zeros."""
+    stacks = []
+    for leaves in zip(*(part.leaves for part in parts), strict=True):
+        stack = np.zeros((len(parts), rows, *leaves[0].shape[1:]), leaves[0].dtype)
+        for i, leaf in enumerate(leaves):
+            stack[i, : len(leaf)] = leaf
+        stacks.append(stack)
+    return stacks
+
+
+class Checker:
+    """Takes batches apart, and sees to it that each is like the first.
+
+    Args:
+      replicas: over how many replicas a batch is divided; for messages.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+        self._names: list[str] = []
+        self._first: list[tuple[int, np.dtype[Any]]] = []
+        self.tree: Any = None
+
+    def rows(self, batch: Any, where: str) -> Rows:
+        """The rows of ``batch``.
+
+        Raises:
+          ValueError: an array is a scalar, or sizes of dim 0 differ.
+          TypeError: a leaf is no array, or none of numbers; structure, dtype or rank is not that of the first batch.
+        """
+        paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
+        names = [jax.tree_util.keystr(path) for path, _ in paths]
+        leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
+        sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
+        self._check_like_first(tree, names, leaves, where)
+        return Rows(leaves, next(iter(sizes.values()), 0))
+
+    def _array(self, leaf: Any, name: str) -> Any:
+        if not isinstance(leaf, ARRAYS):
+            raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        if array.ndim == 0:
+            raise ValueError(
+                f"{name} is a scalar and can't be divided over {self._replicas} replica(s): batch the dataset by the "
+                "global batch first"
+            )
+        if array.dtype.kind in "OSUM":
+            raise TypeError(
+                f"{name} is an array of dtype {array.dtype}, which no device can hold: make numbers of it in the "
+                "dataset (Grain's map), before it is distributed"
+            )
+        return array
+
+    def _check_like_first(self, tree: Any, names: list[str], leaves: list[Any], where: str) -> None:
+        kinds = [(leaf.ndim, np.dtype(leaf.dtype)) for leaf in leaves]
+        if self.tree is None:
+            self.tree, self._names, self._first = tree, names, kinds
+        if tree != self.tree:
+            raise TypeError(f"{where} has another structure than the first: expected {self.tree}, got {tree}")
+        for name, leaf, first, kind in zip(names, leaves, self._first, kinds, strict=True):
+            if kind != first:
+                expected = f"{first[1].name} of rank {first[0]}"
+                raise TypeError(
+                    f"{where}{name} is {leaf.dtype.name}{list(leaf.shape)}, but was {expected} in the first element: "
+                    "all elements of a dataset must have the same dtypes and ranks"
+                )

@@ -1,0 +1,136 @@
+"""The store of the exact executor: one replica's variables, and which of its arrays replicas may differ in."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax.errors import LocalityError
+from replicax.execution.infer import UNRELIABLE
+from replicax.execution.marks import Obligation, mark_p
+from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
+from replicax.locality import Locality, M, R, T
+from replicax.reduction import share_p
+from replicax.topology.placement import here
+from replicax.values import Local, PerReplica, slices_of
+from replicax.variables.store import Creations, check_owner, check_write_trace
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class Localities:
+    """The arrays of a step, with their localities: those that are noted, and all that is computed from them."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[Any, Locality]] = {}
+
+    def note(self, array: Any, locality: Locality = T) -> None:
+        """Remember that ``array`` is of this step, and its locality."""
+        key = id(array)
+        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+            return
+        self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), locality
+
+    def of(self, array: Any) -> Locality:
+        """What has been noted of ``array``; M if nothing has."""
+        known = self._noted.get(id(array))
+        return known[1] if known is not None and known[0]() is array else M
+
+    def is_of_step(self, value: Any) -> bool:
+        """Whether ``value`` is an array that the step was given or has computed, and not one from outside."""
+        if isinstance(value, jax.core.Tracer):
+            return True
+        known = self._noted.get(id(value))
+        return known is not None and known[0]() is value
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        found = M
+        for arg in args:
+            found = found | self.of(arg)
+        if primitive in (sum_p, whole_p):
+            found = R
+        elif primitive is share_p or primitive.name in UNRELIABLE:
+            found = T
+        for result in results:
+            self.note(result, found)
+
+
+class ExactStore:
+    """The store of one replica; see :class:`replicax.variables.store.Store`."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        communicator: ExactCommunicator,
+        localities: Localities,
+        creations: Creations,
+    ) -> None:
+        self.create = creations.create
+        self.if_it_fails = creations.if_it_fails
+        self.strategy = strategy
+        self.communicator = communicator
+        self.localities = localities
+        self.values: dict[Variable, Any] = {}
+        self.written: dict[Variable, str | None] = {}
+        self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
+        self.differing: list[tuple[Any, frozenset[Locality], str]] = []
+        self.obligations: list[Obligation] = []
+        self.trace = _jax.WatchingTrace(self.watch)
+
+    def read(self, variable: Variable) -> Any:
+        check_owner(variable, self.strategy)
+        if variable not in self.values:
+            with _jax.outside_tracing():
+                self.values[variable] = local_value(variable, self.communicator.replica)
+            self.localities.note(self.values[variable], T if variable.is_stacked else M)
+        return self.values[variable]
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_owner(variable, self.strategy)
+        check_write_trace(variable, self.trace)
+        if must_be_mirrored is not None:
+            self.expect([value], frozenset({T}), must_be_mirrored)
+        self.values[variable] = value
+        self.written[variable] = must_be_mirrored
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable), self.communicator))
+
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
+        self.obligations.append(Obligation(refused, otherwise))
+        return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
+
+    def answer(self, value: Any, mark_id: int) -> None:
+        """A mark has come upon ``value``."""
+        # What differs can be told at once; what does not differ only when all replicas are known.
+        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
+        found = self.localities.of(value)
+        several = self.strategy.num_replicas_in_sync > 1
+        if several and found in refused and (found is T or M not in refused):
+            raise LocalityError(otherwise)
+        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        if primitive is mark_p:
+            self.answer(args[0], params["mark_id"])
+        else:
+            self.localities.watch(primitive, args, params, results)
+
+
+def local_value(variable: Variable, replica: int) -> jax.Array:
+    """One replica's value of a variable, on its device."""
+    if not variable.is_stacked:
+        device = variable.strategy.extended.worker_devices[replica]
+        return jax.device_put(here(variable.from_storage()), device, may_alias=False)
+    [shard] = [s for s in slices_of(variable.slot.array) if (s.index[0].start or 0) == replica]
+    return jnp.squeeze(shard.data, 0)

@@ -1,0 +1,204 @@
+"""What the replicas of an exact step have come to: whether they agree where they must, results and written values.
+
+Replicas are compared by fingerprints of their arrays, which workers exchange. So every worker has them of all
+replicas, comes to the same verdict and raises the same error, though it has the arrays of its own replicas only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax.errors import LocalityError
+from replicax.execution.exact_store import ExactStore, local_value
+from replicax.execution.placing import mirror, place_components, stack
+from replicax.locality import Locality, T
+from replicax.nests import is_leaf, known
+from replicax.topology.fingerprints import Fingerprint, fingerprint
+from replicax.topology.placement import put
+from replicax.values import Components, PerReplica
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One leaf of what a replica has returned."""
+
+    print: Fingerprint | None  # of an array
+    locality: Locality | None = None
+    is_of_step: bool = False
+    token: Any = None  # of another object, as other workers can compare it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    """A value that the rules of localities ask about."""
+
+    print: Fingerprint
+    locality: Locality
+    refused: frozenset[Locality]
+    otherwise: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one replica has come to, as every worker knows it."""
+
+    replica: int
+    structure: str
+    leaves: tuple[_Leaf, ...]
+    mirrored: tuple[_Check, ...]
+    differing: tuple[_Check, ...]
+    written: dict[int, tuple[Fingerprint | None, str | None]]
+    """By the number of a variable: the value, if all must have the same, and what to say if they have not."""
+
+
+def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], strategy: Strategy) -> list[Outcome]:
+    """Those of all replicas, in their order, from what this worker's replicas have returned."""
+    lockstep = strategy.extended.lockstep
+    mine = [_outcome(tree, store, lockstep.several) for tree, store in zip(returned, stores, strict=True)]
+    return [outcome for theirs in lockstep.share("ends a step on the exact executor", mine) for outcome in theirs]
+
+
+def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
+    leaves, tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
+    of = store.localities.of
+
+    def checks(expected: Sequence[tuple[Any, frozenset[Locality], str]]) -> tuple[_Check, ...]:
+        return tuple(_Check(fingerprint(value), of(value), refused, text) for value, refused, text in expected)
+
+    def leaf_of(leaf: Any) -> _Leaf:
+        if isinstance(leaf, jax.Array):
+            return _Leaf(fingerprint(leaf), of(leaf), store.localities.is_of_step(leaf))
+        return _Leaf(None, token=_token(leaf) if several else None)
+
+    return Outcome(
+        store.communicator.replica,
+        str(tree),
+        tuple(map(leaf_of, leaves)),
+        checks(store.mirrored),
+        checks(store.differing),
+        {v.number: (None if v.is_stacked else fingerprint(store.values[v]), text) for v, text in store.written.items()},
+    )
+
+
+def check_expectations(everyone: Sequence[Outcome]) -> None:
+    """What could not be told from one replica alone.
+
+    Raises:
+      LocalityError: replicas would have to agree on a value, and do not, or the reverse.
+    """
+    for checks in zip(*(o.mirrored for o in everyone), strict=False):
+        if not _equal([c.print for c in checks]):
+            raise LocalityError(checks[0].otherwise)
+    for checks in zip(*(o.differing for o in everyone), strict=False):
+        if {c.locality for c in checks} <= checks[0].refused and _equal([c.print for c in checks]):
+            raise LocalityError(checks[0].otherwise)
+
+
+def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strategy) -> Any:
+    """What ``run`` returns: mirrored values plain, others as ``PerReplica``.
+
+    Raises:
+      ValueError: the replicas have returned different structures.
+    """
+    for outcome in everyone:
+        if outcome.structure != everyone[0].structure:
+            raise ValueError(
+                f"replicas must return the same structure: replica 0 has {everyone[0].structure}, replica "
+                f"{outcome.replica} has {outcome.structure}"
+            )
+    flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    everyones = zip(*(o.leaves for o in everyone), strict=True)
+    results = [_merged_leaf(mine, all_, strategy) for mine, all_ in zip(columns, everyones, strict=True)]
+    return jax.tree_util.tree_unflatten(flat[0][1], results)
+
+
+def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> Any:
+    first, extended = mine[0], strategy.extended
+    if len(everyones) == 1:
+        return first
+    if all(leaf.print is not None for leaf in everyones):
+        same = _equal([leaf.print for leaf in everyones])
+        if same and not any(leaf.is_of_step for leaf in everyones):
+            return first
+        if same and all(leaf.locality is not T for leaf in everyones):
+            devices = [extended.worker_devices[i] for i in extended.local_replicas]
+            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], extended.mesh)
+        return place_components(mine, extended.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+    if not any(leaf.print for leaf in everyones) and all(leaf is first or _same(leaf, first) for leaf in mine):
+        tokens = [leaf.token for leaf in everyones]
+        if _equal(tokens) or all(_same_object(token, first) for token in tokens):
+            return first
+    return PerReplica(Components(tuple(mine), extended.local_replicas, extended.num_replicas))
+
+
+def new_arrays(
+    stores: Sequence[ExactStore], everyone: Sequence[Outcome], strategy: Strategy
+) -> list[tuple[Variable, jax.Array]]:
+    """The variables that replicas have written, each with its new stored array.
+
+    Raises:
+      LocalityError: replicas have written different values to a variable without aggregation.
+    """
+    numbers = dict.fromkeys(n for outcome in everyone for n in outcome.written)
+    variables = {v.number: v for store in stores for v in store.written}
+    written = [variables[n] if n in variables else strategy.extended.register[n] for n in numbers]
+    return [(v, _stored(v, stores, everyone)) for v in written]
+
+
+def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
+    extended = variable.strategy.extended
+    values = [
+        jax.device_put(
+            s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica),
+            extended.worker_devices[s.communicator.replica],
+        )
+        for s in stores
+    ]
+    if variable.is_stacked:
+        stacked = stack(values, extended.mesh)
+        return put(stacked, variable.sharding) if variable.layout.axes else stacked
+    written = [outcome.written.get(variable.number) for outcome in everyone]
+    unwritten = None if all(written) else fingerprint(local_value(variable, stores[0].communicator.replica))
+    if not _equal([w[0] if w else unwritten for w in written]):
+        raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
+    return variable.to_storage(values[0])
+
+
+# --- comparing ------------------------------------------------------------------------------------------
+
+
+def _equal(items: Sequence[Any]) -> bool:
+    return all(item == items[0] for item in items)
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:
+        return False
+
+
+def _token(value: Any) -> Any:
+    """What another worker can compare an object of its own with."""
+    if isinstance(value, Variable):
+        return "variable", value.number
+    try:
+        return "pickled", pickle.dumps(value)
+    except Exception:
+        return "object", type(value).__qualname__
+
+
+def _same_object(token: Any, value: Any) -> bool:
+    if token is None or token == _token(value):
+        return True
+    return token[0] == "pickled" and _same(pickle.loads(token[1]), value)

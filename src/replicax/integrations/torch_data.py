@@ -1,0 +1,111 @@
+"""PyTorch's DataLoader and Dataset: tensors as NumPy arrays, without copies."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.utils.data as torch_data
+
+from replicax.integrations.adapted import Adapted, Converted, check_array, convert_leaves
+
+_CURE = "Leave it out, or make a tensor of numbers of it, in the Dataset or in the DataLoader's collate_fn."
+# Dtypes that NumPy has only through ml_dtypes, and integers of their sizes, as which their bits travel.
+_NAMES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+_BITS = {getattr(torch, name): getattr(ml_dtypes, name) for name in _NAMES if hasattr(torch, name)}
+
+
+def adapt(dataset: Any) -> Adapted:
+    """A ``torch.utils.data.DataLoader`` or ``Dataset``.
+
+    A DataLoader or an IterableDataset becomes a re-iterable of its elements; a Dataset with ``__getitem__`` a
+    ``grain.MapDataset`` of its examples, to be shuffled and batched by Grain. Arrays share memory with the tensors;
+    bfloat16 stays bfloat16, as ``ml_dtypes`` has it.
+
+    A DataLoader's workers end with the iterator. They should be spawned (``multiprocessing_context="spawn"``): a fork
+    of a process in which JAX runs may hang, as JAX warns.
+
+    Raises:
+      TypeError: a Dataset has no length; and, while reading, an element holds something that is no dense array of
+        numbers, with its path.
+    """
+    if isinstance(dataset, torch_data.DataLoader):
+        endless = isinstance(dataset.dataset, torch_data.IterableDataset)  # its length is a guess, where it has one
+        return Adapted(Converted(dataset, to_numpy), None if endless else len(dataset), _unrepeatable(dataset))
+    if isinstance(dataset, torch_data.IterableDataset):
+        return Adapted(Converted(dataset, to_numpy), None)
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{type(dataset).__name__} is a torch Dataset without __len__: add it, or make it an IterableDataset"
+        )
+    import grain  # heavy: loaded when used
+
+    return Adapted(grain.MapDataset.source(Examples(dataset)), len(dataset))
+
+
+class Examples:
+    """A map-style Dataset as a random-access source.
+
+    Grain reads from several threads. Datasets are written for processes, each with one thread, so only one thread is
+    let in at a time.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._one_at_a_time = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with self._one_at_a_time:
+            example = self._dataset[int(index)]
+        return to_numpy(example, f"example {index}")
+
+    def __reduce__(self) -> Any:
+        return Examples, (self._dataset,)  # a lock can't be pickled
+
+
+def to_numpy(element: Any, where: str) -> Any:
+    """``element`` with arrays instead of tensors.
+
+    Raises:
+      TypeError: a leaf is no dense array of numbers; the message has its path.
+    """
+    return convert_leaves(element, where, _leaf)
+
+
+def _leaf(leaf: Any, where: str) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return check_array(leaf, where, _CURE)
+    if leaf.is_nested or leaf.is_quantized or leaf.layout != torch.strided:
+        kind = "nested" if leaf.is_nested else "quantized" if leaf.is_quantized else str(leaf.layout).split(".")[-1]
+        raise TypeError(f"{where} is a {kind} tensor, which can't be laid on a device. {_CURE}")
+    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype in _BITS:
+        bits = torch.int16 if tensor.element_size() == 2 else torch.uint8
+        return tensor.view(bits).numpy().view(np.dtype(_BITS[tensor.dtype]))
+    try:
+        return tensor.numpy()
+    except TypeError as error:
+        raise TypeError(f"{where} is a tensor of {tensor.dtype}, which NumPy doesn't have. {_CURE}") from error
+
+
+def _unrepeatable(loader: Any) -> str | None:
+    """What makes passes differ, as far as a DataLoader shows it."""
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        return "the DataLoader has in_order=False, so the order of its batches depends on timing"
+    random = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
+    samplers = [loader.sampler, loader.batch_sampler]
+    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
+    for sampler in samplers:
+        if isinstance(sampler, random):
+            # Also with a generator of a fixed seed: it goes on from pass to pass.
+            return (
+                f"the DataLoader shuffles ({type(sampler).__name__}), and draws another order for every pass: pass the "
+                "Dataset itself, and shuffle and batch it with Grain, which remembers the order"
+            )
+    return None

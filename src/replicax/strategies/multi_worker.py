@@ -1,0 +1,168 @@
+"""``MultiWorkerMirroredStrategy``: synchronous data parallelism on the devices of several processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _jax
+from replicax.extended import StrategyExtended
+from replicax.strategy import Strategy
+from replicax.topology.devices import resolve_devices
+from replicax.topology.lockstep import Lockstep
+from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
+from replicax.topology.workers import DEFAULT_TIMEOUT, Alone, DistributedWorkers
+
+_counter = itertools.count()
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """A replica on each device of several workers, with a copy of every variable on each.
+
+    A *worker* is a process, on the same machine (*host*) as others or on one of its own; worker 0 is the *chief*. Each
+    runs the same program, after ``jax.distributed.initialize``, and with it the steps of its own devices' replicas.
+    Steps are the same as under :class:`MirroredStrategy`, and so are their results; with one process this is the same
+    strategy. What is local: ``local_results`` and ``distribute_values_from_function`` are about this worker's
+    replicas, and plain values (NumPy arrays, numbers) are this worker's, and must be the same on all. Everything
+    else is global. See ``docs/workers.md``.
+
+    Replicas are in the order of the workers, and on each in the order of its devices, of which workers may have
+    different numbers.
+
+    Args:
+      devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has.
+      timeout_seconds: how long to wait for workers who do not come where all must: to create a variable, to run a
+        new step or one on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
+        ever. The collectives of compiled steps have timeouts of their own: see :class:`CommunicationOptions`.
+
+    Raises:
+      RuntimeError: the devices were made before ``jax.distributed.initialize``, or can't communicate; the workers
+        see different versions, platforms or settings; a collective gave wrong numbers.
+      ValueError: a device is named twice, does not exist or is another worker's.
+      DeadlockError: a worker creates no strategy; names it.
+
+    Exchanges a message among the workers, and runs one small program with collectives to see that they work.
+
+    >>> import replicax
+    >>> replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"])
+    MultiWorkerMirroredStrategy(2 replicas on 1 worker(s); here: cpu:0, cpu:1)
+    """
+
+    def __init__(
+        self, devices: Sequence[str | jax.Device] | None = None, timeout_seconds: float | None = DEFAULT_TIMEOUT
+    ) -> None:
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
+        _check_initialised()
+        mine = resolve_devices(devices)
+        lockstep = Lockstep(Alone(), timeout=timeout_seconds)
+        everyones = mine
+        if jax.process_count() > 1:
+            workers = DistributedWorkers(f"replicax/{next(_counter)}")
+            lockstep = Lockstep(workers, timeout=timeout_seconds)
+            everyones = _agreed_devices(mine, lockstep)
+            _check_collectives(everyones, lockstep)
+        super().__init__(StrategyExtended(everyones, lockstep=lockstep))
+
+    def __repr__(self) -> str:
+        extended = self.extended
+        here = ", ".join(
+            f"{d.platform}:{d.local_hardware_id}" for d in (extended.worker_devices[i] for i in extended.local_replicas)
+        )
+        return (
+            f"{type(self).__name__}({extended.num_replicas} replicas on {extended.workers.count} worker(s); here: "
+            f"{here})"
+        )
+
+
+def _check_initialised() -> None:
+    """Make the devices, after checking that they will be able to reach other processes' devices.
+
+    Raises:
+      RuntimeError: they won't.
+    """
+    client_is_there = _jax.coordination_client() is not None
+    count = _jax.process_index_and_count()[1]
+    if not client_is_there or count == 1:
+        return
+    if not _jax.backends_are_initialized():
+        if jax.config.values["jax_cpu_collectives_implementation"] is None:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        return
+    if jax.process_count() != count:
+        raise RuntimeError(
+            f"jax.distributed.initialize made this process one of {count}, but JAX had made its devices before: call "
+            "it at the top of the program, before any array is made and before jax.devices() is called"
+        )
+    if jax.default_backend() == "cpu" and jax.config.values["jax_cpu_collectives_implementation"] is None:
+        raise RuntimeError(
+            "JAX has made CPU devices that can't reach other processes': at the top of the program, call "
+            "jax.config.update('jax_cpu_collectives_implementation', 'gloo')"
+        )
+
+
+def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax.Device, ...]:
+    """All workers' devices, after checking that the workers fit together.
+
+    Raises:
+      RuntimeError: they don't; names one that differs from worker 0, and in what.
+    """
+    import jaxlib.version
+
+    seen = {
+        "the version of JAX": jax.__version__,
+        "the version of jaxlib": jaxlib.version.__version__,
+        "the platform": mine[0].platform,
+        "the number of processes": jax.process_count(),
+        "the number of devices of all processes": jax.device_count(),
+        "jax_enable_x64": jax.config.values["jax_enable_x64"],
+        "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
+        "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
+    }
+    offers = lockstep.share("creates a MultiWorkerMirroredStrategy", (seen, [d.id for d in mine]))
+    for worker, (theirs, _) in enumerate(offers):
+        for what, value in theirs.items():
+            if value != offers[0][0][what]:
+                raise RuntimeError(
+                    f"the workers do not fit together: {what} is {offers[0][0][what]!r} on worker 0 and {value!r} on "
+                    f"worker {worker}"
+                )
+    by_id = {d.id: d for d in jax.devices(mine[0].platform)}
+    return tuple(by_id[i] for _, ids in offers for i in ids)
+
+
+def _check_collectives(devices: Sequence[jax.Device], lockstep: Lockstep) -> None:
+    """Raise unless sums and gathers over all replicas are right.
+
+    Raises:
+      RuntimeError: they are not; says which.
+    """
+    mesh = replica_mesh(devices)
+    n = len(devices)
+    size = 1 << 18  # 1 MiB of float32: large enough for what a backend does in pieces
+
+    def body() -> Any:
+        mine = (jnp.arange(size) % 1021 + lax.axis_index(REPLICA_AXIS)).astype(jnp.float32)
+        total = lax.psum(mine, REPLICA_AXIS)
+        everyone = lax.all_gather(mine[:1000], REPLICA_AXIS)
+        expected = (jnp.arange(size) % 1021 * n + n * (n - 1) // 2).astype(jnp.float32)
+        rows = (jnp.arange(1000)[None] % 1021 + jnp.arange(n)[:, None]).astype(jnp.float32)
+        return jnp.stack([jnp.all(total == expected), jnp.all(everyone == rows)])[None]
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=PartitionSpec(REPLICA_AXIS), check_vma=False)
+    right = jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)))()
+    verdict = np.all([np.asarray(s.data)[0] for s in right.addressable_shards], axis=0)
+    for worker, theirs in enumerate(lockstep.share("checks its collectives", verdict.tolist())):
+        for what, is_right in zip(("all-reduce", "all-gather"), theirs, strict=True):
+            if not is_right:
+                raise RuntimeError(
+                    f"an {what} over the {n} replicas gave wrong numbers on worker {worker}: this build of jaxlib "
+                    f"({jax.__version__}) can't be relied on with these devices"
+                )

@@ -1,0 +1,58 @@
+"""Putting values on devices, of which some may belong to other workers.
+
+JAX puts a value on another process's devices only after all have compared it, at every call. Here each worker puts
+what its own devices are to have, and that the workers have the same is looked after where it can go wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+
+def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax.Array:
+    """``value`` as an array with ``sharding``.
+
+    Args:
+      value: an array or number: on this worker, and then all workers have the same; or an array that lies on
+        several workers already.
+      sharding: where it shall be.
+      may_alias: whether it may share memory with ``value``; ``None``: if it is there already.
+
+    No collective, unless ``value`` lies on several workers, and not wholly on each.
+    """
+    is_array = isinstance(value, jax.Array)
+    if is_array and not value.is_fully_addressable:
+        if value.sharding == sharding and may_alias is not False:
+            return value
+        if not value.is_fully_replicated:
+            return jax.device_put(value, sharding)
+        value = value.addressable_data(0)
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding, may_alias=may_alias)
+    if not is_array:
+        value = np.asarray(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
+    places = sharding.addressable_devices_indices_map(value.shape)
+    pieces = [jax.device_put(_part(value, index), device, may_alias=may_alias) for device, index in places.items()]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
+    return value if index is None or all(i == slice(None) for i in index) else value[index]
+
+
+def here(value: jax.Array) -> jax.Array:
+    """An array of which every device has the whole, as this worker has it."""
+    return value if value.is_fully_addressable else value.addressable_data(0)
+
+
+def copied(value: jax.Array) -> jax.Array:
+    """The same array in other memory. Each worker copies what it has; no program runs on all of them."""
+    if value.is_fully_addressable:
+        return jnp.copy(value)
+    pieces = [jnp.copy(shard.data) for shard in value.addressable_shards]
+    return jax.make_array_from_single_device_arrays(value.shape, value.sharding, pieces)

@@ -1,0 +1,110 @@
+"""What workers must agree on about variables: which there are, and what values they have."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import reduction
+from replicax.errors import LocalityError
+from replicax.topology.fingerprints import fingerprint
+from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.partition import over_replicas
+from replicax.variables.dtypes import is_key, kind_of
+from replicax.variables.layout import Copies, Split
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
+
+
+class Register:
+    """The variables of a strategy, by their numbers: a variable has the same one on all workers."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+
+    def add(self, variable: Variable) -> int:
+        """The number of a new variable."""
+        number = next(self._numbers)
+        self._variables[number] = variable
+        return number
+
+    def __getitem__(self, number: int) -> Variable:
+        return self._variables[number]
+
+
+def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
+    """The stored array that a new variable starts with: the chief's, where the workers have come upon others.
+
+    Workers initialise alike as a rule, and nothing is sent but a fingerprint. But ``np.random`` without a seed is
+    another one in every process, and copies that differ from the start would never be the same again.
+
+    Raises:
+      ValueError: the workers create different variables here.
+      DeadlockError: some don't create one; see :meth:`replicax.topology.lockstep.Lockstep.share`.
+    """
+    lockstep = variable.strategy.extended.lockstep
+    if not lockstep.several:
+        return stored
+    kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
+    value = None if isinstance(variable.layout, Split) else fingerprint(_one_copy(variable, stored))
+    offers = lockstep.share("creates a variable", (kind_of(variable), kind, value), repr(variable.name))
+    for worker, offer in enumerate(offers):
+        if offer[:2] != offers[0][:2]:
+            raise ValueError(
+                f"{variable.describe()}: the workers create different variables here, worker 0 one of "
+                f"{', '.join(offers[0][:2])}, and worker {worker} one of {', '.join(offer[:2])}. All workers must "
+                "create the same variables in the same order."
+            )
+    if all(offer == offers[0] for offer in offers):
+        return stored
+    return _from_first(variable, stored)
+
+
+def check_agreed(variable: Variable, value: Any) -> None:
+    """Raise unless all workers assign the same value from outside a step.
+
+    Raises:
+      LocalityError: they don't.
+      DeadlockError: some assign nothing; see :meth:`replicax.topology.lockstep.Lockstep.share`.
+    """
+    lockstep = variable.strategy.extended.lockstep
+    if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+        return  # what lies on all workers has been computed by all
+    differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
+    if differing is not None:
+        raise LocalityError(
+            f"{variable.describe()} was assigned a value of this worker's, and worker {differing[1]} has another than "
+            "worker 0. All workers must assign the same: reduce what differs, or assign it inside a step."
+        )
+
+
+def _one_copy(variable: Variable, stored: jax.Array) -> Any:
+    return stored.addressable_shards[0].data[0] if isinstance(variable.layout, Copies) else stored
+
+
+def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
+    """Replica 0's stored array, on all (one all-reduce)."""
+    spec = over_replicas(variable.layout.spec)
+    generator = jax.random.key_impl(stored) if is_key(variable.dtype) else None
+
+    def first(array: Any) -> Any:
+        if generator is None:
+            return reduction.from_first(array)
+        data = reduction.from_first(jax.random.key_data(array))
+        return jnp.asarray(jax.random.wrap_key_data(data, impl=generator))
+
+    mapped = jax.shard_map(
+        first,
+        mesh=variable.strategy.extended.mesh,
+        in_specs=spec,
+        out_specs=spec,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    return jax.jit(mapped, out_shardings=variable.sharding)(stored)

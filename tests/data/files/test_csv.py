@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import gzip
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import replicax
+
+
+@pytest.fixture
+def rows(tmp_path):
+    def read(text: str | bytes, **options):
+        file = tmp_path / "a.csv"
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        return replicax.csv_rows(file, **options)
+
+    return read
+
+
+HEADER = "n,x,s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        (HEADER, []),
+        (HEADER + "1,2.5,a\n", [(1, 2.5, "a")]),
+        (HEADER + "1,2.5,a", [(1, 2.5, "a")]),
+        ("n,x,s\r\n1,2.5,a\r\n\r\n-2,1e3,b\r\n", [(1, 2.5, "a"), (-2, 1000.0, "b")]),
+        (HEADER + '1,2.5,"a,\n""b"""\n\n2,.5,"ü\r\n"\n', [(1, 2.5, 'a,\n"b"'), (2, 0.5, "ü\r\n")]),
+        (HEADER + " 1 , 2.5 , a \n", [(1, 2.5, " a ")]),
+        ("\ufeff" + HEADER + "1,inf,\n", [(1, math.inf, "")]),
+    ],
+)
+def test_rows(rows, text, expected) -> None:
+    for data in (text.encode(), gzip.compress(text.encode())):
+        assert [tuple(row.values()) for row in rows(data)] == expected
+
+
+def test_dtypes_are_worked_out(rows) -> None:
+    text = "i,gap,f,nothing,big,word\n1,1,1.5,,9223372036854775808,1_000\n-2,,2,,1,x\n"
+    one, two = rows(text)
+    assert {name: type(value) for name, value in one.items()} == {
+        "i": np.int64,
+        "gap": np.float64,
+        "f": np.float64,
+        "nothing": str,
+        "big": str,  # as a float it would be another number
+        "word": str,
+    }
+    assert np.isnan(two["gap"])
+    assert [type(v) for v in two.values()] == [type(v) for v in one.values()]
+
+
+def test_what_a_column_holds_does_not_depend_on_who_reads_it(tmp_path) -> None:
+    """A worker that gets the second file alone makes the same of it."""
+    (tmp_path / "1.csv").write_text("x\n1.5\n")
+    (tmp_path / "2.csv").write_text("x\n2\n")
+    dataset = replicax.csv_rows(tmp_path / "*.csv")
+    [row] = dataset.with_files(dataset.files[1:])
+    assert type(row["x"]) is np.float64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "expected"),
+    [
+        (np.int8, "-7", np.int8(-7)),
+        ("uint16", "+7", np.uint16(7)),
+        (np.float32, "0.1", np.float32(0.1)),
+        (ml_dtypes.bfloat16, "0.5", ml_dtypes.bfloat16(0.5)),
+        (float, "", None),
+        (bool, "True", np.bool_(True)),
+        (bool, "0", np.bool_(False)),
+        (str, "007", "007"),
+        ("datetime64[D]", "2026-11-20", np.datetime64("2026-11-20")),
+    ],
+)
+def test_dtypes_that_are_asked_for(rows, dtype, text, expected) -> None:
+    [row] = rows(f"a,b\n{text},0\n", dtypes={"a": dtype})
+    if expected is None:
+        assert np.isnan(row["a"])
+    else:
+        assert row["a"] == expected
+        assert type(row["a"]) is type(expected)
+    assert type(row["b"]) is np.int64
+
+
+def test_names_and_columns(tmp_path, rows) -> None:
+    assert list(rows("1,2\n3,4\n", names=["a", "b"], columns=["b"])) == [{"b": 2}, {"b": 4}]
+    assert list(rows("1;2\n", names=["a", "b"], delimiter=";", dtypes=np.float32)) == [{"a": 1, "b": 2}]
+    (tmp_path / "b.csv").write_text("y,x\n1,2\n")
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    both = list(replicax.csv_rows(tmp_path / "*.csv"))
+    assert both == [{"x": 1, "y": 2}, {"x": 2, "y": 1}]
+    assert list(both[0]) == list(both[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "message"),
+    [
+        ("x,s\n1,a\n2\n", 1, r"line 3: 2 fields are expected.*got 1: '2'"),
+        ("x,s\n1,a\n\n2,b,c\n", 1, r"line 4: 2 fields are expected.*got 3: '2,b,c'"),
+        ('x,s\n1,"a\nb"\n2,"c\n', 1, "line 4: a quote is opened, and not closed before the file ends"),
+        ('x,s\n1,a\n2,"b"c\n', 1, r"line 3: ',' expected after '\"'"),
+        ("x,s\n1,a\n2,b\rc\n", 1, "line 3: new-line character seen in unquoted field"),
+    ],
+)
+def test_rows_that_are_none(rows, tmp_path, text, good, message) -> None:
+    # The first 100 rows are looked at when the dataset is made, so the bad one stands behind them.
+    dataset = rows("x,s\n" + "0,z\n" * 100)
+    (tmp_path / "a.csv").write_text(text)
+    iterator = iter(dataset)
+    for _ in range(good):
+        next(iterator)
+    state = iterator.get_state()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a\.csv: " + message):
+            next(iterator)
+        assert iterator.get_state() == state
+    with pytest.raises(ValueError, match=r"a\.csv: " + message):
+        rows(text)
+
+
+def test_a_quote_that_takes_the_rest_of_the_file(rows) -> None:
+    with pytest.raises(ValueError, match=r"line 2: field larger than field limit .* csv.field_size_limit"):
+        rows('x\n"' + "a" * 200_000 + "\n")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("i", "2.5", r"'2.5' is no int64, which is what the first rows hold\. .*dtypes={'i': float}"),
+        ("i", "", r"'' is no int64.*dtypes={'i': float}"),
+        ("i", "many", r"'many' is no int64.*dtypes={'i': str}"),
+        ("i", "99999999999999999999", r".* is no int64"),
+        ("i", "1_000", r"'1_000' is no int64"),
+        ("i", "\u0661", r".* is no int64"),
+        ("f", "much", r"'much' is no float64.*dtypes={'f': str}"),
+        ("b", "yes", r"'yes' is no bool\. Mend the file"),
+        ("u", "300", r"'300' is no uint8\."),
+    ],
+)
+def test_values_that_are_none(rows, column, value, message) -> None:
+    good = {"i": "1", "f": "1.5", "b": "true", "u": "255"}
+    lines = ["i,f,b,u", *[",".join(good.values())] * 101, ",".join((good | {column: value}).values())]
+    iterator = iter(rows("\n".join(lines), dtypes={"b": bool, "u": np.uint8}))
+    for _ in range(101):
+        next(iterator)
+    state = iterator.get_state()
+    with pytest.raises(ValueError, match=rf"a\.csv: line 103: column '{column}': {message}"):
+        next(iterator)
+    assert iterator.get_state() == state
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "message"),
+    [
+        (
+            "a,b\n",
+            {"columns": ["c"]},
+            ValueError,
+            r"columns names \['c'\], but the files have the columns \['a', 'b'\]",
+        ),
+        ("a,b\n", {"columns": ["a", "a"]}, ValueError, r"columns has the columns \['a'\] more than once"),
+        ("a,b\n", {"columns": []}, ValueError, r"columns must be a list of at least one column, got \[\]"),
+        ("a,b\n", {"columns": "a"}, ValueError, "columns must be a list of at least one column, got 'a'"),
+        ("a,b\n", {"dtypes": {"c": int}}, ValueError, r"dtypes names \['c'\]"),
+        ("a,b\n", {"dtypes": {"a": "speed"}}, TypeError, "dtypes: 'a': 'speed' is no dtype"),
+        ("a,b\n", {"dtypes": complex}, TypeError, "dtypes: 'a': text can't be read as complex128"),
+        ("a,a\n", {}, ValueError, r"a\.csv: the header row has the columns \['a'\] more than once"),
+        ("1,2\n", {"names": ["a", "a"]}, ValueError, r"names has the columns \['a'\] more than once"),
+        ("1,2\n", {"names": ["a"]}, ValueError, r"a\.csv: line 1: 1 fields are expected"),
+        ("a,b\n", {"delimiter": "tab"}, ValueError, "delimiter must be one character"),
+        ("a,b\n", {"encoding": "utf-16"}, ValueError, "csv_rows: in encoding 'utf-16'"),
+        (b"a,b\n\xff,1\n", {}, ValueError, r"a\.csv: byte 4: b'\\xff' is no utf-8"),
+    ],
+)
+def test_what_is_said_when_the_dataset_is_made(rows, text, options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        rows(text, **options)
+
+
+def test_files_with_other_columns(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("x,z\n1,2\n")
+    iterator = iter(replicax.csv_rows(tmp_path / "*.csv"))
+    next(iterator)
+    with pytest.raises(ValueError, match=r"b\.csv: every file .* \['x', 'y'\], .* \(missing: \['y'\], more: \['z'\]\)"):
+        next(iterator)
+
+
+def test_lines_are_still_counted_after_a_restart(rows) -> None:
+    dataset = rows("x\n" + "1\n" * 101 + '\n2\n"a\nb"\n')
+    iterator = iter(dataset)
+    for _ in range(101):
+        next(iterator)
+    restored = iter(dataset)
+    restored.set_state(iterator.get_state())
+    assert next(restored) == {"x": 2}
+    with pytest.raises(ValueError, match="line 105: column 'x'"):
+        next(restored)

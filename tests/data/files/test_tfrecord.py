@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import gzip
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import replicax
+from replicax.data.files.crc32c import masked_crc32c  # that of the tests is slow
+from tests.data.files.writing import masked, tfrecord_bytes
+
+RECORDS = [b"first", b"", b"third" * 200]
+WHOLE = tfrecord_bytes(RECORDS)
+STARTS = [0, 12 + 5 + 4, 12 + 5 + 4 + 16]
+
+
+def read(file):
+    """The records, and the message of the error that they end in, if they do."""
+    iterator = iter(replicax.tfrecords(file))
+    records = []
+    try:
+        records.extend(iterator)
+    except ValueError as error:
+        return records, str(error)
+    return records, None
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    ("place", "number", "message"),
+    [
+        (0, 0, "is corrupt: the checksum of its length is wrong, or the file is no TFRecord file"),
+        (9, 0, "is corrupt: the checksum of its length is wrong"),
+        (STARTS[1] + 3, 1, "is corrupt: the checksum of its length is wrong"),
+        (STARTS[1] + 13, 1, "is corrupt: the checksum of its 0 bytes is 0x.*, but 0x.* is stored"),
+        (14, 0, "is corrupt: the checksum of its 5 bytes"),
+        (STARTS[2] + 500, 2, "is corrupt: the checksum of its 1000 bytes"),
+        (len(WHOLE) - 1, 2, "is corrupt: the checksum of its 1000 bytes"),
+    ],
+)
+def test_each_place_where_a_byte_may_be_wrong(tmp_path, compress, place, number, message) -> None:
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(compress(WHOLE[:place] + bytes([WHOLE[place] ^ 1]) + WHOLE[place + 1 :]))
+    records, error = read(file)
+    assert records == RECORDS[:number]
+    where = " of the unzipped data" if compress is gzip.compress else ""
+    with pytest.raises(ValueError, match=rf"a\.tfrecord: the record at byte {STARTS[number]}{where} {message}"):
+        raise ValueError(error)
+
+
+@settings(deadline=None, max_examples=200)
+@given(place=st.integers(0, len(WHOLE) - 1), flipped=st.integers(1, 255))
+def test_any_wrong_byte_is_found(tmp_path_factory, place, flipped) -> None:
+    file = tmp_path_factory.mktemp("tfrecord") / "a.tfrecord"
+    file.write_bytes(WHOLE[:place] + bytes([WHOLE[place] ^ flipped]) + WHOLE[place + 1 :])
+    records, error = read(file)
+    number = max(i for i, start in enumerate(STARTS) if start <= place)
+    assert records == RECORDS[:number]
+    assert f"the record at byte {STARTS[number]} is corrupt" in str(error)
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_any_cut_is_found(tmp_path, compress, skipping) -> None:
+    file = tmp_path / "a.tfrecord"
+    for cut in [*range(60), len(WHOLE) - 500, len(WHOLE) - 3, len(WHOLE) - 1]:
+        file.write_bytes(compress(WHOLE[:cut]))
+        number = sum(start < cut for start in STARTS)
+        if cut in (0, *STARTS):
+            assert read(file) == (RECORDS[:number], None)
+        elif skipping:
+            iterator = iter(replicax.tfrecords(file).with_positions({str(file): 3}))
+            with pytest.raises(ValueError, match=rf"the record at byte {STARTS[number - 1]}.* truncated"):
+                next(iterator)
+        else:
+            records, error = read(file)
+            assert records == RECORDS[: number - 1]
+            assert f"the record at byte {STARTS[number - 1]}" in error
+            assert "is truncated" in error
+
+
+def test_a_huge_length_is_not_believed(tmp_path) -> None:
+    # A terabyte of nothing: the checksum of the length is right, and the file ends.
+    length = struct.pack("<Q", 2**40)
+    for compress in (bytes, gzip.compress):
+        (tmp_path / "a").write_bytes(compress(length + masked(length) + b"data"))
+        _, error = read(tmp_path / "a")
+        assert "truncated" in error
+
+
+def test_the_error_stays_and_the_state_with_it(tmp_path) -> None:
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(WHOLE[:-1])
+    iterator = iter(replicax.tfrecords(file))
+    assert [next(iterator), next(iterator)] == RECORDS[:2]
+    state = iterator.get_state()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="truncated"):
+            next(iterator)
+        assert iterator.get_state() == state
+    file.write_bytes(WHOLE)  # mended
+    assert list(iterator) == RECORDS[2:]
+
+
+def test_a_record_whose_length_looks_like_gzip(tmp_path) -> None:
+    record = bytes(0x088B1F)
+    length = struct.pack("<Q", len(record))
+    data = length + masked(length) + record + struct.pack("<I", masked_crc32c(record))
+    assert data.startswith(b"\x1f\x8b\x08")
+    (tmp_path / "a").write_bytes(data)
+    assert read(tmp_path / "a") == ([record], None)
+
+
+def test_skipping_does_not_read(tmp_path) -> None:
+    """The data of skipped records is not looked at."""
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(WHOLE[:14] + b"?" + WHOLE[15:])
+    assert list(replicax.tfrecords(file).with_positions({str(file): 1})) == RECORDS[1:]

@@ -1,0 +1,122 @@
+"""Datasets of several workers that are threads, whose elements stay on the host."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from replicax import InputOptions
+from replicax.data.dataset import DistributedDataset
+from replicax.data.feed import Feed
+from replicax.topology.workers import Alone
+from tests.simulated_workers import SimulatedWorkers, run
+
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass
+class Taken:
+    """What a worker's replicas got in one step."""
+
+    sizes: tuple[int, ...]
+    mine: range
+    parts: list[Any]
+    """Of each replica the numbers of its examples."""
+    mask: list[int] | None
+
+
+def feeds(workers: int, replicas: int) -> list[Feed]:
+    """Of ``workers``, each with ``replicas`` replicas."""
+    everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
+    ranges = tuple(range(w * replicas, (w + 1) * replicas) for w in range(workers))
+    name = f"test {next(_numbers)}"
+    return [Feed(worker, ranges, lambda: _taken, name) for worker in everyone]
+
+
+def _taken(element: Any) -> Any:
+    return element
+
+
+def examples(element: Any) -> list[int]:
+    """The numbers of the examples of this worker's replicas, without what only fills up."""
+    if element.filled is None:
+        return [int(x) for part in element.parts for x in _ids(part.leaves[0])]
+    sizes = [part.size for part in element.parts]
+    return [int(x) for rows, size in zip(element.filled[0], sizes, strict=True) for x in _ids(rows[:size])]
+
+
+def _ids(leaf: Any) -> Any:
+    return np.asarray(leaf).ravel()
+
+
+class Run:
+    """A dataset on several workers.
+
+    Args:
+      make: the dataset of a worker, from its ``InputContext``; ``dataset_fn`` if it is per replica.
+      workers, replicas: how many there are, and how many replicas each has.
+      options: the input options.
+      from_function: whether ``make`` goes to ``distribute_datasets_from_function``.
+    """
+
+    def __init__(self, make, workers=1, replicas=1, options=None, from_function=False) -> None:
+        self.feeds = feeds(workers, replicas)
+        options = options or InputOptions()
+
+        def dataset(feed):
+            if from_function:
+                return DistributedDataset(None, options, feed, "test", make)
+            return DistributedDataset(make(feed.context), options, feed, "test")
+
+        self.datasets = self.each(lambda feed, i: dataset(feed))
+        self.iterators = self.each(lambda feed, i: iter(self.datasets[i]))
+
+    def each(self, fn):
+        """``fn(feed, index)`` on every worker, at the same time."""
+        if len(self.feeds) == 1:
+            return [fn(self.feeds[0], 0)]
+        workers = [feed.workers for feed in self.feeds]
+        return run(workers, lambda worker: fn(self.feeds[worker.index], worker.index))
+
+    def steps(self, count=None):
+        """The elements of the next steps: for each a list with one element a worker."""
+
+        def take(feed, i):
+            return list(itertools.islice(self.iterators[i], count))
+
+        columns = self.each(take)
+        assert len({len(column) for column in columns}) == 1, "workers take different numbers of steps"
+        steps = list(zip(*columns, strict=True))
+        for step in steps:
+            check(step)
+        return steps
+
+    def seen(self, count=None) -> collections.Counter[int]:
+        return collections.Counter(x for step in self.steps(count) for element in step for x in examples(element))
+
+    def state(self):
+        states = self.each(lambda feed, i: self.iterators[i].get_state())
+        assert all(state == states[0] for state in states)
+        return states[0]
+
+    def restore(self, state) -> None:
+        self.each(lambda feed, i: self.iterators[i].set_state(state))
+
+    def close(self) -> None:
+        for iterator in self.iterators:
+            iterator.close()
+
+
+def check(step) -> None:
+    """What all workers have must fit together."""
+    sizes = step[0].sizes
+    assert all(element.sizes == sizes and element.alike == step[0].alike for element in step)
+    assert sum((tuple(part.size for part in element.parts) for element in step), ()) == sizes
+    assert step[0].alike == (step[0].filled is not None or len(set(sizes)) == 1)
+    for element in step:
+        if element.filled is not None:
+            assert len({stack.shape[1] for stack in element.filled}) == 1

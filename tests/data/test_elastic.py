@@ -1,0 +1,78 @@
+"""A pass goes on where it was left, on other workers and replicas, and no example is lost or seen twice."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from replicax import InputOptions
+from tests.data.simulated import Run
+from tests.data.test_sharing import SOURCES, make
+
+ANYWHERE = ["numbered", "shuffled", "mapped", "iterated"]
+topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(data=st.data())
+def test_interrupted_and_restored(source, data) -> None:
+    size = data.draw(st.integers(1, 40), "size")
+    batch = data.draw(st.integers(1, 9), "batch")
+    ids = np.arange(size)
+    options = InputOptions(
+        auto_shard_policy="data",
+        partial_batch=data.draw(st.sampled_from(["exact", "pad"]), "partial"),
+        prefetch=data.draw(st.integers(0, 3), "prefetch"),
+    )
+    seen: collections.Counter[int] = collections.Counter()
+    state = None
+    for _ in range(data.draw(st.integers(1, 3), "interruptions")):
+        run = Run(lambda context: make(source, ids, batch), *data.draw(topologies, "topology"), options)
+        if state is not None:
+            run.restore(state)
+        seen += run.seen(data.draw(st.integers(0, 5), "steps"))
+        state = json.loads(json.dumps(run.state()))  # plain data
+        run.close()
+    run = Run(lambda context: make(source, ids, batch), *data.draw(topologies, "topology"), options)
+    run.restore(state)
+    seen += run.seen()
+    run.close()
+    assert seen == collections.Counter(range(size))
+
+
+@pytest.mark.parametrize("source", [*ANYWHERE, "list", "re-iterable", "generator"])
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(data=st.data())
+def test_with_another_batch_size(source, data) -> None:
+    size = data.draw(st.integers(1, 40), "size")
+    ids = np.arange(size)
+    options = InputOptions(auto_shard_policy="data")
+    first = Run(lambda context: make(source, ids, data.draw(st.integers(1, 9))), 1, 2, options)
+    seen = first.seen(data.draw(st.integers(0, 5), "steps"))
+    state = first.state()
+    first.close()
+    again = data.draw(st.integers(1, 9), "batch")
+    second = Run(lambda context: make(source, ids, again), *data.draw(topologies, "topology"), options)
+    second.restore(state)
+    seen += second.seen()
+    second.close()
+    assert seen == collections.Counter(range(size))
+
+
+@pytest.mark.parametrize("source", ANYWHERE)
+def test_what_comes_next_is_what_would_have_come(source) -> None:
+    def batches(run):
+        return [element.parts[0].leaves[0].tolist() for [element] in run.steps()]
+
+    whole = batches(Run(lambda context: make(source, np.arange(20), 3)))
+    first = Run(lambda context: make(source, np.arange(20), 3))
+    first.steps(3)
+    second = Run(lambda context: make(source, np.arange(20), 3))
+    second.restore(first.state())
+    assert batches(second) == whole[3:]

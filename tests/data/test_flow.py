@@ -1,0 +1,324 @@
+"""Reading ahead: what happens in the background, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+import weakref
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+import replicax
+from replicax import InputOptions
+
+
+class Slow:
+    """Batches that count how many were made, and remember the thread that made them."""
+
+    def __init__(self, count=10) -> None:
+        self.count = count
+        self.made = 0
+        self.threads = set()
+
+    def __iter__(self):
+        for i in range(self.count):
+            self.made += 1
+            self.threads.add(threading.current_thread())
+            yield np.full(4, float(i))
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_so_many_elements_wait_on_the_devices(pair, depth) -> None:
+    source = Slow(20)
+    iterator = iter(pair.distribute_dataset(source, InputOptions(prefetch=depth)))
+    next(iterator)
+    # One was taken, `depth` wait, and one more is made, which finds no room.
+    wait_until(lambda: source.made == depth + 2)
+    time.sleep(0.05)
+    assert source.made == depth + 2
+    assert threading.main_thread() not in source.threads
+    iterator.close()
+
+
+def test_without_reading_ahead_nothing_happens_in_the_background(pair) -> None:
+    source = Slow()
+    iterator = iter(pair.distribute_dataset(source, InputOptions(prefetch=0)))
+    next(iterator)
+    assert source.made == 1
+    assert source.threads == {threading.main_thread()}
+
+
+def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
+    source = Slow()
+    iterator = iter(pair.distribute_dataset(source))
+    time.sleep(0.02)
+    assert source.made == 0
+    iterator.close()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop", "break"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_threads_end(pair, how, numbered) -> None:
+    source = grain.MapDataset.range(400).map(np.float32).batch(4) if numbered else Slow(1000)
+    dataset = pair.distribute_dataset(source)
+    before = set(threading.enumerate())
+    if how == "break":
+        for _ in dataset:
+            break
+    else:
+        iterator = iter(dataset)
+        element = next(iterator)
+        alive = weakref.ref(element)
+        assert set(threading.enumerate()) - before
+        if how == "close":
+            iterator.close()
+            iterator.close()
+        elif how == "with":
+            with iterator:
+                pass
+        del iterator, element
+        gc.collect()
+        assert alive() is None
+    gc.collect()
+    wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_a_closed_iterator_says_so(pair) -> None:
+    iterator = iter(pair.distribute_dataset(Slow()))
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="the iterator has been closed"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_exception_arrives_with_its_traceback(pair, depth) -> None:
+    def broken():
+        yield np.zeros(4)
+        deep_inside()
+
+    def deep_inside():
+        raise OSError("disk on fire")
+
+    iterator = iter(pair.distribute_dataset(broken, InputOptions(prefetch=depth)))
+    next(iterator)
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        next(iterator)
+    assert "deep_inside" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def test_settings_of_the_thread_hold_in_the_background(pair) -> None:
+    with jax.enable_x64(True):
+        element = next(iter(pair.distribute_dataset([np.zeros(4, np.float64)])))
+        assert element.values[0].dtype == jnp.float64
+
+
+def test_memory_stays_flat(pair) -> None:
+    process = psutil.Process()
+    batch = np.zeros((64, 64), np.float32)
+
+    def endless():
+        while True:
+            yield batch
+
+    def grown(go_on) -> float:
+        gc.collect()
+        before = process.memory_info().rss
+        go_on()
+        gc.collect()
+        return (process.memory_info().rss - before) / 2**20
+
+    with iter(pair.distribute_dataset(endless)) as iterator:
+
+        def take(n):
+            for _ in range(n):
+                next(iterator)
+
+        take(2000)
+        # 20,000 elements of 16 KiB are 312 MiB.
+        assert grown(lambda: take(20_000)) < 16
+
+    dataset = pair.distribute_dataset(grain.MapDataset.source([batch] * 8))
+
+    def open_and_close(n):
+        for _ in range(n):
+            with iter(dataset) as iterator:
+                next(iterator)
+
+    open_and_close(20)
+    threads = threading.active_count()
+    assert grown(lambda: open_and_close(200)) < 16
+    assert threading.active_count() <= threads
+
+
+# --- specs ----------------------------------------------------------------------------------------------
+
+
+def test_the_spec_of_what_a_replica_gets(pair) -> None:
+    batches = [{"x": np.zeros((6, 3)), "y": [np.zeros(6, np.int64)]}]
+    spec = pair.distribute_dataset(batches).element_spec
+    assert spec == {
+        "x": jax.ShapeDtypeStruct((3, 3), jnp.float32),
+        "y": [jax.ShapeDtypeStruct((3,), jnp.int32)],
+    }
+
+
+def test_the_spec_is_that_of_a_full_batch(strategy) -> None:
+    examples = strategy.make_numpy_dataset(np.zeros((3, 2)))
+    n = strategy.num_replicas_in_sync
+    assert strategy.distribute_dataset(examples.batch(8)).element_spec.shape == (-(-8 // n), 2)
+
+
+def test_the_spec_of_per_replica_batches(pair) -> None:
+    dataset = pair.distribute_datasets_from_function(lambda context: [np.zeros((3, 2))] * 4)
+    assert dataset.element_spec.shape == (3, 2)
+
+
+def test_reading_the_spec_takes_nothing(pair) -> None:
+    source = Slow()
+    dataset = pair.distribute_dataset(source)
+    assert dataset.element_spec.shape == (2,)
+    assert dataset.element_spec.shape == (2,)
+    assert source.made == 1
+    assert float(pair.reduce("sum", next(iter(dataset)), axis=0)) == 0.0
+
+
+def test_cardinality(pair) -> None:
+    examples = pair.make_numpy_dataset(np.zeros(10))
+    assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
+    assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
+    assert pair.distribute_dataset(Slow()).cardinality is None
+
+
+# --- partial batches ------------------------------------------------------------------------------------
+
+
+def test_ceil_fill() -> None:
+    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    [element] = four.distribute_dataset([np.arange(5.0)])
+    assert [np.asarray(v).tolist() for v in four.local_results(element)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_the_last_batch_of_fourteen(pair) -> None:
+    examples = pair.make_numpy_dataset(np.arange(14.0))
+    sizes = [[len(v) for v in pair.local_results(b)] for b in pair.distribute_dataset(examples.batch(8))]
+    assert sizes == [[4, 4], [3, 3]]
+
+
+def test_drop(pair) -> None:
+    examples = pair.make_numpy_dataset(np.arange(14.0))
+    dataset = pair.distribute_dataset(examples.batch(8), InputOptions(partial_batch="drop"))
+    assert [pair.gather(b, 0).tolist() for b in dataset] == [list(range(8))]
+
+
+def test_a_step_runs_on_what_does_not_divide() -> None:
+    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+
+    def step(x):
+        return replicax.compute_average_loss(x)
+
+    for element in four.distribute_dataset([np.arange(8.0), np.arange(8.0), np.arange(5.0)]):
+        if element.values[0].shape == element.values[3].shape:
+            share = four.run(step, args=(element,))
+        else:
+            with pytest.warns(replicax.ExecutorWarning):
+                share = four.run(step, args=(element,))
+    assert float(four.reduce("sum", share)) == 2.0
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "message"),
+    [
+        ([np.zeros(4)], TypeError, r"element 1 has another structure than the first"),
+        (
+            {"x": np.zeros(4, np.int32)},
+            TypeError,
+            r"element 1\['x'\] is int32\[4\], but was float64 of rank 1 in the first",
+        ),
+        ({"x": np.zeros((4, 1))}, TypeError, r"element 1\['x'\] is float64\[4, 1\], but was float64 of rank 1"),
+        (
+            {"x": np.array(["a", "b"])},
+            TypeError,
+            r"element 1\['x'\] is an array of dtype <U1, which no device can hold",
+        ),
+    ],
+)
+def test_elements_that_change(pair, second, error, message) -> None:
+    iterator = iter(pair.distribute_dataset([{"x": np.zeros(4)}, second]))
+    next(iterator)
+    with pytest.raises(error, match=message):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        [],
+        np.zeros((0, 4)),
+        grain.MapDataset.range(0),
+        grain.MapDataset.range(3).batch(4, drop_remainder=True),
+    ],
+)
+def test_empty_datasets(pair, dataset) -> None:
+    with pytest.raises(ValueError, match="distribute_dataset: the dataset, .*, is empty"):
+        pair.distribute_dataset(dataset)
+
+
+def test_datasets_that_turn_out_empty(pair) -> None:
+    nothing = grain.MapDataset.range(9).to_iter_dataset().filter(lambda x: x > 9).batch(4)
+    with pytest.raises(ValueError, match="gave no element"):
+        next(iter(pair.distribute_dataset(nothing)))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"auto_shard_policy": "files"}, "auto_shard_policy must be one of 'auto', 'file', 'data', 'off'"),
+        ({"partial_batch": 3}, "partial_batch must be one of 'exact', 'pad', 'drop' or a PartialBatch, got 3"),
+        ({"prefetch": -1}, r"prefetch must be a natural number \(0 for none\), got -1"),
+    ],
+)
+def test_options_that_are_wrong(kwargs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        InputOptions(**kwargs)
+
+
+def test_states_that_are_none(pair) -> None:
+    iterator = iter(pair.distribute_dataset([np.arange(4.0), np.arange(4.0) + 4]))
+    next(iterator)
+    with pytest.raises(ValueError, match="set_state takes what get_state"):
+        iterator.set_state({"step": 3})
+    assert pair.gather(next(iterator), 0).tolist() == [4, 5, 6, 7]  # it is as it was
+
+
+def test_input_contexts() -> None:
+    context = replicax.InputContext(2, 1, 4)
+    assert context.get_per_replica_batch_size(8) == 2
+    with pytest.raises(ValueError, match=r"a global batch of 9 does not divide over 4 replicas \(9 = 4 × 2 \+ 1\)"):
+        context.get_per_replica_batch_size(9)
+    with pytest.raises(ValueError, match="input_pipeline_id must be at least 0 and below"):
+        replicax.InputContext(2, 2, 4)
+    with pytest.raises(ValueError, match="at least one input pipeline"):
+        replicax.InputContext(0, 0, 4)
+
+
+def test_what_is_no_dataset_function(pair) -> None:
+    with pytest.raises(TypeError, match="dataset_fn must be a function of an InputContext, got 3"):
+        pair.distribute_datasets_from_function(3)

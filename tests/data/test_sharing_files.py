@@ -1,0 +1,160 @@
+"""Files: whole ones for each worker, and what is left of them for other workers."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import grain
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import replicax
+from replicax import InputOptions
+from tests.data.files.writing import write_array_records, write_tfrecords
+from tests.data.simulated import Run
+
+topologies = st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
+file_sizes = st.lists(st.integers(0, 12), min_size=4, max_size=7)
+
+
+def written(folder, kind, sizes):
+    """Files with records that are numbers, all different; the paths."""
+    paths, first = [], 0
+    for number, size in enumerate(sizes):
+        ids = [str(i) for i in range(first, first + size)]
+        path = folder / f"{number:02}.{kind}"
+        match kind:
+            case "txt":
+                path.write_text("".join(i + "\n" for i in ids))
+            case "csv":
+                path.write_text("id\n" + "".join(i + "\n" for i in ids))
+            case "tfrecord":
+                write_tfrecords(path, [i.encode() for i in ids])
+            case "array_record":
+                write_array_records(path, [i.encode() for i in ids])
+        paths.append(path)
+        first += size
+    return paths
+
+
+def number(record):
+    return {"id": int(record["id"] if isinstance(record, dict) else record)}
+
+
+def window(dataset):
+    return grain.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=5)
+
+
+PIPELINES = {
+    "text": ("txt", lambda files, b: replicax.text_lines(files).map(number).batch(b)),
+    "csv": ("csv", lambda files, b: replicax.csv_rows(files).map(number).batch(b)),
+    "tfrecord": ("tfrecord", lambda files, b: replicax.tfrecords(files).map(number).batch(b)),
+    "filtered": ("txt", lambda files, b: replicax.text_lines(files).map(number).filter(lambda r: True).batch(b)),
+    "mapped after": ("txt", lambda files, b: replicax.text_lines(files).map(number).batch(b).map(lambda x: dict(x))),
+    "window": ("txt", lambda files, b: window(replicax.text_lines(files).map(number)).batch(b)),
+    "records": ("array_record", lambda files, b: replicax.array_records(files).map(number).batch(b)),
+    "shuffled": ("array_record", lambda files, b: replicax.array_records(files).seed(1).shuffle().map(number).batch(b)),
+    "filtered records": (
+        "array_record",
+        lambda files, b: replicax.array_records(files).map(number).to_iter_dataset().filter(lambda r: True).batch(b),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(kind, sizes):
+        key = kind, tuple(sizes)
+        if key not in made:
+            made[key] = written(tmp_path_factory.mktemp(kind), kind, sizes)
+        return made[key]
+
+    return folder
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(data=st.data())
+def test_each_record_once(folders, pipeline, data) -> None:
+    kind, make = PIPELINES[pipeline]
+    sizes = data.draw(file_sizes, "sizes")
+    hypothesis.assume(sum(sizes))
+    files = folders(kind, sizes)
+    batch = data.draw(st.integers(4, 9), "batch")
+    options = InputOptions(
+        auto_shard_policy=data.draw(st.sampled_from(["auto", "file", "data"]), "policy"),
+        partial_batch=data.draw(st.sampled_from(["exact", "pad"]), "partial"),
+    )
+    run = Run(lambda context: make(files, batch), *data.draw(topologies, "topology"), options)
+    assert run.seen() == collections.Counter(range(sum(sizes)))
+    run.close()
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(data=st.data())
+def test_interrupted_and_restored(folders, pipeline, data) -> None:
+    kind, make = PIPELINES[pipeline]
+    sizes = data.draw(file_sizes, "sizes")
+    hypothesis.assume(sum(sizes))
+    files = folders(kind, sizes)
+    seen: collections.Counter[int] = collections.Counter()
+    state = None
+    for last in [False] * data.draw(st.integers(1, 2), "interruptions") + [True]:
+        options = InputOptions(
+            auto_shard_policy=data.draw(st.sampled_from(["auto", "data"]), "policy"),
+            prefetch=data.draw(st.integers(0, 3), "prefetch"),
+        )
+        batch = data.draw(st.integers(4, 9), "batch")
+        run = Run(lambda context, b=batch: make(files, b), *data.draw(topologies, "topology"), options)
+        if state is not None:
+            run.restore(state)
+        seen += run.seen(None if last else data.draw(st.integers(0, 4), "steps"))
+        state = json.loads(json.dumps(run.state()))
+        run.close()
+    assert seen == collections.Counter(range(sum(sizes)))
+
+
+def test_too_few_files(folders) -> None:
+    files = folders("txt", [3, 3])
+    with pytest.raises(ValueError, match=r"each of 4 workers at least one file, but there are 2 file\(s\)"):
+        Run(lambda context: replicax.text_lines(files).map(number).batch(4), 4, 1, InputOptions("file"))
+    run = Run(lambda context: replicax.text_lines(files).map(number).batch(4), 4, 1)
+    assert run.seen() == collections.Counter(range(6))
+    assert "DATA (AUTO: 2 file(s) are too few for 4 workers)" in str(run.datasets[0].plan())
+
+
+def test_no_files_at_all() -> None:
+    with pytest.raises(ValueError, match="the source is no files that workers could share"):
+        Run(lambda context: [[1, 2]], 2, 1, InputOptions("file"))
+
+
+def test_the_plan_names_the_files_of_each_worker(folders, capsys) -> None:
+    files = folders("txt", [3, 3, 3])
+    run = Run(lambda context: replicax.text_lines(files).map(number).batch(4), 2, 2)
+    plan = run.datasets[0].plan()
+    assert capsys.readouterr().out == f"{plan}\n"
+    assert plan.policy is replicax.AutoShardPolicy.FILE
+    assert [worker.files for worker in plan.workers] == [(str(files[0]), str(files[2])), (str(files[1]),)]
+    assert "worker 1 reads 1 of 3 file(s)" in str(plan)
+    assert "replica 2 gets rows 0 to 0 of each 2 of the worker's" in str(plan)
+
+
+def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
+    good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
+    good.write_text("1\n2\n3\n4\n")
+    bad.write_text("5\nsix\n7\n8\n")
+    run = Run(lambda context: replicax.text_lines([good, bad]).map(number).batch(2), 2, 1)
+
+    def failure(feed, i):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            list(run.iterators[i])
+        return caught.value
+
+    first, second = run.each(failure)
+    assert "invalid literal for int" in str(second)
+    assert str(first).startswith("worker 1 could not read element 1: ValueError: invalid literal for int")
