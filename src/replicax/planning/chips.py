@@ -64,7 +64,7 @@ class Chip:
 _DOCS = "https://docs.cloud.google.com/tpu/docs/"
 _CACM = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020"
 _V4 = "Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer, ISCA 2023, https://arxiv.org/abs/2304.01433"
-_USABLE = "usable memory: what the compiler of libtpu 0.0.51 says that it has, when a program does not fit"
+_USABLE = "usable memory: what the compiler of libtpu 0.0.42 says that it has, when a program does not fit"
 
 # Links: the documents give the sum over a chip's links and both ways; here it is one link, one way.
 CHIPS = {
@@ -72,11 +72,11 @@ CHIPS = {
     for chip in (
         Chip("v2", 46e12, 16 * _GIB, 700e9, 62e9, 4, 2 * 7.48 * _GIB, (_CACM,)),
         Chip("v3", 123e12, 32 * _GIB, 900e9, 82e9, 4, 2 * 15.48 * _GIB, (_CACM, _DOCS + "v3")),
-        Chip("v4", 275e12, 32 * _GIB, 1200e9, 50e9, 6, 2 * 15.25 * _GIB, (_V4, _DOCS + "v4")),
+        Chip("v4", 275e12, 32 * _GIB, 1200e9, 50e9, 6, 30.75 * _GIB, (_V4, _DOCS + "v4")),
         Chip("v5e", 197e12, 16 * _GIB, 819e9, 50e9, 4, 15.75 * _GIB, (_DOCS + "v5e",)),
-        Chip("v5p", 459e12, 95.73 * _GIB, 2765e9, 100e9, 6, 95.73 * _GIB, (_DOCS + "v5p",)),
-        Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.24 * _GIB, (_DOCS + "v6e",)),
-        Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.74 * _GIB, (_DOCS + "tpu7x",)),
+        Chip("v5p", 459e12, 95.74 * _GIB, 2765e9, 100e9, 6, 95.74 * _GIB, (_DOCS + "v5p",)),
+        Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.25 * _GIB, (_DOCS + "v6e",)),
+        Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.75 * _GIB, (_DOCS + "tpu7x",)),
     )
 }
 """By the generation's name, as in the names of topologies."""

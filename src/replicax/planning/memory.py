@@ -15,6 +15,7 @@ from replicax.execution.replicate import Executable
 from replicax.planning.buffers import Allocation, Value
 from replicax.planning.groups import plain_name
 
+_ENOUGH = 200  # of the largest buffers in one allocation
 _OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 
 
@@ -126,11 +127,14 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
     """What a compiled step keeps in main memory while it runs; of what takes turns in one place, the largest."""
     instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
     for allocation in found:
-        places: dict[int, Value] = {}
-        for value in allocation.values if allocation.is_temporary else ():
-            if value.size > places.get(value.offset, value).size or value.offset not in places:
-                places[value.offset] = value
-        for value in places.values():
+        taken: list[Value] = []
+        for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
+            if any(value.offset < v.offset + v.size and v.offset < value.offset + value.size for v in taken):
+                continue
+            taken.append(value)
+            if len(taken) > _ENOUGH:
+                break
+        for value in taken:
             instruction = instructions.get(value.instruction)
             name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
             where = "" if instruction is None else _line(module.source(instruction))
