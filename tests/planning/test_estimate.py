@@ -43,7 +43,7 @@ def test_collectives(kind: str, lines: list[Line], expected: float) -> None:
 
 
 def test_the_all_gather_of_the_source() -> None:
-    # "How to Scale Your Model", part 3: bf16[2048, 8192] over one axis of 4 on v5e (4.5e10 B/s one way), no wrap-around.
+    # "How to Scale Your Model", part 3: bf16[2048, 8192] along 4 chips of v5e (4.5e10 B/s one way) that do not wrap.
     chip = Chip("v5e", 1, 1, 1, link=4.5e10, links=4)
     assert seconds_of("all-gather", 2 * 2048 * 8192, [line(4)], chip) == pytest.approx(3 / 4 * 745e-6, rel=0.02)
 
