@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 
 QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -30,12 +31,15 @@ def main() -> None:
             *QUIET.split(),
             f"--user-data-dir={profile}",
             "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing from outside can come
-            "--window-size=1100,2600",
+            "--window-size=1100,3300",
             f"--screenshot={picture}",
             page.as_uri(),
         ]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=120)
     pixels = matplotlib.image.imread(picture)[..., :3]
+    written = np.flatnonzero(pixels.min(axis=(1, 2)) < 1)
+    pixels = pixels[: written[-1] + 30 if len(written) else 1]  # without the empty end
+    matplotlib.image.imsave(picture, pixels)
     if pixels.mean() < 0.8 or pixels.std() < 0.05:
         sys.exit(f"the page is dark or blank: mean {pixels.mean():.2f}, deviation {pixels.std():.2f}")
     print(f"{picture.name}: {pixels.shape[1]} × {pixels.shape[0]} pixels, drawn without a network")

@@ -55,7 +55,10 @@ def test_memory() -> None:
 def test_temporaries_that_are_there_at_the_same_time() -> None:
     found = list(temporaries_of(allocations(LAYOUT), parse(PROGRAM)))
     # b lies where a lies: they take turns.
-    assert [(b.name, b.type, b.bytes) for b in found] == [("pad", "f32[4096]", 16384), ("slice", "f32[1024]", 4096)]
+    assert [(b.name, b.type, b.bytes) for b in found] == [
+        ("pad", "float32[4096]", 16384),
+        ("slice", "float32[1024]", 4096),
+    ]
 
 
 def test_alike_buffers_count_together() -> None:

@@ -213,3 +213,11 @@ def test_wrong_arguments(pair) -> None:
         replicax.plan(pair, lambda: None, chip="v5p")
     with pytest.raises(TypeError, match="fn must be callable"):
         replicax.plan(pair, "step")
+
+
+def test_sharded_over_absent_chips() -> None:
+    resolver = replicax.TPUClusterResolver(topology="v5e:4x4")
+    strategy = replicax.ShardedStrategy(list(resolver.devices.flat))
+    plan = replicax.plan(strategy, *build(strategy))
+    assert plan.memory.arguments < 1.1 * (2 * 4 * PARAMETERS / 16 + 4 * 128 * WIDTH)
+    assert {c.participants for c in plan.collectives} == {16}

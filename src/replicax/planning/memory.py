@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from replicax.execution.replicate import Executable
 from replicax.planning.buffers import Allocation, Value
 from replicax.planning.groups import plain_name
 
+_KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
 _OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 
@@ -138,7 +140,7 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
             instruction = instructions.get(value.instruction)
             name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
             where = "" if instruction is None else _line(module.source(instruction))
-            yield Buffer("temporary", name, value.type.partition("{")[0], value.size, 1, where)
+            yield Buffer("temporary", name, _in_numpys_words(value.type), value.size, 1, where)
 
 
 def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
@@ -163,6 +165,12 @@ def _shape_on_device(array: Any) -> tuple[int, ...]:
 def _type(array: Any) -> str:
     name = getattr(array.dtype, "name", str(array.dtype))
     return f"{name}[{','.join(map(str, _shape_on_device(array)))}]"
+
+
+def _in_numpys_words(type_: str) -> str:
+    """``bf16[2,3]{1,0}`` as ``bfloat16[2,3]``."""
+    text = type_.partition("{")[0].replace("pred[", "bool[")
+    return re.sub(r"^(bf|f|s|u|c)(?=\d)", lambda kind: _KINDS[kind[1]], text)
 
 
 def _line(frames: Sequence[tuple[str, int]]) -> str:

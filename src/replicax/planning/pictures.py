@@ -82,7 +82,7 @@ def scaling_picture(plan: Plan) -> Figure:
         shares = [p.efficiency if get == "sequential" else p.efficiency_overlapped for p in points]
         right.plot(replicas, shares, color=colour, label=name, **style)
     left.set_title(f"a step, in {unit}", loc="left", color=_INK, fontsize=10)
-    left.set_ylim(0, None)
+    left.set_ylim(0, 1.08 * max(p.estimate.sequential for p in points) / scale or 1)
     right.set_title("efficiency of a replica, against one alone", loc="left", color=_INK, fontsize=10)
     right.set_ylim(0, 1.05)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
