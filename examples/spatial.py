@@ -33,12 +33,10 @@ def batches(steps, seed=0):
 
 def build(strategy, quarters, seed=0):
     """The variables and the step. Call it in ``strategy.scope()``."""
-    keys = iter(jax.random.split(jax.random.key(seed), 3))
+    keys = jax.random.split(jax.random.key(seed), 3)
     he_normal = jax.nn.initializers.he_normal()
-    kernels = [
-        replicax.Variable(lambda key=next(keys), io=io: he_normal(key, (5, 5, *io)), name=f"conv{i}")
-        for i, io in enumerate([(1, CHANNELS), (CHANNELS, CHANNELS), (CHANNELS, 1)])
-    ]
+    shapes = [(5, 5, 1, CHANNELS), (5, 5, CHANNELS, CHANNELS), (5, 5, CHANNELS, 1)]
+    kernels = [replicax.Variable(he_normal(key, shape), name="kernel") for key, shape in zip(keys, shapes, strict=True)]
     optimizer = replicax.Optimizer(optax.adam(0.01))
 
     def model(x):

@@ -434,6 +434,11 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
     return {name: of_value(value) for name, value in params.items()}
 
 
+def host_function(equation: Equation) -> Any:
+    """The Python function that a ``pure_callback`` calls."""
+    return getattr(equation.params["callback"], "callback_func", None)
+
+
 def is_mutable(atom: Any) -> bool:
     """Whether a variable of a program is a mutable array (``jax.new_ref``)."""
     return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"

@@ -75,9 +75,12 @@ def test_the_host_is_called_once_by_each_replica() -> None:
         jax.debug.callback(lambda: seen.append(("nothing", 0.0)))
         answer = io_callback(ask, jax.ShapeDtypeStruct((), jnp.float32), x)
         jax.lax.cond(x > 0, lambda: jax.debug.callback(note("large"), x), lambda: None)
-        return jax.jit(
-            lambda c: jax.lax.fori_loop(0, 2, lambda i, c: (jax.debug.callback(note("loop"), c), c + 1)[1], c)
-        )(answer)
+
+        def body(i: Any, c: Any) -> Any:
+            jax.debug.callback(note("loop"), c)
+            return c + 1
+
+        return jax.jit(lambda c: jax.lax.fori_loop(0, 2, body, c))(answer)
 
     x = strategy.distribute_values_from_function(lambda ctx: float(ctx.replica_id_in_sync_group))
     result = strategy.run(step, (x,))

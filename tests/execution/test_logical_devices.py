@@ -301,11 +301,11 @@ def test_what_does_not_fit_is_named(where: str, parts: Any, message: str) -> Non
             v.assign(v * 2)
             return strategy.split_to_logical_devices(value, parts)
 
+        def in_step(step: Any = split) -> Any:
+            return strategy.run(step, options=replicax.RunOptions(where))
+
         with pytest.raises(ValueError, match=f"{name}.*{message}"):
-            if where == "outside":
-                strategy.split_to_logical_devices(value, parts)
-            else:
-                strategy.run(split, options=replicax.RunOptions(where))
+            strategy.split_to_logical_devices(value, parts) if where == "outside" else in_step()
     assert float(v.numpy().sum()) == 24.0  # nothing has been assigned
 
 

@@ -2,8 +2,9 @@
 
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
 refuses to call the host from there, XLA on CPU aborts the process at a sum of bfloat16 numbers, and XLA refuses
-branches whose results are split in different ways. So calls of the host are made by the first logical device of each
-replica, which tells the others; such sums are of float32; and what comes out of a branch has left its split behind.
+branches whose results are split in different ways. So calls of the host are made where all axes are manual, by the
+first logical device of each replica, which tells the others; such sums are of float32; and what comes out of a branch
+has left its split behind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax import _jax
+from replicax import _jax, communication
 from replicax.execution.infer import called_program
 from replicax.reduction import all_reduce_p, sums_of
 from replicax.topology.mesh import REPLICA_AXIS
@@ -111,7 +112,7 @@ class _Rewrite:
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, self.rewritten))
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """The host is called by the first logical device; all of them get its answer."""
+        """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
         # A call that nothing goes into or comes out of is one that XLA does not know where to make.
         values = operands or [lax.axis_index(REPLICA_AXIS)]
 
@@ -125,6 +126,8 @@ class _Rewrite:
             return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
 
         def manual(*values: Any) -> list[Any]:
+            if equation.primitive.name == "pure_callback" and not _counts(equation):
+                return ask(*values)  # by all: if it fails, it fails for all, and none waits for another
             answers = lax.cond(lax.axis_index(self.logical) == 0, ask, wait, *values)
             return [lax.all_gather(answer, self.logical)[0] for answer in answers]
 
@@ -162,3 +165,8 @@ def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
 def _splits(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a program says of a value how to split it."""
     return any(e.primitive.name == "sharding_constraint" or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
+def _counts(equation: Any) -> bool:
+    """Whether a call of the host is one of the watch's, which counts the replicas that call."""
+    return getattr(_jax.host_function(equation), "__module__", None) == communication.__name__

@@ -83,8 +83,8 @@ def spec_of(axes: Axes, replica_dim: int | None = None) -> PartitionSpec:
     """How an array lies on a mesh: its dims in parts, and one of them over the replicas if that is said.
 
     >>> from replicax.topology.partition import spec_of
-    >>> spec_of(((), ("logical0",)), replica_dim=1)
-    PartitionSpec(None, ('replica', 'logical0'))
+    >>> tuple(spec_of(((), ("logical0",)), replica_dim=1))
+    (None, ('replica', 'logical0'))
     """
     dims = list(axes) + [()] * (0 if replica_dim is None else replica_dim + 1 - len(axes))
     if replica_dim is not None:
@@ -108,8 +108,8 @@ def over_replicas(spec: PartitionSpec) -> PartitionSpec:
 
     >>> from jax.sharding import PartitionSpec
     >>> from replicax.topology.partition import over_replicas
-    >>> over_replicas(PartitionSpec("logical0", ("replica", "logical1")))
-    PartitionSpec(None, 'replica')
+    >>> tuple(over_replicas(PartitionSpec("logical0", ("replica", "logical1"))))
+    (None, 'replica')
     """
     dims = [REPLICA_AXIS if d == REPLICA_AXIS or (isinstance(d, tuple) and REPLICA_AXIS in d) else None for d in spec]
     while dims and dims[-1] is None:
