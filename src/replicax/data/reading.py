@@ -245,7 +245,9 @@ class Filed:
             return part
         root = graph.with_files(self._root, tuple(part["files"]))
         root = root.with_positions(part["skip"]) if part["skip"] else root
-        return {**part, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
+        finished = set(root.finished(part["state"]))
+        files = [file for file in part["files"] if file not in finished]
+        return {"files": files, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
 
     def why_not_regrouped(self) -> str | None:
         return None
