@@ -197,6 +197,20 @@ def test_reading_the_spec_takes_nothing(pair) -> None:
     assert float(pair.reduce("sum", next(iter(dataset)), axis=0)) == 0.0
 
 
+def test_the_spec_is_enough_to_compile_the_step(strategy) -> None:
+    dataset = strategy.distribute_dataset([{"x": np.ones((8, 3))}] * 3)
+
+    def step(batch):
+        return replicax.compute_average_loss(batch["x"].sum(-1))
+
+    program = strategy.extended.trace(step, args=(dataset.element_spec,))
+    assert program.compiled().memory_analysis() is not None
+    shares = [strategy.run(step, args=(batch,)) for batch in dataset]
+    assert strategy.extended.trace_count(step) == 1
+    assert strategy.extended.trace(step, args=(next(iter(dataset)),)) is program
+    assert float(strategy.reduce("sum", shares[0])) == 3.0
+
+
 def test_cardinality(pair) -> None:
     examples = pair.make_numpy_dataset(np.zeros(10))
     assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
