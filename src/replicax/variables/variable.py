@@ -96,7 +96,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
-        trainable or split; a partitioner that returns something else than it should.
+        trainable or split; a partitioner that returns something else than it should, or is used with several workers.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -189,7 +189,14 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         split = layout_by(
             None if is_key(self.dtype) else self._partitioner, self.name, self.shape, self.dtype, replicas
         )
-        return self.strategy.extended.default_layout if isinstance(split, Mirrored) else split
+        if isinstance(split, Mirrored):
+            return self.strategy.extended.default_layout
+        if self.strategy.extended.lockstep.several:
+            raise ValueError(
+                f"variable {self.name!r}: a variable can be split over the replicas of one process only; under "
+                f"{self.strategy!r} use Variable without a partitioner"
+            )
+        return split
 
     # --- what it is -------------------------------------------------------------------------------------
 
