@@ -17,6 +17,7 @@ import pytest
 
 import replicax
 from replicax import InputOptions
+from tests import processes
 
 
 class Slow:
@@ -336,3 +337,16 @@ def test_input_contexts() -> None:
 def test_what_is_no_dataset_function(pair) -> None:
     with pytest.raises(TypeError, match="dataset_fn must be a function of an InputContext, got 3"):
         pair.distribute_datasets_from_function(3)
+
+
+def test_a_program_may_end_with_iterators_open() -> None:
+    program = """
+import numpy as np
+import replicax
+
+replicax.use_cpu_devices(2)
+batches = replicax.MirroredStrategy().distribute_dataset([np.zeros(4)] * 100)
+iterators = [iter(batches) for _ in range(4)]
+print([next(iterator).values[0].shape for iterator in iterators])
+"""
+    assert processes.run_programs([["-W", "error", "-c", program]]) == ["[(2,), (2,), (2,), (2,)]\n"]
