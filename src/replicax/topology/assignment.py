@@ -118,7 +118,7 @@ class DeviceAssignment:
         if wanted > room:
             raise ValueError(
                 f"DeviceAssignment.build: {wanted} replicas wanted, but there is room for {room}: each takes "
-                f"{math.prod(shape)} cores, as {_tuple(shape)} with stride {_tuple(stride)}, of a mesh of "
+                f"{math.prod(shape)} core(s), as {_tuple(shape)} with stride {_tuple(stride)}, of a mesh of "
                 f"{_tuple(topology.mesh_shape)}"
                 + (f", in which {len(topology.missing_devices)} cores are missing" if room < len(starts) else "")
             )

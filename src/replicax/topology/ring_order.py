@@ -22,8 +22,8 @@ def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
       int64 ``[points, dims]``, from the origin.
 
     >>> from replicax.topology.ring_order import ring_order
-    >>> ring_order((2, 3), (False, False)).tolist()
-    [[0, 0], [1, 0], [1, 1], [1, 2], [0, 2], [0, 1]]
+    >>> ring_order((3, 2), (False, False)).tolist()
+    [[0, 0], [1, 0], [2, 0], [2, 1], [1, 1], [0, 1]]
     """
     n = int(np.prod(shape))
     around = [dim for dim, size in enumerate(shape) if wrap[dim] and size > 2]
