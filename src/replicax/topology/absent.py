@@ -12,9 +12,6 @@ from jax.experimental import topologies
 
 from replicax.topology.generations import parse_slice
 
-# Without these libtpu looks for the machine that it is on, and waits for it.
-_ALONE = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_SKIP_MDS_QUERY": "1"}
-
 
 def absent_devices(name: str) -> list[jax.Device]:
     """The devices of a TPU slice by its name, whether or not there is one: XLA compiles for them, but nothing runs.
@@ -26,15 +23,23 @@ def absent_devices(name: str) -> list[jax.Device]:
       ValueError: there is no such slice; the message lists some that there are.
       RuntimeError: libtpu, which has the compiler, is not installed.
     """
-    parse_slice(name)
+    kind, shape = parse_slice(name)
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         raise RuntimeError(
             f"the devices of {name!r} come from libtpu, which is not installed: pip install 'replicax[tpu]'. No TPU is "
             "needed. To run the step rather than compile it, emulate the slice: TPUClusterResolver(emulate=...)."
         )
-    with _environment(_ALONE):
+    # Without these libtpu looks for the machine that it is on, and waits for it.
+    alone = {
+        "TPU_ACCELERATOR_TYPE": kind.accelerator_type(shape),
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_SKIP_MDS_QUERY": "1",
+    }
+    # Left to itself libtpu shows v4 as it was before megacore.
+    options = {"chip_config_name": "megacore"} if kind.devices_per_chip < kind.cores_per_chip else {}
+    with _environment(alone):
         try:
-            return list(topologies.get_topology_desc(name, platform="tpu").devices)
+            return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
         except Exception as error:
             raise ValueError(f"libtpu knows no TPU slice {name!r}: {error}") from error
 

@@ -47,6 +47,15 @@ class Generation:
         """2 if chips lie in a plane, 3 if in space."""
         return 2 if self.pod[2] == 1 else 3
 
+    def accelerator_type(self, shape: tuple[int, int, int]) -> str:
+        """What Cloud calls a slice: the generation and how many cores.
+
+        >>> from replicax.topology.generations import generation
+        >>> generation("v5e").accelerator_type((4, 4, 1)), generation("v5p").accelerator_type((4, 4, 4))
+        ('v5litepod-16', 'v5p-128')
+        """
+        return f"{'v5litepod' if self.name == 'v5e' else self.name}-{prod(shape) * self.cores_per_chip}"
+
     def wrap(self, shape: tuple[int, int, int]) -> tuple[bool, bool, bool]:
         """Along which dims a slice of ``shape`` chips wraps around.
 

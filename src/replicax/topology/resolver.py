@@ -188,13 +188,15 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
         )
     if not all(hasattr(d, "coords") for d in devices):
         raise ValueError(f"{devices[0]!r} is no TPU: it has no coordinates")
-    tasks = sorted({d.process_index for d in devices})
-    ordered = [sorted((d for d in devices if d.process_index == t), key=lambda d: d.id) for t in tasks]
-    if len({len(row) for row in ordered}) > 1:
+    driven: dict[int, list[jax.Device]] = {}
+    for d in sorted(devices, key=lambda d: (d.process_index, d.id)):
+        driven.setdefault(d.process_index, []).append(d)
+    if len({len(row) for row in driven.values()}) > 1:
         raise ValueError(
             "processes drive different numbers of TPU devices: "
-            + ", ".join(f"process {t} has {len(row)}" for t, row in zip(tasks, ordered, strict=True))
+            + ", ".join(f"process {task} has {len(row)}" for task, row in driven.items())
         )
+    ordered = list(driven.values())
     coordinates = np.array([[(*d.coords, d.core_on_chip) for d in row] for row in ordered])
     coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice starts elsewhere
     mesh = coordinates.reshape(-1, 4).max(0) + 1
