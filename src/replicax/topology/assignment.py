@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -221,6 +222,14 @@ class DeviceAssignment:
         [[1, 1, 1, 1, 1, 1, 1, 1]]
         """
         return self.topology.hops(self._cores, np.roll(self._cores, -1, axis=1))
+
+    def show(self) -> None:
+        """Draw it in the terminal; see :meth:`Topology.show`."""
+        self.topology.show(self)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw it to a file; see :meth:`Topology.plot`."""
+        self.topology.plot(path, self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceAssignment):

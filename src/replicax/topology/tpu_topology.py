@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from numpy.typing import ArrayLike
 
 from replicax.topology.generations import HOST, parse_slice
 from replicax.topology.torus import Torus, points
+
+if TYPE_CHECKING:
+    from replicax.topology.assignment import DeviceAssignment
 
 if TYPE_CHECKING:
     pass
@@ -268,6 +272,30 @@ class Topology:
             "device_coordinates": self._device_coordinates.tolist(),
         }
         return json.dumps(facts, separators=(",", ":")).encode()
+
+    def show(self, assignment: DeviceAssignment | None = None) -> None:
+        """Draw it in the terminal: chips, cores, hosts; with an assignment, replicas and logical devices.
+
+        >>> import replicax
+        >>> replicax.Topology.from_name("v5e:4x4").show()  # doctest: +SKIP
+        """
+        from replicax.topology.terminal import show
+
+        show(self, assignment)
+
+    def plot(self, path: str | os.PathLike[str], assignment: DeviceAssignment | None = None) -> None:
+        """Draw it to a file, PNG or SVG: chips, cores, hosts, links; with an assignment, replicas too.
+
+        Args:
+          path: ends in ``.png`` or ``.svg``.
+          assignment: of this topology.
+
+        Raises:
+          ValueError: another ending; an assignment of another topology.
+        """
+        from replicax.topology.pictures import plot
+
+        plot(self, path, assignment)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Topology):
