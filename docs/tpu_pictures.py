@@ -13,7 +13,7 @@ def main(folder: Path) -> None:
     v3.plot(folder / "tpu-hosts.svg")
     DeviceAssignment.build(v3, computation_shape=[2, 2, 2], num_replicas=4).plot(folder / "tpu-replicas.svg")
     cube = Topology.from_name("v5p:4x4x4")
-    DeviceAssignment.build(cube, computation_shape=[4, 2, 1, 1], num_replicas=8).plot(folder / "tpu-cube.svg")
+    DeviceAssignment.build(cube, computation_shape=[4, 1, 1, 1], num_replicas=16).plot(folder / "tpu-cube.svg")
     pod = Topology.from_name("v5p:16x16x24")
     DeviceAssignment.build(pod, computation_shape=[4, 4, 4, 1], num_replicas=96).plot(folder / "tpu-pod.png")
 

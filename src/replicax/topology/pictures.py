@@ -244,7 +244,7 @@ def _rounded(low: np.ndarray, high: np.ndarray, radius: float) -> np.ndarray:
     """The corners of a rectangle, rounded."""
     if radius == 0:
         return np.array([low, (high[0], low[1]), high, (low[0], high[1])])
-    turn = np.linspace(0, math.pi / 2, 6)
+    turn = np.linspace(0, math.pi / 2, 4)
     arc = radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     inner_low, inner_high = low + radius, high - radius
     quarter = np.array([[0.0, 1.0], [-1.0, 0.0]])  # turns an arc on by a quarter
