@@ -37,6 +37,12 @@ def test_what_the_table_lists_is_accepted(kind) -> None:
         assert generation_of(device_kind) is kind
 
 
+def test_cubes_may_lie_in_a_row() -> None:
+    kind, chips = parse_slice("v5p:4x8x68")
+    assert chips == (4, 8, 68)
+    assert kind.wrap(chips) == (True, True, True)
+
+
 def test_a_twisted_slice_has_the_same_chips() -> None:
     assert parse_slice("v4:4x4x8_twisted") == parse_slice("v4:4x4x8")
 
@@ -53,10 +59,10 @@ def test_unknown_devices() -> None:
         ("v5e:4", "expected a name such as"),
         ("2x2x1x2", "expected a name such as"),
         (4, "4 is no TPU slice: expected a name such as"),
-        ("v5e:4x4x4", "a slice of v5e lies in 16x16 chips.\nKnown slices: v5e: 1x1"),
-        ("v5e:32x2", "a slice of v5e lies in 16x16 chips"),
-        ("v5p:16x16x32", "a slice of v5p lies in 16x20x28 chips"),
-        ("v5e:0x4", "a slice of v5e lies in"),
+        ("v5e:4x4x4", "v5e has at most 16x16 chips, not 4x4x4.\nKnown slices: v5e: 1x1"),
+        ("v5e:32x2", "v5e has at most 16x16 chips, not 32x2x1"),
+        ("v5p:24x24x24", "v5p has at most 8960 chips, not 24x24x24"),
+        ("v5e:0x4", "v5e has at most 16x16 chips, not 0x4x1"),
         ("v5e:3x3", "hosts have 2x2x1 chips, and these do not fill 3x3x1 chips"),
     ],
 )

@@ -28,24 +28,29 @@ class Generation:
       cores_per_chip: TensorCores.
       devices_per_chip: JAX devices. Where they are fewer than the cores, both cores act as one device (megacore).
         Two devices of a chip are told apart by ``core_on_chip``.
-      pod: the chips of the largest slice, along x, y and z.
+      chips: how many the largest slice has.
+      side: where chips lie in a plane: how many a whole pod has along x, and along y. ``None`` where slices are put
+        together from cubes of 4x4x4 chips.
       slices: the shapes of slices that one can rent, or some of them.
-      cubes: whether wrap-around links come with full cubes of 4x4x4 chips, along all dims. Otherwise they come with
-        each dim of which a slice has all the pod's chips.
     """
 
     name: str
     device_kinds: tuple[str, ...]
     cores_per_chip: int
     devices_per_chip: int
-    pod: tuple[int, int, int]
+    chips: int
+    side: int | None
     slices: tuple[str, ...]
-    cubes: bool
 
     @property
     def dims(self) -> int:
         """2 if chips lie in a plane, 3 if in space."""
-        return 2 if self.pod[2] == 1 else 3
+        return 3 if self.side is None else 2
+
+    def has_room(self, shape: tuple[int, int, int]) -> bool:
+        """Whether a slice may have so many chips, in such a shape."""
+        flat = self.side is None or (max(shape) <= self.side and shape[2] == 1)
+        return flat and 0 < prod(shape) <= self.chips
 
     def accelerator_type(self, shape: tuple[int, int, int]) -> str:
         """What Cloud calls a slice: the generation and how many cores.
@@ -59,30 +64,31 @@ class Generation:
     def wrap(self, shape: tuple[int, int, int]) -> tuple[bool, bool, bool]:
         """Along which dims a slice of ``shape`` chips wraps around.
 
+        Of full cubes, along all: their links around are switched. In a plane, along those that are a whole pod long.
+
         >>> from replicax.topology.generations import generation
         >>> generation("v5p").wrap((4, 4, 8)), generation("v5p").wrap((2, 4, 4))
         ((True, True, True), (False, False, False))
         >>> generation("v5e").wrap((8, 16, 1))
         (False, True, False)
         """
-        if self.cubes:
+        if self.side is None:
             full = all(size % 4 == 0 for size in shape)
             return full, full, full
-        x, y, _ = (size == whole for size, whole in zip(shape, self.pod, strict=True))
-        return x, y, False
+        return shape[0] == self.side, shape[1] == self.side, False
 
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
 
 GENERATIONS = (
-    Generation("v2", ("TPU v2",), 2, 2, (16, 16, 1), ("2x2", "4x4", "8x8", "16x16"), cubes=False),
-    Generation("v3", ("TPU v3",), 2, 2, (32, 32, 1), ("2x2", "4x4", "8x8", "16x16", "32x32"), cubes=False),
-    Generation("v4", ("TPU v4",), 2, 1, (16, 16, 16), _CUBES, cubes=True),
-    Generation("v5e", ("TPU v5 lite", "TPU v5e"), 1, 1, (16, 16, 1), _FLAT, cubes=False),
-    Generation("v5p", ("TPU v5", "TPU v5p"), 2, 1, (16, 20, 28), (*_CUBES, "16x16x24"), cubes=True),
-    Generation("v6e", ("TPU v6 lite", "TPU v6e"), 1, 1, (16, 16, 1), _FLAT, cubes=False),
-    Generation("tpu7x", ("TPU7x", "TPU v7x"), 2, 2, (16, 24, 24), _CUBES, cubes=True),
+    Generation("v2", ("TPU v2",), 2, 2, 256, 16, ("2x2", "4x4", "8x8", "16x16")),
+    Generation("v3", ("TPU v3",), 2, 2, 1024, 32, ("2x2", "4x4", "8x8", "16x16", "32x32")),
+    Generation("v4", ("TPU v4",), 2, 1, 4096, None, _CUBES),
+    Generation("v5e", ("TPU v5 lite", "TPU v5e"), 1, 1, 256, 16, _FLAT),
+    Generation("v5p", ("TPU v5", "TPU v5p"), 2, 1, 8960, None, (*_CUBES, "16x16x24")),
+    Generation("v6e", ("TPU v6 lite", "TPU v6e"), 1, 1, 256, 16, _FLAT),
+    Generation("tpu7x", ("TPU7x", "TPU v7x"), 2, 2, 9216, None, _CUBES),
 )
 
 
@@ -117,16 +123,14 @@ def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
     except ValueError as error:
         raise ValueError(f"{name!r} is no TPU slice: {error}.\n{_known()}") from None
     shape = int(match[2]), int(match[3]), int(match[4] or 1)
-    # Which way up it lies does not matter.
-    if 0 in shape or any(a > b for a, b in zip(sorted(shape), sorted(kind.pod), strict=True)):
-        raise ValueError(
-            f"{name!r} is no TPU slice: a slice of {kind.name} lies in {'x'.join(map(str, kind.pod[: kind.dims]))} "
-            f"chips.\n{_known(kind)}"
-        )
+    chips = "x".join(map(str, shape))
+    if not kind.has_room(shape):
+        whole = f"{kind.chips} chips" if kind.side is None else f"{kind.side}x{kind.side} chips"
+        raise ValueError(f"{name!r} is no TPU slice: {kind.name} has at most {whole}, not {chips}.\n{_known(kind)}")
     if prod(shape) > 1 and any(size % tile for size, tile in zip(shape, HOST, strict=True)):
         raise ValueError(
             f"{name!r} is no TPU slice: hosts have {'x'.join(map(str, HOST))} chips, and these do not fill "
-            f"{'x'.join(map(str, shape))} chips.\n{_known(kind)}"
+            f"{chips} chips.\n{_known(kind)}"
         )
     return kind, shape
 
