@@ -145,6 +145,13 @@ def test_what_is_wrong_is_said() -> None:
         replicax.TPUStrategy()
 
 
+def test_a_slice_that_is_not_there_has_no_host(monkeypatch) -> None:
+    strategy = on("2x2x1x1")
+    monkeypatch.setattr(strategy.cluster_resolver, "_kind", "absent")
+    with pytest.raises(RuntimeError, match="host 0 has no CPU device: .*2x2x1.* is not there"):
+        strategy.get_host_cpu_device(0)
+
+
 def test_it_is_copied_deeply() -> None:
     strategy = on("2x2x1x2", computation_shape=[1, 1, 2], num_replicas=4)
     twin = copy.deepcopy(strategy)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
@@ -30,6 +30,7 @@ def blocks(topology: Topology, shape: tuple[int, ...], stride: tuple[int, ...]) 
     return math.prod(n // (a * s) * s for n, a, s in zip(topology.mesh_shape.tolist(), shape, stride, strict=True))
 
 
+@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, SMALL)
 def test_replicas_tile_the_slice(topology, shape, stride) -> None:
     fits = all(a * s <= n for a, s, n in zip(shape, stride, topology.mesh_shape, strict=True))
@@ -48,6 +49,7 @@ def test_replicas_tile_the_slice(topology, shape, stride) -> None:
         DeviceAssignment.build(topology, shape, stride, num_replicas=room + 1)
 
 
+@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, SMALL)
 def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
     if any(a * s > n for a, s, n in zip(shape, stride, topology.mesh_shape, strict=True)):
@@ -72,6 +74,7 @@ def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
         assert hops[-1] <= max(stride[:3])
 
 
+@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, st.integers(1, 12))
 def test_as_many_as_are_wanted_lie_together(topology, shape, wanted) -> None:
     if any(a > n for a, n in zip(shape, topology.mesh_shape, strict=True)):
@@ -108,6 +111,7 @@ def test_replicas_are_as_close_to_a_cube_as_possible(name, wanted, box) -> None:
     assert tuple((np.ptp(assignment.core_assignment[:, 0], axis=0) + 1).tolist()) == box
 
 
+@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, st.data())
 def test_missing_cores_are_left_out(topology, shape, data) -> None:
     if any(a > n for a, n in zip(shape, topology.mesh_shape, strict=True)) or topology.num_tasks < 2:
@@ -158,6 +162,14 @@ def test_the_order_of_the_mesh() -> None:
     assert cores.tolist() == [[x, y, 0, c] for x in (0, 1) for y in (0, 1) for c in (0, 1)]
     assert DeviceAssignment.build(topology, [2, 2, 2], device_order_mode="ring") == DeviceAssignment.build(
         topology, [2, 2, 2]
+    )
+
+
+def test_numbers_may_be_numpys() -> None:
+    topology = Topology.from_name("v3:4x4")
+    shape = np.array([1, 1, 2])
+    assert DeviceAssignment.build(topology, shape, num_replicas=np.int64(4)) == DeviceAssignment.build(
+        topology, [1, 1, 2], num_replicas=4
     )
 
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax import Topology
@@ -54,6 +54,7 @@ def test_missing_devices() -> None:
         topology.task_ordinal_at_coordinates((1, 0, 0, 0))
 
 
+@settings(deadline=None)
 @given(st.tuples(*[st.integers(1, 5)] * 3), st.integers(1, 2), st.tuples(*[st.booleans()] * 3))
 def test_full_slices(chips, cores, wrap) -> None:
     topology = Topology.of_chips(chips, cores, wrap)
@@ -134,6 +135,7 @@ def test_what_it_holds_does_not_change() -> None:
             {"mesh_shape": [2, 1, 1, 1], "device_coordinates": PAIR, "wrap": (True,)},
             "wrap is a bool each for x, y and z",
         ),
+        ({"mesh_shape": [2, 1, 1, 1], "device_coordinates": np.zeros((0, 4, 4), int)}, r"got \[0, 4, 4\]"),
         ({"serialized": b"rubbish"}, r"must be what Topology.serialized\(\) returned, got b'rubbish'"),
         ({"serialized": b"{}"}, "must be what Topology.serialized"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +24,9 @@ class DeviceAssignment:
       topology: the slice.
       core_assignment: integers ``[replicas, cores of a replica, 4]``, the coordinates ``(x, y, z, core)`` of each
         replica's cores in the order of its logical devices; or 3, ``(x, y, core)``.
+
+    Attributes:
+      topology: the slice.
 
     Raises:
       ValueError: a wrong shape; a core that the slice does not have; a core given away twice.
@@ -110,7 +114,7 @@ class DeviceAssignment:
         free = topology.has_devices(cells).all(-1)
         room = int(free.sum())
         wanted = room if num_replicas is None else num_replicas
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or wanted < 1:
             raise ValueError(
                 f"DeviceAssignment.build: num_replicas must be a positive integer, got {num_replicas!r}"
                 if num_replicas is not None
@@ -230,6 +234,9 @@ class DeviceAssignment:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw it to a file; see :meth:`Topology.plot`."""
         self.topology.plot(path, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceAssignment:
+        return self  # it never changes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceAssignment):

@@ -37,6 +37,10 @@ class Topology:
       wrap: whether chips are linked around, from the last to the first, along x, y and z.
       name: what to call it, such as ``"v5e:4x4"``.
 
+    Attributes:
+      torus: the grid of its chips, with the links between them.
+      name: as given.
+
     Raises:
       ValueError: coordinates of a wrong shape, outside the mesh, or given to two devices.
 
@@ -64,7 +68,7 @@ class Topology:
         if mesh.ndim != 1 or (mesh < 1).any():
             raise ValueError(f"Topology: mesh_shape must be four positive integers, got {mesh_shape}")
         coordinates = as_coordinates(device_coordinates, "device_coordinates")
-        if coordinates.ndim != 3:
+        if coordinates.ndim != 3 or coordinates.size == 0:
             raise ValueError(
                 f"Topology: device_coordinates must have the shape [tasks, devices of a task, 4], got "
                 f"{list(np.shape(device_coordinates))}"
@@ -277,7 +281,12 @@ class Topology:
         """Draw it in the terminal: chips, cores, hosts; with an assignment, replicas and logical devices.
 
         >>> import replicax
-        >>> replicax.Topology.from_name("v5e:4x4").show()  # doctest: +SKIP
+        >>> replicax.Topology.from_name("v5e:2x2").show()
+        Topology('v5e:2x2', 2x2x1 chips of 1 device, 1 host, no wrap-around)
+        <BLANKLINE>
+         0·0   0·1...
+         0·2   0·3...
+        a core: host·device   x goes right, y down
         """
         from replicax.topology.terminal import show
 
@@ -296,6 +305,9 @@ class Topology:
         from replicax.topology.pictures import plot
 
         plot(self, path, assignment)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        return self  # it never changes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Topology):
