@@ -9,7 +9,9 @@ import optax
 import pytest
 
 import replicax
+from tests import processes
 from tests.conftest import strategy_of
+from tests.strategies import workers_tpu
 
 DATA = np.random.default_rng(7).normal(size=(2, 8, 3)).astype(np.float32)
 
@@ -147,7 +149,7 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_a_slice_that_is_not_there_has_no_host(monkeypatch) -> None:
     strategy = on("2x2x1x1")
-    monkeypatch.setattr(strategy.cluster_resolver, "_kind", "absent")
+    monkeypatch.setattr(strategy.cluster_resolver, "kind", "absent")
     with pytest.raises(RuntimeError, match="host 0 has no CPU device: .*2x2x1.* is not there"):
         strategy.get_host_cpu_device(0)
 
@@ -159,3 +161,14 @@ def test_it_is_copied_deeply() -> None:
     assert twin.device_assignment == strategy.device_assignment
     assert twin.num_hosts == 1
     assert repr(twin) == "TPUStrategy([cpu:0, cpu:2, cpu:4, cpu:6])"
+
+
+def test_a_slice_of_several_hosts() -> None:
+    data = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    expected = np.zeros(3, np.float32)
+    for _ in range(3):
+        expected = (expected - 0.1 * (expected - data)).mean(0)
+    for worker, (w, hosts, cpus, task, message) in enumerate(processes.run(workers_tpu.train, data, devices=2)):
+        np.testing.assert_allclose(w, expected, rtol=1e-5)
+        assert (hosts, cpus, task) == ((2, 2), [0, 1], worker)
+        assert "has devices of 1 processes, [0], but 2 run this program" in message

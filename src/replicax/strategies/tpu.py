@@ -6,8 +6,10 @@ import jax
 import numpy as np
 
 from replicax.extended import StrategyExtended
+from replicax.strategies.multi_worker import in_lockstep
 from replicax.strategy import Strategy
 from replicax.topology.assignment import DeviceAssignment
+from replicax.topology.lockstep import Lockstep
 from replicax.topology.resolver import TPUClusterResolver
 
 
@@ -15,7 +17,9 @@ class TPUStrategy(Strategy):
     """A replica on each core of a TPU slice, or on each block of cores that a device assignment gives it.
 
     It is a placement and nothing else: steps are those of :class:`MirroredStrategy`. On emulated devices it trains
-    exactly as on real ones.
+    exactly as on real ones. A slice of several hosts has a process on each, which runs the same program after
+    ``jax.distributed.initialize``; what is local then, and what global, is as for
+    :class:`MultiWorkerMirroredStrategy`.
 
     Args:
       tpu_cluster_resolver: which TPUs there are; ``None`` means those that JAX finds.
@@ -28,7 +32,7 @@ class TPUStrategy(Strategy):
 
     Raises:
       RuntimeError: there is no TPU.
-      ValueError: the assignment is of another topology than the resolver's.
+      ValueError: the assignment is of another topology than the resolver's; or it leaves a process without devices.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -52,7 +56,8 @@ class TPUStrategy(Strategy):
             device_assignment = DeviceAssignment.one_core_each(resolver.topology)
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
-        super().__init__(StrategyExtended(resolver.logical_devices(device_assignment)))
+        devices = resolver.logical_devices(device_assignment)
+        super().__init__(StrategyExtended(devices, lockstep=_lockstep(resolver, devices)))
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
 
@@ -86,7 +91,7 @@ class TPUStrategy(Strategy):
         """
         if not 0 <= host_id < self.num_hosts:
             raise ValueError(f"there is no host {host_id}: the strategy has {self.num_hosts}, numbered from 0")
-        if self.cluster_resolver.environment == "absent":
+        if self.cluster_resolver.kind == "absent":
             raise RuntimeError(f"host {host_id} has no CPU device: {self.cluster_resolver!r} is not there")
         process = self.cluster_resolver.devices[self._hosts[host_id], 0].process_index
         return next(d for d in jax.devices("cpu") if d.process_index == process)
@@ -116,3 +121,16 @@ class TPUStrategy(Strategy):
         found = int(self.reduce("sum", ones))
         if found != self.num_replicas_in_sync:
             raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {found} answered")
+
+
+def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | None:
+    """How the processes that drive the devices stay together; ``None`` if this one needs no other."""
+    if resolver.kind != "attached" or jax.process_count() == 1:
+        return None
+    driving = sorted({d.process_index for d in devices.flat})
+    if len(driving) < jax.process_count():
+        raise ValueError(
+            f"the device assignment has devices of {len(driving)} processes, {driving}, but {jax.process_count()} run "
+            "this program, and each must drive some: assign cores of every host"
+        )
+    return in_lockstep([d for d in devices.flat if d.process_index == jax.process_index()])[0]

@@ -34,6 +34,8 @@ class TPUClusterResolver:
     Attributes:
       topology: the :class:`Topology`.
       devices: the JAX devices: an array ``[tasks, devices of a task]``, as in ``topology.device_coordinates``.
+      kind: ``"attached"`` if this program's processes drive them, ``"emulated"``, or ``"absent"``: then steps can be
+        compiled for them, and not run.
       task_type: the name of the job, ``"worker"``.
       task_id: which worker this process is.
 
@@ -64,14 +66,14 @@ class TPUClusterResolver:
         self.task_type = "worker"
         if emulate is not None:
             self.topology, self.devices = _emulated(emulate)
-            self._kind = "emulated"
+            self.kind = "emulated"
         elif topology is not None:
             self.topology, self.devices = topology_of(absent_devices(topology), topology)
-            self._kind = "absent"
+            self.kind = "absent"
         else:
             self.topology, self.devices = topology_of(_attached(tpu))
-            self._kind = "attached"
-        self.task_id = jax.process_index() if self._kind == "attached" else 0
+            self.kind = "attached"
+        self.task_id = jax.process_index() if self.kind == "attached" else 0
 
     @classmethod
     def connect(cls, tpu: str | None = None) -> TPUClusterResolver:
@@ -83,8 +85,8 @@ class TPUClusterResolver:
     @property
     def environment(self) -> str:
         """Where the devices are: ``"local"``, ``"google_cloud"``, ``"gke"``, ``"emulated"`` or ``"absent"``."""
-        if self._kind != "attached":
-            return self._kind
+        if self.kind != "attached":
+            return self.kind
         cluster = _jax.tpu_cluster()
         return "local" if cluster is None else cluster[0]
 
@@ -103,7 +105,7 @@ class TPUClusterResolver:
 
     def cluster_spec(self) -> dict[str, list[str]]:
         """The addresses of the workers by the name of their job; ``{}`` where there are none to reach."""
-        cluster = _jax.tpu_cluster() if self._kind == "attached" else None
+        cluster = _jax.tpu_cluster() if self.kind == "attached" else None
         return {} if cluster is None else {self.task_type: list(cluster[1])}
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -167,7 +169,7 @@ class TPUClusterResolver:
         return self  # it never changes, and devices have no copies
 
     def __repr__(self) -> str:
-        return f"TPUClusterResolver({self.topology!r}, {self._kind})"
+        return f"TPUClusterResolver({self.topology!r}, {self.kind})"
 
 
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
