@@ -35,7 +35,8 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
     executable, arguments = prepare(strategy, fn, args, kwargs, together=True)
     extended = strategy.extended
-    if extended.lockstep.several and (extended.programs.is_first_call(executable) or extended.calls.is_to_compare()):
+    # Count first: the number of a call must be the same on all workers, whatever else is true of it.
+    if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
         check_same_step(strategy, fn, args, kwargs, "as one compiled program")
     placed = arguments.placed(strategy.extended.mesh)
     with launching:
