@@ -121,6 +121,8 @@ class _Pass:
             return [R] * count, operands
         if primitive is share_p:
             return [T] * count, operands
+        if name == "replicax_asks":  # answered while compiling, once for all
+            return [M] * count, operands
         if name in _AGREEING | _DISAGREEING and _over_replicas(params):
             if divergence and final and self.check and name != "axis_index":
                 raise DeadlockError(

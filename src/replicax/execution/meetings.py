@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.communication import Examples
 from replicax.context import Options
 from replicax.execution.conductor import Conductor
+from replicax.execution.examples import Question, asks_p
 from replicax.execution.spmd import leaves_of, merge_here
 from replicax.nests import is_leaf
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
@@ -24,14 +26,23 @@ if TYPE_CHECKING:
 
 
 class ExactCommunicator:
-    """See :class:`replicax.context.Communicator`. One replica's way to the others, through the conductor."""
+    """See :class:`replicax.communication.Communicator`. One replica's way to the others, through the conductor."""
 
     conductor: Conductor
 
-    def __init__(self, replica: int, device: jax.Device, note: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        replica: int,
+        device: jax.Device,
+        note: Callable[[Any], None],
+        examples: Examples | None = None,
+        places: Any = None,
+    ) -> None:
         self.replica = replica
         self.device = device
         self._note = note
+        self.examples = examples
+        self._places = places
 
     def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """What every replica brings to ``meeting``."""
@@ -74,6 +85,12 @@ class ExactCommunicator:
     def add_up(self, count: int) -> int:
         return sum(self.meet("adding up sizes", count))
 
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        if self.examples is None:
+            return False
+        question = Question(dim, what, self.examples.mask.shape[0], refused, self._places.of)
+        return asks_p.bind(jax.lax.stop_gradient(value), question=question)
+
     def components(self, value: Any) -> Sequence[Any]:
         if isinstance(value, jax.core.Tracer):
             whole = self.all_gather(value[None], 0)
@@ -91,7 +108,9 @@ class ExactCommunicator:
         if len({len(theirs) for theirs in everyone}) > 1:
             raise ValueError("merge_call: the replicas' arguments differ in structure")
         computed = [
-            not is_leaf(leaf) and isinstance(leaf, jax.Array) and not all(x is leaf for x in others)
+            not is_leaf(leaf)
+            and isinstance(leaf, jax.Array)
+            and (len(everyone) == 1 or not all(x is leaf for x in others))
             for leaf, *others in zip(leaves, *everyone, strict=True)
         ]
         return merge_here(self, strategy, fn, args, kwargs, computed)

@@ -9,7 +9,6 @@ compiled program.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax, context
+from replicax.communication import Examples
 from replicax.errors import ContextError, LocalityError
-from replicax.execution.arguments import of_another_strategy
+from replicax.execution.arguments import masks_disagree, of_another_strategy
 from replicax.execution.conductor import Conductor
+from replicax.execution.example_places import UNKNOWN, Place, Rows, joined
+from replicax.execution.examples import dim_of_examples
 from replicax.execution.function_key import function_key
-from replicax.execution.infer import UNRELIABLE
 from replicax.execution.marks import Obligation, mark_p
-from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
+from replicax.execution.meetings import ExactCommunicator
 from replicax.execution.placing import ARRAYS, mirror, place_components, stack
-from replicax.locality import Locality, M, R, T
+from replicax.execution.watching import Localities, Places
+from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
-from replicax.reduction import share_p
-from replicax.values import Components, Local, PerReplica
+from replicax.values import Components, ExampleMask, Local, PerReplica
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, check_owner, check_write_trace, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from replicax.strategy import Strategy
 
 
@@ -48,10 +51,10 @@ def run_per_replica(
       LocalityError: replicas would have to agree on a value, and do not (or the reverse).
       Exception: whatever ``fn`` raised, with a note that names the replica. Variables are as they were.
     """
-    check_components(args, kwargs, strategy)
+    mask = check_components(args, kwargs, strategy)
     created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
     try:
-        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
+        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), mask, created)
     except BaseException:
         created.undo()
         raise
@@ -63,13 +66,13 @@ def run_per_replica(
 
 
 def _run(
-    strategy: Strategy, fn: Callable[..., Any], arguments: Any, created: Creations
+    strategy: Strategy, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
 ) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
     """What the step returns, and the new arrays of the variables that it writes."""
     devices = strategy.extended.worker_devices
     adopt = _jax.settings_of_this_thread()
     replicas = [
-        _Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device))
+        _Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device), mask)
         for i, device in enumerate(devices)
     ]
     conductor = Conductor([r.play for r in replicas])
@@ -79,43 +82,9 @@ def _run(
     several = len(devices) > 1
     if several:
         _check_expectations(replicas)
-    results = _merge(returned, replicas, strategy)
+    results = _merge(returned, replicas, strategy, mask)
     written = {v: None for r in replicas for v in r.store.written}
     return results, [(v, _storage(v, replicas, several)) for v in written]
-
-
-class Localities:
-    """The localities of arrays: those that are noted, and all that is computed from them."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, tuple[Any, Locality]] = {}
-
-    def note(self, array: Any, locality: Locality = T) -> None:
-        """Remember the locality of ``array``; M need not be."""
-        key = id(array)
-        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
-            return
-        if locality is M:
-            self._noted.pop(key, None)
-        else:
-            self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), locality
-
-    def of(self, array: Any) -> Locality:
-        """What has been noted of ``array``; M if nothing has."""
-        known = self._noted.get(id(array))
-        return known[1] if known is not None and known[0]() is array else M
-
-    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
-        found = M
-        for arg in args:
-            found = found | self.of(arg)
-        if primitive in (sum_p, whole_p):
-            found = R
-        elif primitive is share_p or primitive.name in UNRELIABLE:
-            found = T
-        for result in results:
-            self.note(result, found)
 
 
 class ExactStore:
@@ -126,6 +95,7 @@ class ExactStore:
         strategy: Strategy,
         communicator: ExactCommunicator,
         localities: Localities,
+        places: Places | None,
         creations: Creations,
     ) -> None:
         self.create = creations.create
@@ -133,6 +103,7 @@ class ExactStore:
         self.strategy = strategy
         self.communicator = communicator
         self.localities = localities
+        self.places = places
         self.values: dict[Variable, Any] = {}
         self.written: dict[Variable, str | None] = {}
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
@@ -181,6 +152,8 @@ class ExactStore:
             self.answer(args[0], params["mark_id"])
         else:
             self.localities.watch(primitive, args, params, results)
+        if self.places is not None:
+            self.places.watch(primitive, args, params, results)
 
 
 class _Replica:
@@ -195,13 +168,22 @@ class _Replica:
         adopt: Callable[[], None],
         creations: Creations,
         arguments: Callable[[], Any],
-        per_replica: Sequence[Any],
+        per_replica: Sequence[tuple[Any, Place]],
+        mask: ExampleMask | None,
     ) -> None:
         self.localities = Localities()
-        for array in per_replica:
+        self.places: Places | None = None
+        examples = None
+        if mask is not None:
+            examples = Examples(*(jax.device_put(x, device) for x in (mask.host[index], mask.count)))
+            self.places = Places(mask.host.shape[1])
+            per_replica = [*per_replica, (examples.mask, Rows(0))]
+        for array, place in per_replica:
             self.localities.note(array)
-        self.communicator = ExactCommunicator(index, device, self.localities.note)
-        self.store = ExactStore(strategy, self.communicator, self.localities, creations)
+            if self.places is not None:
+                self.places.note(array, place)
+        self.communicator = ExactCommunicator(index, device, self.localities.note, examples, self.places)
+        self.store = ExactStore(strategy, self.communicator, self.localities, self.places, creations)
         self._trace = self.store.trace
         self._context = context.ReplicaContext(strategy, self.communicator)
         self._device = device
@@ -239,17 +221,18 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     return jnp.squeeze(shard.data, 0)
 
 
-def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[Any]]:
-    """What makes one replica's ``(args, kwargs)``, and those of its arrays that came from a ``PerReplica``."""
-    own: list[Any] = []
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Place]]]:
+    """What makes one replica's ``(args, kwargs)``; its arrays that came from a ``PerReplica``, and their examples."""
+    own: list[tuple[Any, Place]] = []
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             component = leaf.values[replica]
             if not isinstance(component, ARRAYS):
                 return component
-            own.append(jax.device_put(jnp.asarray(component), device, may_alias=False))
-            return own[-1]
+            place = None if leaf.mask is None else UNKNOWN if leaf.dim is None else Rows(leaf.dim)
+            own.append((jax.device_put(jnp.asarray(component), device, may_alias=False), place))
+            return own[-1][0]
         if isinstance(leaf, ARRAYS) and not isinstance(leaf, bool):
             return jax.device_put(jnp.asarray(leaf), device)
         return leaf
@@ -260,17 +243,26 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), own
 
 
-def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> None:
-    """Raise unless ``PerReplica`` arguments have a component for each replica.
+def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> ExampleMask | None:
+    """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
+
+    Returns:
+      Which rows of padded arguments are examples; ``None`` if none is padded.
 
     Raises:
-      ValueError: one has more or fewer.
+      ValueError: one has more or fewer, or another mask.
     """
+    mask: ExampleMask | None = None
     num_replicas = strategy.num_replicas_in_sync
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
             raise of_another_strategy(tree, position, len(leaf.values), num_replicas)
+        if isinstance(leaf, PerReplica) and leaf.mask is not None:
+            if mask is not None and not leaf.mask.same_as(mask):
+                raise masks_disagree(tree, position, mask, leaf.mask)
+            mask = mask or leaf.mask
+    return mask
 
 
 def _check_expectations(replicas: Sequence[_Replica]) -> None:
@@ -286,7 +278,7 @@ def _check_expectations(replicas: Sequence[_Replica]) -> None:
             raise LocalityError(otherwise)
 
 
-def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy) -> Any:
+def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Strategy, mask: ExampleMask | None) -> Any:
     """What ``run`` returns: mirrored values plain, others as ``PerReplica``."""
     mesh = strategy.extended.mesh
     flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
@@ -294,10 +286,13 @@ def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Stra
     for i, (_, other) in enumerate(flat):
         if other != tree:
             raise ValueError(f"replicas must return the same structure: replica 0 has {tree}, replica {i} has {other}")
-    merged = []
+    merged: list[Any] = []
     for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
         first = leaves[0]
-        if len(leaves) == 1 or all(leaf is first for leaf in leaves):
+        padded = None if mask is None else _padded(leaves, replicas, mask, mesh)
+        if padded is not None:
+            merged.append(padded)
+        elif len(leaves) == 1 or all(leaf is first for leaf in leaves):
             merged.append(first)
         elif all(isinstance(leaf, jax.Array) for leaf in leaves):
             is_mirrored = all(r.localities.of(v) is not T for r, v in zip(replicas, leaves, strict=True))
@@ -311,6 +306,17 @@ def _merge(returned: Sequence[Any], replicas: Sequence[_Replica], strategy: Stra
         else:
             merged.append(PerReplica(Components(tuple(leaves))))
     return jax.tree_util.tree_unflatten(tree, merged)
+
+
+def _padded(leaves: Sequence[Any], replicas: Sequence[_Replica], mask: ExampleMask, mesh: Mesh) -> PerReplica | None:
+    """A result that has rows that may be padding, as ``PerReplica``; ``None`` if it has none."""
+    if not all(isinstance(v, jax.Array) and r.localities.of(v) is T for v, r in zip(leaves, replicas, strict=True)):
+        return None
+    place = joined([r.places.of(v) for v, r in zip(leaves, replicas, strict=True) if r.places is not None])
+    dim, unclear = dim_of_examples(place, leaves[0].shape, mask.host.shape[1])
+    if dim is None and not unclear:
+        return None
+    return PerReplica(place_components(leaves, mesh).form, mask, dim)
 
 
 def _storage(variable: Variable, replicas: Sequence[_Replica], several: bool) -> jax.Array:
