@@ -11,6 +11,7 @@ from typing import Any
 
 from replicax.execution.example_lookups import NUMBERING, gather, scatter
 from replicax.execution.example_places import UNKNOWN, Columns, Operation, Place, Rows, joined, reshaped
+from replicax.execution.infer import over_replicas
 from replicax.execution.partition import ELEMENTWISE
 
 
@@ -18,6 +19,8 @@ def result_places(operation: Operation) -> list[Place]:
     """Where the examples are in each result of an operation without programs inside."""
     if operation.name in _REFERENCES:
         found: Sequence[Place] = [UNKNOWN] * len(operation.results)
+    elif operation.name in _PUT_TOGETHER and over_replicas(operation.params):
+        found = [None] * len(operation.results)
     elif operation.name in _WITHOUT_EXAMPLES:
         found = [None] * len(operation.results)
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
@@ -90,6 +93,19 @@ def _transpose(o: Operation, place: Rows) -> Place:
 
 def _reshape(o: Operation, place: Rows) -> Place:
     return reshaped(place, o.shapes[0], o.results[0], o.rows)
+
+
+def _stack(o: Operation, place: Rows) -> Place:
+    return place.moved(place.dim + (place.dim >= o.params["axis"] % len(o.results[0])))
+
+
+def _unstack(o: Operation, place: Rows) -> Place:
+    axis = o.params["axis"] % len(o.shapes[0])
+    return UNKNOWN if place.dim == axis else place.moved(place.dim - (place.dim > axis))
+
+
+def _tile(o: Operation, place: Rows) -> Place:
+    return place if o.params["reps"][place.dim] == 1 else UNKNOWN
 
 
 def _slice(o: Operation, place: Rows) -> Place:
@@ -171,19 +187,10 @@ def _convolution(o: Operation) -> Place:
 
 _REFERENCES = frozenset({"get", "swap", "addupdate", "empty_ref", "new_ref", "freeze"})
 # What replicas have put together is no replica's own examples.
-_WITHOUT_EXAMPLES = frozenset(
-    {
-        "all_reduce",
-        "all_gather",
-        "psum",
-        "pmax",
-        "pmin",
-        "axis_index",
-        "replicax_sum",
-        "replicax_whole",
-        "replicax_asks",
-    }
+_PUT_TOGETHER = frozenset(
+    {"all_reduce", "all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"}
 )
+_WITHOUT_EXAMPLES = frozenset({"axis_index", "replicax_asks", "replicax_sum", "replicax_whole"})
 _EACH = frozenset(
     {"optimization_barrier", "replicax_mark", "replicax_share", "replicax_alone", "device_put", "sharding_constraint"}
 )
@@ -196,6 +203,11 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
             "bessel_i0e",
             "bessel_i1e",
             "clz",
+            "eq_to",
+            "le_to",
+            "lt_to",
+            "mulhi",
+            "threefry2x32",
             "complex",
             "conj",
             "igamma_grad_a",
@@ -209,7 +221,19 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
         _elementwise,
     ),
     **dict.fromkeys(_EACH, _each),
-    **dict.fromkeys(["random_bits", "random_fold_in", "random_split", "random_unwrap", "random_wrap"], _elementwise),
+    **dict.fromkeys(
+        [
+            "random_bits",
+            "random_fold_in",
+            "random_clone",
+            "random_gamma",
+            "random_seed",
+            "random_split",
+            "random_unwrap",
+            "random_wrap",
+        ],
+        _elementwise,
+    ),
     **dict.fromkeys(
         ["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"],
         _without("axes"),
@@ -229,6 +253,10 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
     "dynamic_update_slice": _alone(_same_size),
     "pad": _alone(_pad),
     "concatenate": _concatenate,
+    "stack": _alone(_stack),
+    "unstack": _alone(_unstack),
+    "tile": _alone(_tile),
+    "bitcast_convert_type": _alone(_same_size),
     **dict.fromkeys(
         [
             "reduce_window",
@@ -246,6 +274,7 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
     **dict.fromkeys(
         [
             "scatter",
+            "scatter-sub",
             "scatter-add",
             "scatter_add",
             "scatter-mul",
