@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import replicax
-from replicax.execution.example_places import UNKNOWN, Index, Rows
+from replicax.execution.example_places import PART, UNKNOWN, Index, Lost, Rows
 from replicax.execution.examples import example_places
 from tests.conftest import strategy_of
 from tests.padded_batches import padded_batch
@@ -289,7 +289,16 @@ MIXED = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_examples_is_unknown(name) -> None:
-    assert places(MIXED[name]) == [UNKNOWN]
+    [place] = places(MIXED[name])
+    assert isinstance(place, Lost)
+
+
+def test_a_number_of_one_example_does_not_pass_for_one_of_none() -> None:
+    def step(b):
+        rows = [jnp.tanh(b["x"][i]).sum() for i in range(ROWS)]
+        return jnp.stack(rows), jnp.sort(b["x"][:, 0]).sum()
+
+    assert places(step) == [PART, None]
 
 
 def test_the_dim_is_followed() -> None:

@@ -61,7 +61,7 @@ class Arguments:
                 if leaf.mask is None:
                     keys.append((T, array.shape, array.dtype, False))
                 else:
-                    self._note_mask(leaf.mask, position)
+                    self._note_mask(leaf, position)
                     keys.append((T, array.shape, array.dtype, False, leaf.dim))
             elif kind is Variable:
                 self._statics.append((position, leaf))
@@ -141,10 +141,8 @@ class Arguments:
             placed.append(array)
         return placed
 
-    def _note_mask(self, mask: ExampleMask, position: int) -> None:
-        if self.mask is not None and not mask.same_as(self.mask):
-            raise masks_disagree(self._tree, position, self.mask, mask)
-        self.mask = self.mask or mask
+    def _note_mask(self, value: PerReplica, position: int) -> None:
+        self.mask = common_mask(self.mask, value, self._tree, position)
 
     def _check_concrete(self, leaf: jax.Array, position: int) -> None:
         if isinstance(leaf, jax.core.Tracer):
@@ -174,10 +172,19 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
     )
 
 
-def masks_disagree(tree: Any, position: int, first: ExampleMask, other: ExampleMask) -> ValueError:
-    """The error that two padded arguments have other examples."""
+def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, position: int) -> ExampleMask | None:
+    """The mask of a step, given that of the arguments before ``value``.
+
+    Raises:
+      ValueError: they come from different batches.
+    """
+    other = value.mask
+    if first is None or other is None or first.same_as(other):
+        return first or other
+    if value.dim is None:  # where its examples are can't be told anyway
+        return first
     sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, other)]
-    return ValueError(
+    raise ValueError(
         f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the replicas "
         f"have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from replicax.execution.example_places import UNKNOWN, Columns, Index, Operation, Place, Rows, joined, reshaped
+from replicax.execution.example_places import UNKNOWN, Columns, Index, Lost, Operation, Place, Rows, joined, reshaped
 
 
 def _looked_up(place: Place, operand_dims: Sequence[int], batching: Mapping[int, int]) -> dict[int, int]:
@@ -32,8 +32,8 @@ def gather(o: Operation) -> Place:
     window = [d for d in range(len(shape)) if d not in {*n.collapsed_slice_dims, *n.operand_batching_dims}]
     batching = dict(zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True))
     indices = _rows_of_indices(o.places[1])
-    if indices is UNKNOWN:
-        return UNKNOWN
+    if isinstance(indices, Lost):
+        return indices
     found: list[Place] = []
     if isinstance(indices, Rows):
         found.append(indices.moved(batch[indices.dim]) if indices.dim < len(batch) else UNKNOWN)
@@ -58,8 +58,8 @@ def scatter(o: Operation) -> Place:
     goes_to = {batch[b]: d for d, b in along.items() if b < len(batch)}
     goes_to.update((u, window[i]) for i, u in enumerate(n.update_window_dims) if o.shapes[2][u] == shape[window[i]])
     indices, updates = _rows_of_indices(o.places[1]), o.at(2)
-    if indices is UNKNOWN:
-        return UNKNOWN
+    if isinstance(indices, Lost):
+        return indices
     sources = [updates] if updates is not None else []
     if isinstance(indices, Rows):
         if indices.dim >= len(batch):

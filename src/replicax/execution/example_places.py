@@ -8,7 +8,7 @@ followed from the arguments on, operation by operation, by the rules of :mod:`re
 * ``None``: it has no dim along which examples lie (a parameter, a sum over the examples, a number);
 * ``Rows(dim)``: row ``i`` along ``dim`` is about example ``i``. ``Rows(dim, outer, inner)``: they are in the middle of
   a dim that a reshape has made of several;
-* ``UNKNOWN``: examples may be anywhere in it, such as after sorting them;
+* ``UNKNOWN``: examples may be anywhere in it, such as after sorting them; ``PART``: some of them, such as the first;
 * ``Index`` and ``Columns``: no examples, but the numbers of rows, as in ``scores[jnp.arange(rows), labels]``.
 """
 
@@ -23,11 +23,14 @@ from typing import Any
 Shape = tuple[int, ...]
 
 
-class _Unknown(enum.Enum):
+class Lost(enum.Enum):
+    """Examples that can't be told from padding any more."""
+
     UNKNOWN = "unknown"
+    PART = "part"
 
 
-UNKNOWN = _Unknown.UNKNOWN
+UNKNOWN, PART = Lost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Columns:
     places: tuple[Any, ...]
 
 
-Place = Rows | Index | Columns | _Unknown | None
+Place = Rows | Index | Columns | Lost | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,12 +87,8 @@ def joined(places: Sequence[Place]) -> Place:
     """Of what may be one or the other, or has been made from all of them entry by entry."""
     found: Place = None
     for place in places:
-        if place is UNKNOWN:
-            return UNKNOWN
-        if isinstance(place, Rows):
-            if found not in (None, place):
-                return UNKNOWN
-            found = place
+        if isinstance(place, Rows | Lost):
+            found = place if found in (None, place) else PART if PART in (found, place) else UNKNOWN
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.execution.example_lookups import NUMBERING, gather, scatter
-from replicax.execution.example_places import UNKNOWN, Columns, Operation, Place, Rows, joined, reshaped
+from replicax.execution.example_places import PART, UNKNOWN, Columns, Lost, Operation, Place, Rows, joined, reshaped
 from replicax.execution.infer import over_replicas
 from replicax.execution.partition import ELEMENTWISE
 
@@ -19,14 +19,16 @@ def result_places(operation: Operation) -> list[Place]:
     """Where the examples are in each result of an operation without programs inside."""
     if operation.name in _REFERENCES:
         found: Sequence[Place] = [UNKNOWN] * len(operation.results)
-    elif operation.name in _PUT_TOGETHER and over_replicas(operation.params):
-        found = [None] * len(operation.results)
-    elif operation.name in _WITHOUT_EXAMPLES:
+    elif (operation.name in _PUT_TOGETHER and over_replicas(operation.params)) or operation.name in _WITHOUT_EXAMPLES:
         found = [None] * len(operation.results)
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
         found = [number]
+    elif operation.name in _EACH:
+        found = [p if isinstance(p, Rows | Lost) else None for p in operation.places]
+    elif PART in operation.places:
+        found = [PART] * len(operation.results)
     elif UNKNOWN in operation.places:
-        found = operation.places if operation.name in _EACH else [UNKNOWN] * len(operation.results)
+        found = [UNKNOWN] * len(operation.results)
     elif not any(isinstance(p, Rows | Columns) for p in operation.places):
         found = [None] * len(operation.results)
     elif operation.name in _RULES:
@@ -34,16 +36,14 @@ def result_places(operation: Operation) -> list[Place]:
         found = place if isinstance(place, list) else [place] * len(operation.results)
     else:
         found = [UNKNOWN] * len(operation.results)
-    # A number has no dims.
-    return [p if shape else None for p, shape in zip(found, operation.results, strict=True)]
+    if operation.name in _CUTTING:
+        found = [PART if p is UNKNOWN else p for p in found]
+    # A number is of all examples or of none, unless some have been left out before.
+    return [p if shape or p is PART else None for p, shape in zip(found, operation.results, strict=True)]
 
 
 def _elementwise(o: Operation) -> Place:
     return joined(o.places)
-
-
-def _each(o: Operation) -> list[Place]:
-    return [p if isinstance(p, Rows) else None for p in o.places]
 
 
 def _alone(rule: Callable[[Operation, Rows], Place]) -> Callable[[Operation], Place]:
@@ -191,6 +191,7 @@ _PUT_TOGETHER = frozenset(
     {"all_reduce", "all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"}
 )
 _WITHOUT_EXAMPLES = frozenset({"axis_index", "replicax_asks", "replicax_sum", "replicax_whole"})
+_CUTTING = frozenset({"dynamic_slice", "gather", "slice", "split", "squeeze", "unstack"})
 _EACH = frozenset(
     {"optimization_barrier", "replicax_mark", "replicax_share", "replicax_alone", "device_put", "sharding_constraint"}
 )
@@ -220,7 +221,6 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
         ],
         _elementwise,
     ),
-    **dict.fromkeys(_EACH, _each),
     **dict.fromkeys(
         [
             "random_bits",

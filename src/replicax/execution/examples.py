@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.execution.example_places import UNKNOWN, Operation, Place, Rows, joined
+from replicax.execution.example_places import PART, UNKNOWN, Lost, Operation, Place, Rows, joined
 from replicax.execution.example_rules import result_places
 from replicax.execution.infer import called_program
 
@@ -60,7 +60,7 @@ def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[in
     """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
-    return None, place is UNKNOWN and any(size and size % rows == 0 for size in shape)
+    return None, isinstance(place, Lost) and any(size and size % rows == 0 for size in shape)
 
 
 def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
@@ -143,7 +143,7 @@ class _Pass:
             return self.run(called, places, final=final)
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, places)):
-                self.run(inner, [UNKNOWN if shape_of(v) else None for v in inner.invars], final=final)
+                self.run(inner, [PART for _ in inner.invars], final=final)
         return result_places(
             Operation(
                 name,
@@ -189,7 +189,7 @@ class _Pass:
 
 
 def _is_something(place: Place) -> bool:
-    return place is UNKNOWN or isinstance(place, Rows)
+    return isinstance(place, Rows | Lost)
 
 
 def _joined_each(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:
@@ -199,17 +199,17 @@ def _joined_each(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:
 def _sliced(place: Place) -> Place:
     """A turn's part of what a scan goes over."""
     if not isinstance(place, Rows):
-        return place if place is UNKNOWN else None
+        return PART if isinstance(place, Lost) else None
     if place.dim > 0:
         return place.moved(place.dim - 1)
-    return None if place == Rows(0) else UNKNOWN
+    return None if place == Rows(0) else PART
 
 
 def _stacked(place: Place, over_examples: bool) -> Place:
     if isinstance(place, Rows):
         return UNKNOWN if over_examples else place.moved(place.dim + 1)
-    if place is UNKNOWN:
-        return UNKNOWN
+    if isinstance(place, Lost):
+        return place
     return Rows(0) if over_examples else None
 
 

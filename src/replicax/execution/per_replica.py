@@ -19,7 +19,7 @@ import numpy as np
 from replicax import _jax, context
 from replicax.communication import Examples
 from replicax.errors import ContextError, LocalityError
-from replicax.execution.arguments import masks_disagree, of_another_strategy
+from replicax.execution.arguments import common_mask, of_another_strategy
 from replicax.execution.conductor import Conductor
 from replicax.execution.example_places import UNKNOWN, Place, Rows, joined
 from replicax.execution.examples import dim_of_examples
@@ -258,10 +258,8 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not isinstance(leaf.form, Local) and len(leaf.values) != num_replicas:
             raise of_another_strategy(tree, position, len(leaf.values), num_replicas)
-        if isinstance(leaf, PerReplica) and leaf.mask is not None:
-            if mask is not None and not leaf.mask.same_as(mask):
-                raise masks_disagree(tree, position, mask, leaf.mask)
-            mask = mask or leaf.mask
+        if isinstance(leaf, PerReplica):
+            mask = common_mask(mask, leaf, tree, position)
     return mask
 
 
