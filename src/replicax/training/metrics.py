@@ -137,6 +137,4 @@ class Accuracy(Mean):
 
 def _check_outside(method: str) -> None:
     if context.in_step():
-        raise ContextError(
-            f"{method} was called inside a step: a replica knows its own sums only. Call it outside."
-        )
+        raise ContextError(f"{method} was called inside a step: a replica knows its own sums only. Call it outside.")
