@@ -44,7 +44,7 @@ from replicax.strategies import (
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
-from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
+from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
     Aggregation,
@@ -59,6 +59,7 @@ from replicax.variables import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
@@ -80,6 +81,7 @@ __all__ = [
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
+    "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
