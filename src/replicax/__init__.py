@@ -40,10 +40,14 @@ from replicax.strategies import (
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ShardedStrategy,
+    TPUStrategy,
 )
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
+from replicax.topology.assignment import DeviceAssignment
 from replicax.topology.devices import use_cpu_devices
+from replicax.topology.resolver import TPUClusterResolver
+from replicax.topology.tpu_topology import Topology
 from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
@@ -69,6 +73,7 @@ __all__ = [
     "ContextError",
     "DeadlockError",
     "DefaultStrategy",
+    "DeviceAssignment",
     "DistributedDataset",
     "DistributedIterator",
     "Executable",
@@ -98,6 +103,9 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "Synchronization",
+    "TPUClusterResolver",
+    "TPUStrategy",
+    "Topology",
     "TraceError",
     "ValueContext",
     "Variable",

@@ -21,6 +21,7 @@ from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.ad_util import Zero as _Zero
+from jax._src.clusters import cloud_tpu_cluster as _clusters
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -440,3 +441,11 @@ def source_line(equation: Equation) -> str:
     if frame is None:
         return "an unknown line"
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+def tpu_cluster() -> tuple[str, list[str]] | None:
+    """Which cloud the TPUs of this machine belong to, and the addresses of the hosts of the slice; if any."""
+    for name, cluster in (("gke", _clusters.GkeTpuCluster), ("google_cloud", _clusters.GceTpuCluster)):
+        if cluster.is_env_present():
+            return name, cluster._get_worker_list_in_slice()
+    return None

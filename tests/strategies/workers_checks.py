@@ -22,6 +22,7 @@ here = replicax.get_replica_context
 
 
 def run_programs(names: Sequence[str]) -> dict[str, Any]:
+    jax.config.update("jax_cpu_collectives_implementation", None)  # there is still time to mend that
     strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=60)
     return {name: PROGRAMS[name](strategy) for name in names}
 
@@ -317,8 +318,14 @@ def errors() -> dict[str, Any]:
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))
     found["create or run"] = message_of(lambda: [lambda: create(0.0), lambda: strategy.run(one, args=(1.0,))][worker]())
     found["devices"] = message_of(lambda: replicax.MirroredStrategy(jax.devices()))
+    found["split"] = message_of(lambda: create_split(strategy))
     found["afterwards"] = values(strategy, [strategy.run(lambda x: here().all_reduce("sum", x), args=(1.0,)), w])
     return found
+
+
+def create_split(strategy: replicax.Strategy) -> None:
+    with strategy.scope():
+        replicax.ShardedVariable(np.zeros(8, np.float32), name="split")
 
 
 def lateness() -> dict[str, Any]:

@@ -15,13 +15,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
+from replicax.topology.drawing import COLOURS as _COLOURS
+from replicax.topology.drawing import INK as _INK
+from replicax.topology.drawing import LINE as _LINE
+from replicax.topology.drawing import MUTED as _MUTED
+from replicax.topology.drawing import PAPER as _PAPER
+from replicax.topology.drawing import SHARED as _SHARED
+
 if TYPE_CHECKING:
     import replicax
     from replicax.cli.example import Training
 
-# One colour a replica: Paul Tol's bright ones, which stay apart for the colour-blind too, and two more.
-_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCA011", "#3BAFD0", "#AA3377", "#E0702B", "#3A9E8C")
-_INK, _MUTED, _LINE, _SHARED, _PAPER = "#22262B", "#6B7280", "#C4CAD3", "#E9ECF1", "#FFFFFF"
 _DPI = 160
 
 

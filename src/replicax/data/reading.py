@@ -17,6 +17,7 @@ from grain import experimental
 
 from replicax.data import elastic, graph
 from replicax.data.input_context import shares
+from replicax.data.replay import Replayed
 from replicax.data.sources import Source
 
 State = dict[str, Any]
@@ -281,7 +282,10 @@ class Whole:
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         if len(states) == len(rows) and [s["rows"] for s in states] == list(rows):
             return list(states)
-        raise ValueError(self.why_not_regrouped())
+        raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self) -> str | None:
-        return f"of {self._source.kind} nothing is known but the order, so what is left can't be dealt out anew"
+        return None if isinstance(self._source.dataset, Replayed) else f"{_ONLY_ORDER} {self._source.kind}"
+
+
+_ONLY_ORDER = "nothing but the order is known of"

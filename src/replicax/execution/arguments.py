@@ -78,6 +78,9 @@ class Arguments:
             elif kind is int or kind is float or kind is complex:
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
+            elif kind is jax.ShapeDtypeStruct:  # of an array that is still to come; see extended.trace
+                self.arrays.append(leaf)
+                keys.append((M, leaf.shape, leaf.dtype, False))
             elif learn(leaf):
                 self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
                 return

@@ -6,6 +6,7 @@ from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.sharded import ShardedStrategy
+from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
@@ -13,5 +14,6 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ShardedStrategy",
+    "TPUStrategy",
     "default",
 ]

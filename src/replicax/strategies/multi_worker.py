@@ -62,13 +62,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
         _check_initialised()
         mine = resolve_devices(devices)
-        lockstep = Lockstep(Alone(), timeout=timeout_seconds)
-        everyones = mine
-        if jax.process_count() > 1:
-            workers = DistributedWorkers(f"replicax/{next(_counter)}")
-            lockstep = Lockstep(workers, timeout=timeout_seconds)
-            everyones = _agreed_devices(mine, lockstep)
-            _check_collectives(everyones, lockstep)
+        lockstep, everyones = in_lockstep(mine, timeout_seconds)
         super().__init__(StrategyExtended(everyones, lockstep=lockstep))
 
     def __repr__(self) -> str:
@@ -80,6 +74,23 @@ class MultiWorkerMirroredStrategy(Strategy):
             f"{type(self).__name__}({extended.num_replicas} replicas on {extended.workers.count} worker(s); here: "
             f"{here})"
         )
+
+
+def in_lockstep(
+    mine: Sequence[jax.Device], timeout_seconds: float | None = DEFAULT_TIMEOUT
+) -> tuple[Lockstep, tuple[jax.Device, ...]]:
+    """What this worker and the others tell each other, after checking that they fit together; and all their devices.
+
+    Args:
+      mine: this worker's devices.
+      timeout_seconds: how long to wait for the others.
+    """
+    if jax.process_count() == 1:
+        return Lockstep(Alone(), timeout=timeout_seconds), tuple(mine)
+    lockstep = Lockstep(DistributedWorkers(f"replicax/{next(_counter)}"), timeout=timeout_seconds)
+    everyones = _agreed_devices(mine, lockstep)
+    _check_collectives(everyones, lockstep)
+    return lockstep, everyones
 
 
 def _check_initialised() -> None:
@@ -126,7 +137,7 @@ def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax
         "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
         "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
     }
-    offers = lockstep.share("creates a MultiWorkerMirroredStrategy", (seen, [d.id for d in mine]))
+    offers = lockstep.share("creates a strategy for several workers", (seen, [d.id for d in mine]))
     for worker, (theirs, _) in enumerate(offers):
         for what, value in theirs.items():
             if value != offers[0][0][what]:

@@ -1,0 +1,136 @@
+"""``TPUStrategy``: replicas on the cores of a TPU slice."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from replicax.extended import StrategyExtended
+from replicax.strategies.multi_worker import in_lockstep
+from replicax.strategy import Strategy
+from replicax.topology.assignment import DeviceAssignment
+from replicax.topology.lockstep import Lockstep
+from replicax.topology.resolver import TPUClusterResolver
+
+
+class TPUStrategy(Strategy):
+    """A replica on each core of a TPU slice, or on each block of cores that a device assignment gives it.
+
+    It is a placement and nothing else: steps are those of :class:`MirroredStrategy`. On emulated devices it trains
+    exactly as on real ones. A slice of several hosts has a process on each, which runs the same program after
+    ``jax.distributed.initialize``; what is local then, and what global, is as for
+    :class:`MultiWorkerMirroredStrategy`.
+
+    Args:
+      tpu_cluster_resolver: which TPUs there are; ``None`` means those that JAX finds.
+      device_assignment: which cores each replica gets; see :meth:`DeviceAssignment.build`. ``None`` means a replica on
+        each core.
+
+    Attributes:
+      cluster_resolver: the resolver.
+      device_assignment: the assignment.
+
+    Raises:
+      RuntimeError: there is no TPU.
+      ValueError: the assignment is of another topology than the resolver's; or it leaves a process without devices.
+
+    >>> import replicax
+    >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
+    >>> strategy = replicax.TPUStrategy(resolver)
+    >>> strategy.num_replicas_in_sync, strategy.num_hosts
+    (8, 1)
+    >>> pairs = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 1, 2], num_replicas=4)
+    >>> replicax.TPUStrategy(resolver, pairs).num_replicas_in_sync
+    4
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
+        if not isinstance(resolver, TPUClusterResolver):
+            raise TypeError(f"TPUStrategy: expected a TPUClusterResolver, got {resolver!r}")
+        if device_assignment is None:
+            device_assignment = DeviceAssignment.one_core_each(resolver.topology)
+        if not isinstance(device_assignment, DeviceAssignment):
+            raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
+        devices = resolver.logical_devices(device_assignment)
+        super().__init__(StrategyExtended(devices, lockstep=_lockstep(resolver, devices)))
+        self.cluster_resolver = resolver
+        self.device_assignment = device_assignment
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts drive the devices of the strategy."""
+        return len(self._hosts)
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """How many replicas a host feeds: those whose first logical device it drives; if hosts differ, the most."""
+        return int(np.bincount(self.device_assignment.tasks()[:, 0]).max())
+
+    @property
+    def _hosts(self) -> list[int]:
+        return [int(task) for task in np.unique(self.device_assignment.tasks())]
+
+    def get_host_cpu_device(self, host_id: int) -> jax.Device:
+        """The CPU of a host, to keep on it what needs no TPU.
+
+        Args:
+          host_id: which of the strategy's hosts, from 0 to ``num_hosts - 1``.
+
+        Raises:
+          ValueError: there is no such host.
+          RuntimeError: the slice is not there, and so has no CPU.
+
+        >>> import replicax
+        >>> replicax.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2")).get_host_cpu_device(0)
+        CpuDevice(id=0)
+        """
+        if not 0 <= host_id < self.num_hosts:
+            raise ValueError(f"there is no host {host_id}: the strategy has {self.num_hosts}, numbered from 0")
+        if self.cluster_resolver.kind == "absent":
+            raise RuntimeError(f"host {host_id} has no CPU device: {self.cluster_resolver!r} is not there")
+        process = self.cluster_resolver.devices[self._hosts[host_id], 0].process_index
+        return next(d for d in jax.devices("cpu") if d.process_index == process)
+
+    def initialize(self) -> None:
+        """Wait until every replica answers, so that what is wrong with a device shows before training.
+
+        Nothing needs it: devices are ready when JAX has made them. One all-reduce.
+
+        Raises:
+          ContextError: called inside a step.
+          RuntimeError: the replicas do not add up.
+        """
+        self._meet()
+
+    def finalize(self) -> None:
+        """Wait until every device has done all that it was given, host callbacks included. One all-reduce.
+
+        Raises:
+          ContextError: called inside a step.
+        """
+        self._meet()
+        jax.effects_barrier()
+
+    def _meet(self) -> None:
+        ones = self.distribute_values_from_function(lambda _: 1)
+        found = int(self.reduce("sum", ones))
+        if found != self.num_replicas_in_sync:
+            raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {found} answered")
+
+
+def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | None:
+    """How the processes that drive the devices stay together; ``None`` if this one needs no other."""
+    if resolver.kind != "attached" or jax.process_count() == 1:
+        return None
+    driving = sorted({d.process_index for d in devices.flat})
+    if len(driving) < jax.process_count():
+        raise ValueError(
+            f"the device assignment has devices of {len(driving)} processes, {driving}, but {jax.process_count()} run "
+            "this program, and each must drive some: assign cores of every host"
+        )
+    return in_lockstep([d for d in devices.flat if d.process_index == jax.process_index()])[0]

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from replicax.topology.generations import GENERATIONS, generation, generation_of, parse_slice
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wrap"),
+    [
+        ("v2", (16, 16, 1), (True, True, False)),
+        ("v2", (8, 8, 1), (False, False, False)),
+        ("v3", (16, 16, 1), (False, False, False)),
+        ("v3", (32, 32, 1), (True, True, False)),
+        ("v4", (2, 2, 4), (False, False, False)),
+        ("v4", (4, 4, 4), (True, True, True)),
+        ("v5e", (16, 16, 1), (True, True, False)),
+        ("v5e", (8, 16, 1), (False, True, False)),
+        ("v5e", (8, 8, 1), (False, False, False)),
+        ("v5p", (16, 16, 24), (True, True, True)),
+        ("v6e", (16, 16, 1), (True, True, False)),
+        ("tpu7x", (4, 4, 8), (True, True, True)),
+        ("tpu7x", (2, 4, 4), (False, False, False)),
+    ],
+)
+def test_wrap_around(name, shape, wrap) -> None:
+    assert generation(name).wrap(shape) == wrap
+
+
+@pytest.mark.parametrize("kind", GENERATIONS, ids=lambda kind: kind.name)
+def test_what_the_table_lists_is_accepted(kind) -> None:
+    for shape in kind.slices:
+        found, chips = parse_slice(f"{kind.name}:{shape}")
+        assert found is kind
+        assert "x".join(map(str, chips[: shape.count("x") + 1])) == shape
+    for device_kind in kind.device_kinds:
+        assert generation_of(device_kind) is kind
+
+
+def test_cubes_may_lie_in_a_row() -> None:
+    kind, chips = parse_slice("v5p:4x8x68")
+    assert chips == (4, 8, 68)
+    assert kind.wrap(chips) == (True, True, True)
+
+
+def test_a_twisted_slice_has_the_same_chips() -> None:
+    assert parse_slice("v4:4x4x8_twisted") == parse_slice("v4:4x4x8")
+
+
+def test_unknown_devices() -> None:
+    assert generation_of("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v9:2x2", "no TPU generation 'v9'; known: v2, v3, v4, v5e, v5p, v6e, tpu7x.*\n.*v5e: 1x1, 2x2"),
+        ("v5e", "expected a name such as 'v5e:4x4' .*\n.*Known slices: v2: 2x2"),
+        ("v5e:4", "expected a name such as"),
+        ("2x2x1x2", "expected a name such as"),
+        (4, "4 is no TPU slice: expected a name such as"),
+        ("v5e:4x4x4", "v5e has at most 16x16 chips, not 4x4x4.\nKnown slices: v5e: 1x1"),
+        ("v5e:32x2", "v5e has at most 16x16 chips, not 32x2x1"),
+        ("v5p:24x24x24", "v5p has at most 8960 chips, not 24x24x24"),
+        ("v5e:0x4", "v5e has at most 16x16 chips, not 0x4x1"),
+        ("v5e:3x3", "hosts have 2x2x1 chips, and these do not fill 3x3x1 chips"),
+    ],
+)
+def test_names_that_mean_nothing(name, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_slice(name)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicax.topology.torus import Torus, points
+
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+WRAPS = st.tuples(st.booleans(), st.booleans(), st.booleans())
+
+
+def distances(torus: Torus, start: tuple[int, int, int]) -> dict[tuple[int, ...], int]:
+    """How far each chip is from ``start``, going from link to link."""
+    neighbours: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for a, b in torus.links().tolist():
+        neighbours.setdefault(tuple(a), []).append(tuple(b))
+        neighbours.setdefault(tuple(b), []).append(tuple(a))
+    found: dict[tuple[int, ...], int] = {start: 0}
+    queue = deque([start])
+    while queue:
+        chip = queue.popleft()
+        for other in neighbours.get(chip, []):
+            if other not in found:
+                found[other] = found[chip] + 1
+                queue.append(other)
+    return found
+
+
+@settings(deadline=None)
+@given(SHAPES, WRAPS)
+def test_hops_are_the_shortest_way_along_the_links(shape, wrap) -> None:
+    torus = Torus(shape, wrap)
+    chips = points(shape)
+    start = tuple(s // 3 for s in shape)
+    found = distances(torus, start)
+    assert len(found) == len(chips)
+    assert [found[tuple(chip)] for chip in chips.tolist()] == torus.hops(start, chips).tolist()
+
+
+@settings(deadline=None)
+@given(SHAPES, WRAPS)
+def test_links_join_neighbours_once(shape, wrap) -> None:
+    torus = Torus(shape, wrap)
+    links = torus.links()
+    assert (torus.hops(links[:, 0], links[:, 1]) == 1).all()
+    assert len({frozenset(map(tuple, link)) for link in links.tolist()}) == len(links)
+    total = np.prod(shape)
+    expected = sum(total // s * (s if w and s > 2 else s - 1) for s, w in zip(shape, wrap, strict=True))
+    assert len(links) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_up_to_two_chips_do_not_wrap_around(size: int) -> None:
+    assert Torus((size, 3, 4), (True, True, False)) == Torus((size, 3, 4), (False, True, False))
