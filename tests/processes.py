@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-GRACE = 10.0
+GRACE = 4.0
 """How many seconds the others have to end, when one has failed."""
 
 

@@ -411,9 +411,9 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
     return lambda: program()[0], shape
 
 
-def bind(equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    """The results of one operation of a program, as part of whatever is being traced now."""
-    params: Any = equation.primitive.get_bind_params(equation.params)
+def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
+    """The results of one operation of a program, perhaps with other ``params``, as part of what is traced now."""
+    params = equation.primitive.get_bind_params(equation.params if params is None else params)
     names = _source_info.current_name_stack() + equation.source_info.name_stack
     with _source_info.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
         results = equation.primitive.bind(*operands, **params)
@@ -423,6 +423,25 @@ def bind(equation: Equation, operands: Sequence[Any]) -> list[Any]:
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
     return [getattr(j, "jaxpr", j) for j in _extend.jaxprs_in_params(equation.params)]
+
+
+def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
+    """The params of an equation, with ``fn`` applied to the programs in them; it keeps inputs and outputs."""
+
+    def of_value(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            assert not value.consts
+            return ClosedJaxpr(fn(value.jaxpr), ())
+        if isinstance(value, Jaxpr):
+            return fn(value)
+        return tuple(map(of_value, value)) if type(value) is tuple else value
+
+    return {name: of_value(value) for name, value in params.items()}
+
+
+def host_function(equation: Equation) -> Any:
+    """The Python function that a ``pure_callback`` calls."""
+    return getattr(equation.params["callback"], "callback_func", None)
 
 
 def is_mutable(atom: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from replicax import context, data
 from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.options import RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.ragged import run_ragged
@@ -18,7 +19,7 @@ from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
 
 
-class Strategy:
+class Strategy(LogicalDevices):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -72,7 +73,9 @@ class Strategy:
     def __repr__(self) -> str:
         devices = self.extended.worker_devices
         names = ", ".join(f"{d.platform}:{d.id}" for d in devices[:8])
-        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}])"
+        logical = self.extended.num_logical_devices
+        each = f", {logical} logical devices each" if logical > 1 else ""
+        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -95,7 +95,10 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),
         "create or run": ("DeadlockError", "worker 0 creates a variable 'unlike'; worker 1 runs the step 'one'"),
         "split": ("ValueError", "'split': a variable can be split over the replicas of one process only"),
-        "devices": ("ValueError", "belongs to process .*MultiWorkerMirroredStrategy is the strategy for devices of"),
+        "devices": (
+            "ValueError",
+            "belongs to process .*MultiWorkerMirroredStrategy is the strategy for the devices of",
+        ),
     }
     for key, (kind, message) in same.items():
         for found in (ours[key], theirs[key]):

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
+from replicax.execution.adapt import adapted
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.example_places import UNKNOWN, Place, Rows
 from replicax.execution.examples import dim_of_examples, example_places, shape_of
@@ -19,6 +20,7 @@ from replicax.execution.pieces import Piece
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.partition import over_replicas
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
@@ -155,17 +157,18 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
             results = partitioned(program.jaxpr, values, wanted, localities)
         return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
 
-    specs_in: Any = _each(lambda layout: layout.spec, layouts_in)
-    specs_out: Any = _each(lambda layout: layout.spec, layouts_out)
+    specs_in, specs_out = (
+        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
+    )
     mapped = jax.shard_map(
-        _named(body, program.name),
+        _named(adapted(body, mesh), program.name),
         mesh=mesh,
         in_specs=specs_in,
         out_specs=specs_out,
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    shardings = jax.tree_util.tree_map(lambda spec: NamedSharding(mesh, spec), specs_out)
+    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
     call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):

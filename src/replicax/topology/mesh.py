@@ -33,6 +33,16 @@ def logical_axes(count: int) -> dict[str, int]:
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
 
 
+def in_logical_mesh() -> bool:
+    """Whether what is traced now is for replicas with several logical devices.
+
+    >>> from replicax.topology.mesh import in_logical_mesh
+    >>> in_logical_mesh()
+    False
+    """
+    return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+
+
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
     """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 

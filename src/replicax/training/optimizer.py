@@ -16,8 +16,8 @@ from replicax.locality import R, T
 from replicax.nests import is_leaf
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
+from replicax.variables.placement import Stored
 from replicax.variables.store import ConcreteStore, current_store, use_store
-from replicax.variables.variable import Stored
 
 if TYPE_CHECKING:
     import optax

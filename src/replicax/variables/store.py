@@ -17,6 +17,7 @@ import jax
 from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
+from replicax.topology.partition import constrained
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.register import check_agreed
 from replicax.variables.slots import exchanging, lent
@@ -119,7 +120,7 @@ class DerivedStore:
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
             note_read(self._trace)
-            return self.values[variable]
+            return in_parts(variable, self.values[variable])
         return self.outer.read(variable)
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
@@ -212,6 +213,12 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
         "replicax.value_and_grad, which lets writes out; in a loop or branch (jax.lax.scan, while_loop, cond, jit, "
         "checkpoint) return the new value from the body and assign it afterwards."
     )
+
+
+def in_parts(variable: Variable, value: Any) -> Any:
+    """The traced ``value`` of ``variable``, and with it its gradient, split over logical devices as the variable is."""
+    axes = variable.layout.axes
+    return constrained(value, axes) if axes else value
 
 
 def note_read(own: Any) -> None:

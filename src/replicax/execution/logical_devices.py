@@ -1,0 +1,139 @@
+"""Model parallelism: how values of a step are spread over the logical devices of its replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.nests import is_leaf, known
+from replicax.topology.partition import Axes, constrained, parted, spec_of
+from replicax.values import PerReplica, Stacked
+from replicax.variables.dtypes import kind_of
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replicax.strategy import Strategy
+
+
+class LogicalDevices:
+    """The part of :class:`replicax.Strategy` that is about the logical devices of each replica."""
+
+    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
+        """Split a value over the logical devices of its replica, and with it the work of computing with it.
+
+        The result equals ``tensor``; what is said is where its parts are. A compiler makes the rest follow: a
+        matrix product with a split operand is computed in parts, a convolution over a split image exchanges the
+        rows at the borders, and so does its gradient. Anywhere in a step, under ``jit``, ``scan``, ``vmap`` and
+        ``grad``, where the gradient of the value is split in the same way.
+
+        Args:
+          tensor: an array, of one replica's shape, or a variable; or a pytree of them. Outside a step a
+            ``PerReplica`` too: what a step gets split need not be whole on any device.
+          partition_dimensions: into how many parts to split each dim. Their product is the number of logical
+            devices of a replica.
+
+        Returns:
+          The same value, of the same locality. In the exact executor nothing is split, but all is checked.
+
+        Raises:
+          ValueError: not one positive int for each dim of ``tensor``; a product that is not the number of logical
+            devices; a dim whose size does not divide by its number of parts.
+          ContextError: called in another strategy's step.
+
+        Issues no collective by itself. What is computed from parts may need some.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> devices = np.array(jax.devices()).reshape(2, 4)  # 2 replicas of 4 logical devices
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(devices))
+        >>> def step(x, w):
+        ...     x = strategy.split_to_logical_devices(x, [2, 2])
+        ...     return x @ w
+        >>> program = strategy.extended.trace(step, args=(jnp.ones((64, 32)), jnp.ones((32, 8))))
+        >>> [(c.kind, c.bytes) for c in program.collectives()][:1]  # partial sums of 32 rows each
+        [('all-reduce', 1024)]
+        """
+        count = _strategy(self).extended.num_logical_devices
+
+        def split(value: Any, shape: tuple[int, ...], what: str) -> Any:
+            axes = parted(shape, partition_dimensions, count, f"split_to_logical_devices: {what}")
+            return _spread(_strategy(self), value, axes)
+
+        return _each("split_to_logical_devices", _strategy(self), tensor, split)
+
+    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Have a value whole on all logical devices of its replica.
+
+        Where a value is needed whole, such as the logits from which a loss is computed, it says so explicitly
+        what otherwise the compiler decides.
+
+        Args:
+          tensor: an array, of one replica's shape, or a variable; or a pytree of them.
+
+        Returns:
+          The same value, of the same locality.
+
+        Raises:
+          ContextError: called in another strategy's step.
+
+        If the value is split over the logical devices, one all-gather among those of each replica.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(2, 4)))
+        >>> def step(x):
+        ...     parts = strategy.split_to_logical_devices(x, [4, 1])
+        ...     return strategy.replicate_to_logical_devices(parts * 2)
+        >>> [c.kind for c in strategy.extended.trace(step, args=(jnp.ones((8, 3)),)).collectives()]
+        ['all-gather']
+        """
+        return _each(
+            "replicate_to_logical_devices",
+            _strategy(self),
+            tensor,
+            lambda value, shape, what: _spread(_strategy(self), value, ()),
+        )
+
+    experimental_split_to_logical_devices = split_to_logical_devices
+    experimental_replicate_to_logical_devices = replicate_to_logical_devices
+
+
+def _strategy(strategy: LogicalDevices) -> Strategy:
+    return cast("Strategy", strategy)
+
+
+def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
+    """``spread(array, shape of one replica's, name)`` of each leaf of a pytree."""
+    current = context.get_strategy()
+    if context.in_step() and current is not strategy:
+        raise ContextError(f"{method} of {strategy!r} was called in a step of {current!r}")
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path) or "the array"
+        if isinstance(leaf, Variable):
+            return spread(leaf.read_value(), leaf.shape, leaf.describe())
+        if isinstance(leaf, PerReplica):
+            if not isinstance(leaf.form, Stacked):
+                raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
+            aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
+            return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
+        value = leaf if isinstance(leaf, jax.Array | np.ndarray) else jnp.asarray(leaf)
+        return spread(value, value.shape, f"{name} ({kind_of(value)})")
+
+    return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
+
+
+def _spread(strategy: Strategy, value: Any, axes: Axes) -> Any:
+    if context.in_step() or strategy.extended.num_logical_devices == 1:
+        return value if isinstance(value, PerReplica) else constrained(jnp.asarray(value), axes)
+    mesh = strategy.extended.mesh
+    if isinstance(value, PerReplica):
+        assert isinstance(value.form, Stacked)
+        return PerReplica(Stacked(jax.device_put(value.form.array, NamedSharding(mesh, spec_of(((), *axes), 0)))))
+    return jax.device_put(value, NamedSharding(mesh, spec_of(axes)))
