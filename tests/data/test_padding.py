@@ -123,3 +123,17 @@ def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     assert float(strategy.reduce("mean", nothing, axis=0)) == 0
     assert float(mean.result()) == 0
     assert strategy.gather(nothing, axis=0).shape == (0,)
+
+
+def test_replicas_of_several_logical_devices() -> None:
+    strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()[:4]).reshape(2, 2)))
+    step = Step(strategy)
+    batches = [{"x": FULL}, {"x": FULL[:5]}]
+    dataset = strategy.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    strategy.extended.trace(step, args=(dataset.element_spec,))
+    for element, batch in zip(dataset, batches, strict=True):
+        split = strategy.split_to_logical_devices(element, [2])
+        assert split["x"].form.array.addressable_shards[0].data.shape == (1, 2)
+        step.check(element, batch["x"])
+        step.check(split, batch["x"])
+    assert strategy.extended.trace_count(step) == 1
