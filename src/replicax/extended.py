@@ -418,8 +418,8 @@ class StrategyExtended:
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
-        n = self.num_replicas
-        return prepare(self.strategy, fn, described(tuple(args), n), described(dict(kwargs or {}), n))[0]
+        args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
+        return prepare(self.strategy, fn, args, kwargs)[0]
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` has been run under this strategy to trace it.
