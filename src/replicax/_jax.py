@@ -26,6 +26,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.extend import core as _extend
+from jaxlib import _jax as _jaxlib
 
 Jaxpr = _extend.Jaxpr
 ClosedJaxpr = _extend.ClosedJaxpr
@@ -244,6 +245,17 @@ def trace_settings() -> Any:
     return _config.trace_context()
 
 
+def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
+    """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
+    manager: contextlib.AbstractContextManager[None] = _config.enable_compilation_cache(False)
+    return manager
+
+
+def is_absent(device: jax.Device) -> bool:
+    """Whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
+    return isinstance(device.client, _jaxlib.CompileOnlyPyClient)
+
+
 def backends_are_initialized() -> bool:
     """Whether JAX has made its devices already, so that their number can't change any more."""
     return bool(_xla_bridge.backends_are_initialized())
@@ -398,9 +410,12 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    # Inlined, so it changes nothing that is compiled. But where JAX falls back to running operation by operation,
-    # as it does to find a NaN, a bare jaxpr sends it round in circles.
-    results: list[Any] = jax.jit(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), inline=True)(*args)
+    program = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+    if staging_trace(current_trace()) is not current_trace():
+        # Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls
+        # back to running operation by operation, as it does to find a NaN, a bare jaxpr sends it round in circles.
+        program = jax.jit(program, inline=True)
+    results: list[Any] = program(*args)
     return results
 
 

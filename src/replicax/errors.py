@@ -37,6 +37,17 @@ class TraceError(RuntimeError):
     """
 
 
+class AbsentDeviceError(RuntimeError):
+    """Something needs devices that are only described, and not there.
+
+    A strategy on such devices (plan mode) compiles steps, and its variables have shapes and no values.
+    """
+
+
+class CompilationError(RuntimeError):
+    """A step was traced, but the compiler refuses it; the message has the compiler's words."""
+
+
 class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import context
+from replicax import _jax, context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
@@ -57,6 +57,7 @@ class StrategyExtended:
       worker_devices: the first device of each replica, in the order of the replicas.
       num_logical_devices: how many devices each replica runs on.
       mesh: the device mesh, with an axis along which the replicas lie, and others for the logical devices of each.
+      is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
@@ -93,6 +94,7 @@ class StrategyExtended:
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
+        self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
         self.local_replicas = tuple(devices_here(self.mesh))
         self.programs = ProgramCache()
@@ -229,6 +231,7 @@ class StrategyExtended:
         where = destination(self.strategy, destinations)
         if context.in_step():
             return tensor
+        context.check_present(self.strategy, "extended.broadcast_to")
         where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
         return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))
 

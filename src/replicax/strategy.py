@@ -137,6 +137,7 @@ class Strategy(LogicalDevices):
             one.
           DeadlockError: a collective in a loop or branch on which replicas may disagree; workers run different steps.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
+          AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
           ValueError: components of different shapes, and ``options`` ask for the compiled executor.
           All of these before anything runs, with every variable as it was.
 
@@ -150,6 +151,7 @@ class Strategy(LogicalDevices):
         """
         chosen = options
         options = default_options() if options is None else options
+        context.check_present(self, "strategy.run")
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
@@ -285,6 +287,7 @@ class Strategy(LogicalDevices):
         """
         options = data.checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self, "strategy.distribute_dataset")
+        context.check_present(self, "strategy.distribute_dataset")
         return data.DistributedDataset(dataset, options, data.feed_of(self.extended), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
@@ -319,6 +322,7 @@ class Strategy(LogicalDevices):
         method = "strategy.distribute_datasets_from_function"
         options = data.checked_input_options(options, method)
         context.check_cross_replica(self, method)
+        context.check_present(self, method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
         return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
@@ -343,6 +347,7 @@ class Strategy(LogicalDevices):
         PerReplica(int32[], 2 replicas)
         """
         context.check_cross_replica(self, "strategy.distribute_values_from_function")
+        context.check_present(self, "strategy.distribute_values_from_function")
         return data.values_from_function(value_fn, self)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:

@@ -118,6 +118,10 @@ class Arguments:
         keys = [k for k in self.key[1] if k[0] is not _STATIC]
         return [k[4] if len(k) > 4 else () for k in keys[:-2]]
 
+    def paths(self) -> list[str]:
+        """Where each traced argument stands: ``args[0]['x']``."""
+        return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
+
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
         """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
         tree: Any = self._tree

@@ -33,6 +33,8 @@ class Use:
     layout: Layout
     aval: jax.ShapeDtypeStruct
     """Of one replica's value."""
+    name: str
+    """The variable's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

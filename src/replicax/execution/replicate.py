@@ -65,15 +65,23 @@ class Executable:
     example_dims: tuple[int | None, ...] = ()
     """Along which of their dims; ``None`` if that can't be told."""
 
-    def compiled(self) -> jax.stages.Compiled:
-        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
-        uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
-        variables = [
-            [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
-        ]
-        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
-        compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
+    def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+
+        Args:
+          options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
+        """
+        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile(options)
         return compiled
+
+    def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """What ``call`` takes, as shapes, dtypes and shardings."""
+        uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
+        donated, kept = (
+            [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
+        )
+        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        return donated, kept, arguments, self.program.constants
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)

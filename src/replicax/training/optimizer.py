@@ -14,6 +14,7 @@ from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf
+from replicax.topology.placement import compute, put
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
 from replicax.variables.placement import Stored
@@ -109,7 +110,7 @@ class Optimizer:
             return self.tx.init([v.layout.whole(array) for v, array in zip(variables, stored, strict=True)])
 
         mesh = variables[0].strategy.extended.mesh
-        arrays = [jax.device_put(v.slot.array, NamedSharding(mesh, v.layout.spec)) for v in variables]
+        arrays = [put(v.slot.array, NamedSharding(mesh, v.layout.spec)) for v in variables]
         paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, arrays))
         layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]
 
@@ -117,8 +118,8 @@ class Optimizer:
             leaves = jax.tree_util.tree_leaves(initial(arrays))
             return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
 
-        values = jax.jit(stored, out_shardings=[NamedSharding(mesh, layout.spec) for layout in layouts])(arrays)
-        values = jax.device_put(values, [layout.sharding(mesh) for layout in layouts])
+        values = compute(stored, (arrays,), [NamedSharding(mesh, layout.spec) for layout in layouts])
+        values = [put(value, layout.sharding(mesh)) for value, layout in zip(values, layouts, strict=True)]
         slots = [
             Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
             for value, layout, (path, leaf) in zip(values, layouts, paths, strict=True)

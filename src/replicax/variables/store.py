@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
@@ -76,6 +77,10 @@ class ConcreteStore:
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
+        if variable.strategy.extended.is_absent and staging is not None:
+            shape = variable.slot.array.shape if variable.is_stacked else variable.shape
+            return jnp.zeros(shape, variable.dtype)  # of a program that only its shapes are wanted of
+        context.check_present(variable.strategy, f"reading {variable.describe()}")
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:
@@ -84,6 +89,7 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
+        context.check_present(variable.strategy, f"assigning {variable.describe()}")
         check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
-from replicax.topology.placement import here, put
+from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
@@ -148,7 +148,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if isinstance(initial_value, Stored):
             self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
             return initial_value.array
-        if not callable(initial_value):
+        if not callable(initial_value) and not self.strategy.extended.is_absent:
             value: Any = on_host(initial_value, dtype)
             if value is None:
                 value = jnp.asarray(initial_value, dtype)
@@ -156,10 +156,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             self._set_kind(value.shape, value.dtype)
             return self.to_storage(value)
 
+        initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval = _jax.traced_once(lambda: jnp.asarray(initial_value(), dtype))
+            program, aval = _jax.traced_once(lambda: jnp.asarray(initialise(), dtype))
             self._set_kind(aval.shape, aval.dtype)
-            return jax.jit(lambda: self.layout.stored(program()), out_shardings=self.sharding)()
+            return compute(lambda: self.layout.stored(program()), (), self.sharding)
 
     def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
@@ -215,13 +216,18 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def __repr__(self) -> str:
         with _jax.outside_tracing():
-            value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
-            if not value.is_fully_addressable:
-                value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
-            shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
+            shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(self.strategy.extended.mesh)
         return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
+
+    def _shown(self) -> str:
+        if self.strategy.extended.is_absent:
+            return "absent"
+        value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
+        if not value.is_fully_addressable:
+            value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
+        return str(value) if is_key(self.dtype) else np.array2string(np.asarray(value), threshold=20, edgeitems=2)
 
     # --- reading ----------------------------------------------------------------------------------------
 
