@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-GRACE = 10.0
+GRACE = 4.0
 """How many seconds the others have to end, when one has failed."""
 
 
@@ -75,14 +75,14 @@ def run(
 
 
 def run_programs(
-    programs: Sequence[Sequence[str]], *, timeout: float = 60.0, environment: dict[str, str] | None = None
+    programs: Sequence[Sequence[str]], *, timeout: float = 60.0, environment: Sequence[dict[str, str]] = ()
 ) -> list[str]:
     """Run Python programs at the same time, each in a process of its own.
 
     Args:
       programs: the arguments of each, after ``python``.
       timeout: after how many seconds they are killed.
-      environment: variables to add.
+      environment: variables to add, for each.
 
     Returns:
       What each printed, errors too.
@@ -92,14 +92,14 @@ def run_programs(
     """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}  # the tests' own devices
-    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})}
+    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryDirectory() as folder:
         logs = [pathlib.Path(folder, f"log{i}") for i in range(len(programs))]
         running = []
-        for program, log in zip(programs, logs, strict=True):
+        for program, log, more in zip(programs, logs, environment or [{}] * len(programs), strict=True):
             with log.open("wb") as out:
                 running.append(
-                    subprocess.Popen([sys.executable, *program], stdout=out, stderr=out, cwd=ROOT, env=clean)
+                    subprocess.Popen([sys.executable, *program], stdout=out, stderr=out, cwd=ROOT, env=clean | more)
                 )
         deadline = time.monotonic() + timeout
         try:

@@ -115,3 +115,25 @@ def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None
 def test_value_context_checks_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
         replicax.ValueContext(2, 2)
+
+
+def test_a_worker_has_the_components_of_its_own_replicas() -> None:
+    value = regroup([{"a": 1}, {"a": 2}], always_wrap=True, replicas=(2, 3), count=5)["a"]
+    assert (value.values, value.replicas, value.count) == ((1, 2), (2, 3), 5)
+    assert repr(value) == "PerReplica(2: 1, 3: 2; 5 replicas)"
+    assert unwrap({"x": value}, replica=3) == {"x": 2}
+    with pytest.raises(ValueError, match=r"replica 2 has PyTreeDef\(\{'a': \*\}\), replica 3 has PyTreeDef\(\*\)"):
+        regroup([{"a": 1}, 2], replicas=(2, 3), count=5)
+
+
+def test_by_default_there_are_no_other_workers(pair) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: jnp.ones(1 + ctx.replica_id_in_sync_group))
+    y = pair.distribute_values_from_function(lambda ctx: jnp.ones(2))
+    for value in (x, y):
+        assert (value.replicas, value.count, len(value.values)) == ((0, 1), 2, 2)
+
+
+def test_components_of_other_replicas_are_refused(pair) -> None:
+    x = regroup([1.0, 2.0], always_wrap=True, replicas=(2, 3), count=4)
+    with pytest.raises(ValueError, match="of another strategy, with 4 components; this one has 2 replica"):
+        pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="per_replica"))

@@ -58,7 +58,7 @@ from replicax.topology.assignment import DeviceAssignment
 from replicax.topology.devices import use_cpu_devices
 from replicax.topology.resolver import TPUClusterResolver
 from replicax.topology.tpu_topology import Topology
-from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
+from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
     Aggregation,
@@ -74,6 +74,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbsentDeviceError",
+    "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
@@ -98,6 +99,7 @@ __all__ = [
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
+    "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

@@ -15,6 +15,7 @@ from replicax import _jax, context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
+from replicax.execution.described import described
 from replicax.execution.destinations import destination, holds_variables
 from replicax.execution.placing import devices_here
 from replicax.execution.replicate import Executable
@@ -399,8 +400,15 @@ class StrategyExtended:
     ) -> Executable:
         """The program that ``strategy.run(fn, args, kwargs)`` would run, without running it.
 
+        Args:
+          fn: the step.
+          args: its arguments. Where a ``jax.ShapeDtypeStruct`` stands, with one replica's shape, the program is one for
+            an element of a dataset: trace with ``dataset.element_spec`` before the first element is there.
+          kwargs: the same, by name.
+
         Returns:
-          An :class:`Executable`: ``localities`` of the results, ``compiled_text()``, ``collectives()``.
+          An :class:`Executable`: ``localities`` of the results, ``compiled()``, ``compiled_text()``, ``collectives()``.
+          Neither tracing nor compiling is done again when the step is run.
 
         >>> import replicax, jax.numpy as jnp
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -413,6 +421,7 @@ class StrategyExtended:
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
+        args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
         return prepare(self.strategy, fn, args, kwargs)[0]
 
     def trace_count(self, fn: Callable[..., Any]) -> int:

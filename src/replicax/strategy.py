@@ -46,6 +46,10 @@ class Strategy(LogicalDevices):
     A value's *locality* says whether replicas may differ in it: T (per replica) or M (mirrored, the same on
     every replica). It is worked out from the traced step, with no annotation in anybody's code.
 
+    With several workers (processes; see :class:`replicax.MultiWorkerMirroredStrategy`) all run the same program.
+    Replicas, variables and what is reduced or gathered are global; ``local_results`` and ``PerReplica`` values have
+    the components of this worker's replicas; plain values are this worker's, and must be the same on all.
+
     Attributes:
       extended: further methods and properties, for library code; see :class:`StrategyExtended`.
     """
@@ -129,8 +133,9 @@ class Strategy(LogicalDevices):
           arrays come back bare.
 
         Raises:
-          LocalityError: replicas would have to agree on a value, and do not (or the reverse).
-          DeadlockError: a collective in a loop or branch on which replicas may disagree.
+          LocalityError: replicas would have to agree on a value, and do not (or the reverse), or workers on a plain
+            one.
+          DeadlockError: a collective in a loop or branch on which replicas may disagree; workers run different steps.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
           AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
           ValueError: components of different shapes, and ``options`` ask for the compiled executor.

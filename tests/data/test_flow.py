@@ -17,6 +17,7 @@ import pytest
 
 import replicax
 from replicax import InputOptions
+from tests import processes
 
 
 class Slow:
@@ -197,6 +198,20 @@ def test_reading_the_spec_takes_nothing(pair) -> None:
     assert float(pair.reduce("sum", next(iter(dataset)), axis=0)) == 0.0
 
 
+def test_the_spec_is_enough_to_compile_the_step(strategy) -> None:
+    dataset = strategy.distribute_dataset([{"x": np.ones((8, 3))}] * 3)
+
+    def step(batch):
+        return replicax.compute_average_loss(batch["x"].sum(-1))
+
+    program = strategy.extended.trace(step, args=(dataset.element_spec,))
+    assert program.compiled().memory_analysis() is not None
+    shares = [strategy.run(step, args=(batch,)) for batch in dataset]
+    assert strategy.extended.trace_count(step) == 1
+    assert strategy.extended.trace(step, args=(next(iter(dataset)),)) is program
+    assert float(strategy.reduce("sum", shares[0])) == 3.0
+
+
 def test_cardinality(pair) -> None:
     examples = pair.make_numpy_dataset(np.zeros(10))
     assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
@@ -322,3 +337,16 @@ def test_input_contexts() -> None:
 def test_what_is_no_dataset_function(pair) -> None:
     with pytest.raises(TypeError, match="dataset_fn must be a function of an InputContext, got 3"):
         pair.distribute_datasets_from_function(3)
+
+
+def test_a_program_may_end_with_iterators_open() -> None:
+    program = """
+import numpy as np
+import replicax
+
+replicax.use_cpu_devices(2)
+batches = replicax.MirroredStrategy().distribute_dataset([np.zeros(4)] * 100)
+iterators = [iter(batches) for _ in range(4)]
+print([next(iterator).values[0].shape for iterator in iterators])
+"""
+    assert processes.run_programs([["-W", "error", "-c", program]]) == ["[(2,), (2,), (2,), (2,)]\n"]

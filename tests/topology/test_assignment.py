@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
@@ -51,6 +51,7 @@ def test_replicas_tile_the_slice(topology, shape, stride) -> None:
 
 @settings(deadline=None)
 @given(TOPOLOGIES, SMALL, SMALL)
+@example(Topology.of_chips((3, 3, 1), wrap=(False, True, False)), (3, 3, 1, 1), (1, 1, 1, 1))
 def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
     if any(a * s > n for a, s, n in zip(shape, stride, topology.mesh_shape, strict=True)):
         return
@@ -62,7 +63,8 @@ def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
     # ... and each chip is beside the last one: as far away as the stride along the dim in which they differ.
     for a, b in itertools.pairwise(chips):
         (dim,) = np.flatnonzero(a != b)
-        assert abs(b[dim] - a[dim]) == stride[dim]
+        apart, size = abs(int(b[dim]) - int(a[dim])), topology.torus.shape[dim]
+        assert apart == stride[dim] or (topology.torus.wrap[dim] and size - apart == stride[dim])
         assert topology.hops((*a, 0), (*b, 0)) <= stride[dim]
     # Back to the first one it is one step as well, wherever there is a ring.
     n, wide = len(chips), sum(size > 1 for size in shape[:3])

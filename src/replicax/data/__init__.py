@@ -1,8 +1,9 @@
 """Input: datasets that feed every replica."""
 
-from replicax.data.dataset import DistributedDataset, DistributedIterator
+from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import feed_of
 from replicax.data.input_context import InputContext
+from replicax.data.iterator import DistributedIterator
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch, checked_input_options
 from replicax.data.plan import InputPlan
 from replicax.data.sources import numpy_examples

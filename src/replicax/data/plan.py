@@ -48,6 +48,18 @@ class InputPlan:
       partial: what becomes of batches that are not full.
       resume: what a saved state can go on with.
       workers: what each worker reads.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.OneDeviceStrategy("cpu:0")
+    >>> plan = strategy.distribute_dataset([np.zeros(4)] * 2).plan()
+    policy   DATA (AUTO: the source is no files that workers could share)
+    source   a list of batches, 2 batches of 4
+    partial  exact: each replica gets what there is
+    resume   with any number of workers and replicas, and other batch sizes
+    worker 0 reads all batches
+      replica 0 gets rows 0 to 3 of each batch
+    >>> plan.policy
+    <AutoShardPolicy.DATA: 'data'>
     """
 
     policy: AutoShardPolicy

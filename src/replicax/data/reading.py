@@ -17,6 +17,7 @@ from grain import experimental
 
 from replicax.data import elastic, graph
 from replicax.data.input_context import shares
+from replicax.data.replay import Replayed
 from replicax.data.sources import Source
 
 State = dict[str, Any]
@@ -245,7 +246,9 @@ class Filed:
             return part
         root = graph.with_files(self._root, tuple(part["files"]))
         root = root.with_positions(part["skip"]) if part["skip"] else root
-        return {**part, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
+        finished = set(root.finished(part["state"]))
+        files = [file for file in part["files"] if file not in finished]
+        return {"files": files, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
 
     def why_not_regrouped(self) -> str | None:
         return None
@@ -279,7 +282,10 @@ class Whole:
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         if len(states) == len(rows) and [s["rows"] for s in states] == list(rows):
             return list(states)
-        raise ValueError(self.why_not_regrouped())
+        raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self) -> str | None:
-        return f"of {self._source.kind} nothing is known but the order, so what is left can't be dealt out anew"
+        return None if isinstance(self._source.dataset, Replayed) else f"{_ONLY_ORDER} {self._source.kind}"
+
+
+_ONLY_ORDER = "nothing but the order is known of"

@@ -135,5 +135,6 @@ def _spread(strategy: Strategy, value: Any, axes: Axes) -> Any:
     mesh = strategy.extended.mesh
     if isinstance(value, PerReplica):
         assert isinstance(value.form, Stacked)
-        return PerReplica(Stacked(jax.device_put(value.form.array, NamedSharding(mesh, spec_of(((), *axes), 0)))))
+        array = jax.device_put(value.form.array, NamedSharding(mesh, spec_of(((), *axes), 0)))
+        return PerReplica(Stacked(array), value.mask, value.dim)
     return jax.device_put(value, NamedSharding(mesh, spec_of(axes)))

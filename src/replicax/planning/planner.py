@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
+from replicax.execution.described import described
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare
-from replicax.nests import is_leaf, known
 from replicax.planning.chips import CHIPS, Chip
 from replicax.planning.compiling import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
@@ -22,7 +21,6 @@ from replicax.planning.memory import inputs_and_outputs, largest, memory_of, tem
 from replicax.planning.network import Network
 from replicax.planning.report import CollectiveRow, Plan
 from replicax.topology.generations import generation_of
-from replicax.values import PerReplica, Stacked
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -72,25 +70,12 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     if chip is not None and not isinstance(chip, Chip):
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     begin = time.perf_counter()
-    element = () if element_spec is None else (_standing_for(element_spec, strategy),)
+    element = () if element_spec is None else (described(element_spec, strategy.extended.mesh),)
     executable, arguments = prepare(strategy, step, element, None)
     traced = time.perf_counter() - begin
     compilation = compile_ahead(executable)
     names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]
     return _report(strategy, executable, names, compilation, traced, chip)
-
-
-def _standing_for(element_spec: Any, strategy: Strategy) -> Any:
-    """The element, with what stands for its arrays where they are only described."""
-    replicas = strategy.num_replicas_in_sync
-
-    def one(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        stacked: Any = jax.ShapeDtypeStruct((replicas, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
-        return PerReplica(Stacked(stacked))
-
-    return jax.tree_util.tree_map(one, known(element_spec), is_leaf=is_leaf)
 
 
 def _report(

@@ -84,7 +84,8 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         if device.process_index != jax.process_index() and not _jax.is_absent(device):
             raise ValueError(
                 f"{_name(device)} belongs to process {device.process_index}, and this is process "
-                f"{jax.process_index()}: replicax.MultiWorkerMirroredStrategy is the strategy for devices of several"
+                f"{jax.process_index()}: each names its own. replicax.MultiWorkerMirroredStrategy is the strategy for "
+                "the devices of several"
             )
         return device
     if not isinstance(device, str):

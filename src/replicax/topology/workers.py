@@ -2,8 +2,8 @@
 
 Collectives over arrays are XLA's. What workers have to tell each other besides (who has come where, what a step's
 Python has returned, how many rows are left to read) goes through the coordination service that
-``jax.distributed.initialize`` starts: a small key-value store in process 0. An exchange among two workers on one
-machine takes about a millisecond, and 64 MiB from each about three seconds, so it is not for what steps compute on.
+``jax.distributed.initialize`` starts: a small key-value store in process 0. An exchange takes as long as a few small
+steps, and megabytes take seconds, so it is not for what steps compute on.
 """
 
 from __future__ import annotations

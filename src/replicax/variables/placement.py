@@ -58,7 +58,14 @@ def layout_for(
             return Copies(replicas)
         chosen = None if is_key(variable.dtype) else partitioner or extended.partitioner
         split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
-        return usual if isinstance(split, Mirrored) else split
+        if isinstance(split, Mirrored):
+            return usual
+        if extended.lockstep.several:
+            raise ValueError(
+                f"{variable.describe()}: a variable can be split over the replicas of one process only; under "
+                f"{variable.strategy!r} use Variable without a partitioner"
+            )
+        return split
     if partitioner is not None:
         raise ValueError(
             f"{variable.describe()} can't be split over the replicas and over the logical devices of each: choose one "

@@ -15,7 +15,7 @@ from replicax.topology.fingerprints import fingerprint
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
 from replicax.variables.dtypes import is_key, kind_of
-from replicax.variables.layout import Copies, Split
+from replicax.variables.layout import Copies
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
@@ -52,8 +52,8 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     if not lockstep.several:
         return stored
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
-    value = None if isinstance(variable.layout, Split) else fingerprint(_one_copy(variable, stored))
-    offers = lockstep.share("creates a variable", (kind_of(variable), kind, value), repr(variable.name))
+    one = stored.addressable_shards[0].data[0] if isinstance(variable.layout, Copies) else stored
+    offers = lockstep.share("creates a variable", (kind_of(variable), kind, fingerprint(one)), repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
             raise ValueError(
@@ -82,10 +82,6 @@ def check_agreed(variable: Variable, value: Any) -> None:
             f"{variable.describe()} was assigned a value of this worker's, and worker {differing[1]} has another than "
             "worker 0. All workers must assign the same: reduce what differs, or assign it inside a step."
         )
-
-
-def _one_copy(variable: Variable, stored: jax.Array) -> Any:
-    return stored.addressable_shards[0].data[0] if isinstance(variable.layout, Copies) else stored
 
 
 def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must agree
     already, which is checked before anything runs. ``"on_read"``: each replica has a copy of its own; reading
     gives T inside a step, and the copies combined by ``aggregation`` outside. The whole table is in
-    :mod:`replicax.variables.rules`. Every copy starts from the initial value.
+    :mod:`replicax.variables.rules`. Every copy starts from the initial value; with several workers, from the chief's.
 
     Create variables in ``strategy.scope()``, or inside a step: there they are created once, when the step first
     runs, and found again in the same order whenever it runs or is traced again.
@@ -86,7 +86,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
-        trainable or split; a partitioner that returns something else than it should; partition dimensions that don't
+        trainable or split; a partitioner that returns something else than it should, or is used with several
+        workers; partition dimensions that don't
       fit, or come with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
@@ -287,8 +288,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         Raises:
           ValueError: another shape.
           TypeError: a dtype of another kind (a float for an integer variable).
-          LocalityError: replicas differ in the value and there is no aggregation; or a ``PerReplica`` value
-            is assigned from across.
+          LocalityError: replicas differ in the value and there is no aggregation; or a ``PerReplica`` value, or one
+            in which workers differ, is assigned from across.
           TraceError: inside a raw JAX transformation, out of which the value could not come.
         """
         value = self.checked(value)

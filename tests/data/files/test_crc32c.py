@@ -31,7 +31,9 @@ def test_against_the_definition(data) -> None:
     assert masked_crc32c(data).to_bytes(4, "little") == writing.masked(data)
 
 
-@pytest.mark.parametrize("size", [509, 511, 512, 513, 1023, 1024, 1025, 512 * 256 - 1, 512 * 256 + 3])
+@pytest.mark.parametrize(
+    "size", [39, 40, 41, 509, 511, 512, 513, 1023, 1024, 1025, 512 + 39, 512 + 40, 512 * 256 - 1, 512 * 256 + 3]
+)
 def test_around_the_blocks(size) -> None:
     data = random.Random(size).randbytes(size)
     assert crc32c(data) == writing.crc32c(data)

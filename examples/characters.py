@@ -1,0 +1,148 @@
+"""Train a character language model on real text files, with two worker processes that read files of their own.
+
+    python examples/characters.py
+
+The text is the Python standard library's source code on this machine. Each worker reads some of the files and feeds
+the replicas on its own devices; gradients are summed over all of them. The step is written for ONE replica, and knows
+nothing of workers. Here both workers run on this machine, with two emulated CPU devices each; to use several machines,
+start ``python examples/characters.py --worker K --address HOST:PORT`` on each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import sysconfig
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax
+
+WORKERS = 2
+REPLICAS = 2  # on each worker
+BATCH = 128  # the GLOBAL batch, in lines
+LENGTH = 48  # characters of a line
+WIDTH = 96
+LEARNING_RATE = 0.005
+
+
+def text_files(limit):
+    """Source files of the standard library, always the same ones on the same machine, in no order of theirs."""
+    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return random.Random(0).sample(files, min(limit, len(files)))
+
+
+def encode(line):
+    """A line as ASCII codes, cut or filled up to LENGTH + 1; 0 is what fills up."""
+    codes = np.frombuffer(line.encode("ascii", "replace")[: LENGTH + 1], np.uint8)
+    return np.pad(codes, (0, LENGTH + 1 - len(codes))).astype(np.int32)
+
+
+def global_batches(files):
+    lines = replicax.text_lines(files).filter(lambda line: len(line.strip()) > 1)
+    return lines.map(encode).batch(BATCH)
+
+
+def build():
+    """The variables and the step. Call it in ``strategy.scope()``, which places what is created here."""
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def normal(key, *shape):
+        return lambda: jax.random.normal(key, shape) / math.sqrt(shape[0])
+
+    embedding = replicax.Variable(normal(keys[0], 128, WIDTH), name="embedding")
+    inputs = replicax.Variable(normal(keys[1], WIDTH, 3 * WIDTH), name="gru/inputs")
+    states = replicax.Variable(normal(keys[2], WIDTH, 3 * WIDTH), name="gru/states")
+    output = replicax.Variable(normal(keys[3], WIDTH, 128), name="output")
+    variables = [embedding, inputs, states, output]
+    optimizer = replicax.Optimizer(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(LEARNING_RATE)))
+
+    def model(characters):
+        """The logits of each next character: a gated recurrent unit over the line."""
+        weights = states.value
+
+        def unit(state, x):
+            update, reset, new = jnp.split(x, 3, axis=-1)
+            update_, reset_, new_ = jnp.split(state @ weights, 3, axis=-1)
+            update, reset = jax.nn.sigmoid(update + update_), jax.nn.sigmoid(reset + reset_)
+            state = update * state + (1 - update) * jnp.tanh(new + reset * new_)
+            return state, state
+
+        x = embedding[characters] @ inputs
+        _, hidden = jax.lax.scan(unit, jnp.zeros((len(x), WIDTH)), jnp.swapaxes(x, 0, 1))
+        return jnp.swapaxes(hidden, 0, 1) @ output
+
+    def train_step(lines):
+        characters, following = lines[:, :-1], lines[:, 1:]
+
+        def loss_fn():
+            losses = optax.softmax_cross_entropy_with_integer_labels(model(characters), following)
+            real = characters != 0  # what fills a line up is not to be learned
+            per_line = jnp.sum(losses * real, axis=1) / jnp.maximum(1, jnp.sum(real, axis=1))
+            return replicax.compute_average_loss(per_line)  # the share of the mean over the GLOBAL batch
+
+        loss, gradients = replicax.value_and_grad(loss_fn, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return variables, train_step
+
+
+def train(strategy, files, epochs, say=print):
+    """Bits per character, the mean of every 20 steps."""
+    with strategy.scope():
+        _, train_step = build()
+    # A last batch that is not full is filled up and masked: workers may have different numbers of lines left.
+    options = replicax.InputOptions(partial_batch="pad")
+    dataset = strategy.distribute_dataset(global_batches(files), options)
+    if strategy.extended.should_save_summary:  # on one worker
+        dataset.plan()
+    curve, losses = [], []
+    for epoch in range(epochs):
+        for step, lines in enumerate(dataset, start=1):
+            losses.append(strategy.run(train_step, args=(lines,)))
+            if step % 20 == 0:  # to look at them is to wait for them
+                bits = float(np.mean(strategy.reduce("sum", losses))) / math.log(2)
+                curve.append(bits)
+                losses = []
+                say(f"epoch {epoch + 1}   step {step:4}   {bits:.2f} bits per character")
+    return curve
+
+
+def work(worker, address, files, epochs):
+    """What each worker process does."""
+    replicax.use_cpu_devices(REPLICAS)  # leave this line out where there are accelerators
+    jax.distributed.initialize(address, WORKERS, worker)
+    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers
+    train(strategy, text_files(files), epochs, say=print if worker == 0 else lambda line: None)
+    jax.distributed.shutdown()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=60, help="how many files to read")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--worker", type=int, help="the number of this worker; by default, all are started here")
+    parser.add_argument("--address", help="where worker 0 is: HOST:PORT")
+    args = parser.parse_args()
+    if args.worker is not None:
+        work(args.worker, args.address, args.files, args.epochs)
+        return
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    common = ["--address", address, "--files", str(args.files), "--epochs", str(args.epochs)]
+    workers = [subprocess.Popen([sys.executable, __file__, "--worker", str(i), *common]) for i in range(WORKERS)]
+    sys.exit(max(worker.wait() for worker in workers))
+
+
+if __name__ == "__main__":
+    main()

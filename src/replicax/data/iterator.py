@@ -1,0 +1,176 @@
+"""One pass over a distributed dataset, which can be left and gone on with."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.topology.workers import Series
+
+if TYPE_CHECKING:
+    from replicax.data.dataset import DistributedDataset
+    from replicax.data.elements import Elements
+    from replicax.data.reading import State
+
+_FORMAT = 1
+
+WHY_EMPTY = "(drop_remainder=True leaves nothing of fewer examples than a batch; a filter may let nothing through.)"
+
+
+class DistributedIterator(Iterator[Any]):
+    """One pass over a :class:`DistributedDataset`.
+
+    Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the
+    iterator, or dropping it, ends the threads and frees what was read ahead; it is a context manager, too.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> iterator = iter(strategy.distribute_dataset([np.zeros(4), np.zeros(6)]))
+    >>> next(iterator), iterator.get_next()
+    (PerReplica(float32[2], 2 replicas), PerReplica(float32[3], 2 replicas))
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._begin(dataset._fresh(), 0)
+
+    def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
+        self._streams = streams
+        self._is_fresh = not position
+        self._running = _Running(self._dataset._opened(streams, position, batch), self._dataset._options.prefetch)
+        # Also at the end of the process: a thread that is then still in JAX takes the process down.
+        self._end = weakref.finalize(self, self._running.end)
+
+    def __next__(self) -> Any:
+        """The next element.
+
+        Raises:
+          StopIteration: there is none.
+          ContextError: called inside a step.
+          ValueError, TypeError: an array has no dim 0, is no array of numbers, or is of another kind than before.
+          Exception: whatever the dataset raised, with its traceback.
+        """
+        if context.in_step():
+            raise ContextError(
+                "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
+                "outside and pass it to strategy.run(step, args=(element,))"
+            )
+        self._check_open()
+        try:
+            element = next(self._running.iterator)
+        except StopIteration:
+            if self._is_fresh:
+                raise ValueError(f"the dataset, {self._dataset._source.kind}, gave no element. {WHY_EMPTY}") from None
+            raise
+        self._is_fresh = False
+        return element
+
+    get_next = __next__
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise ValueError("the iterator has been closed: iter(dataset) makes another one")
+
+    def close(self) -> None:
+        """End the threads, and free what was read ahead. May be called again."""
+        self._end()
+
+    def __enter__(self) -> DistributedIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- saving and restoring ---------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the pass is: after the element that ``next`` gave last. Plain data, as goes into JSON.
+
+        Where workers read streams of their own, all of them have to call this together, and get the same.
+
+        Raises:
+          ValueError: a second pass over the source could go another way; the message says why.
+        """
+        dataset = self._dataset
+        if dataset._source.unrepeatable:
+            raise ValueError(f"the place in this dataset can't be saved: {dataset._source.unrepeatable}")
+        self._check_open()
+        native = self._running.iterator.get_state()
+        streams = self._streams
+        if dataset._sharing.shared:
+            streams = [{**streams[0], "native": native["batches"]}]
+        else:
+            mine = {**streams[dataset._feed.workers.index], "native": native["batches"]}
+            number = next(dataset._passes)
+            everyone = Series(dataset._feed.workers, f"{dataset._feed.name}, state {number}")
+            streams = [json.loads(state) for state in everyone.exchange(json.dumps(mine).encode())]
+        policy = dataset._sharing.policy.value
+        rows = native["rows"]
+        return {
+            "format": _FORMAT,
+            "policy": policy,
+            "position": native["position"],
+            "batch": None if rows is None else max(rows) if dataset._whole else sum(rows),
+            "streams": streams,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where another iterator was, be it on another number of workers or replicas.
+
+        No example of the pass is lost or repeated.
+
+        Args:
+          state: what :meth:`get_state` gave, of a dataset that differs in nothing but its batch size.
+
+        Raises:
+          ValueError: this is no state, or none that this dataset can go on from; the message says why. The iterator is
+            as it was.
+        """
+        try:
+            streams, position = self._adapted(state["streams"], state["policy"]), int(state["position"])
+            batch = state["batch"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
+        self.close()
+        self._begin(streams, position, batch)
+
+    def _adapted(self, streams: list[State], policy: str) -> list[State]:
+        dataset = self._dataset
+        wanted = dataset._fresh()
+        rows = [stream["rows"] for stream in wanted]
+        now = dataset._sharing.policy.value
+        if policy == now and len(streams) == len(rows) and [stream["rows"] for stream in streams] == rows:
+            return streams
+        was = f"{len(streams)} worker(s)" if policy != "data" else "all workers"
+        if "off" in (policy, now):
+            why = "each worker's dataset is its own, so others can't go on with it"
+        else:
+            try:
+                return dataset._reading.regrouped(streams, rows)
+            except ValueError as error:
+                why = str(error)
+        raise ValueError(
+            f"this is the state of {was} with batches of {[stream['rows'] for stream in streams]}, policy {policy}; "
+            f"here are {dataset._feed.workers.count} worker(s), batches of {rows}, policy {now}: {why}"
+        )
+
+
+class _Running:
+    """What reads for an iterator, in the background."""
+
+    def __init__(self, elements: Elements, ahead: int) -> None:
+        from grain import experimental
+
+        self._elements: Any = elements
+        self.iterator: Any = experimental.ThreadPrefetchDatasetIterator(elements, ahead) if ahead else elements
+
+    def end(self) -> None:
+        """End the threads, and let go of what they have read."""
+        self._elements.closing = True  # first: it may be waiting for other workers
+        self.iterator.close()
+        self._elements.close()
+        self.iterator = self._elements = None

@@ -1,0 +1,91 @@
+"""Input of real worker processes."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import pytest
+
+import replicax
+from tests import processes
+from tests.data import workers_input
+from tests.data.workers_input import local_ids, sources
+
+SIZE, BATCH = 26, 8
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    bounds = [0, 3, 14, 14, 21, SIZE]
+    paths = []
+    for i, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        path = folder / f"{i}.txt"
+        path.write_text("".join(f"{n}\n" for n in range(start, stop)))
+        paths.append(str(path))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def results(files):
+    return processes.run(workers_input.everything, files, SIZE, BATCH, workers=2, devices=2, timeout=120)
+
+
+@pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
+@pytest.mark.parametrize("policy", ["auto", "data", "off"])
+@pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])
+def test_every_example_once(results, name, policy, partial) -> None:
+    workers = [result["epochs"][name, policy, partial] for result in results]
+    assert workers[0][1] == workers[1][1]  # they computed the same means
+    assert all(max(ways) - min(ways) < 1e-5 for ways in workers[0][1])
+    if partial != "exact":
+        assert all(traces <= 1 for _, _, traces in workers)  # 0 where another dataset has had the same shapes
+    seen = collections.Counter(i for ids, *_ in workers for i in ids)
+    times = 2 if policy == "off" else 1  # there each worker was given all of it
+    everyone = collections.Counter(dict.fromkeys(range(SIZE), times))
+    if partial != "drop":
+        assert seen == everyone
+    else:
+        assert seen <= everyone
+        assert seen.total() == len(workers[0][1]) * BATCH
+
+
+@pytest.mark.parametrize("partial", ["exact", "pad"])
+@pytest.mark.parametrize("name", ["iterated", "generator"])
+def test_means_are_over_what_there_is(results, name, partial) -> None:
+    means = results[0]["epochs"][name, "data", partial][1]
+    assert means == [[mean] * 4 for mean in (3.5, 11.5, 19.5, 24.5)]
+
+
+def test_each_worker_made_its_own_dataset(results) -> None:
+    told = [result["from_function"][0] for result in results]
+    assert told == [[replicax.InputContext(2, i, 4)] for i in range(2)]
+    ids = [sorted(result["from_function"][1]) for result in results]
+    assert ids == [list(range(0, SIZE, 2)), list(range(1, SIZE, 2))]
+
+
+@pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])
+def test_two_workers_begin_and_one_goes_on(results, files, name) -> None:
+    states = [result["interrupted"][name][0] for result in results]
+    assert states[0] == states[1]
+    before = collections.Counter(i for result in results for i in result["interrupted"][name][1])
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    with iter(strategy.distribute_dataset(sources(files, BATCH, SIZE)[name]())) as iterator:
+        iterator.set_state(states[0])
+        after = collections.Counter(i for element in iterator for i in local_ids(strategy, element))
+    assert before + after == collections.Counter(range(SIZE))
+
+
+def test_one_worker_begins_and_two_go_on(files) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    states, before = {}, {}
+    for name, make in sources(files, BATCH, SIZE).items():
+        with iter(strategy.distribute_dataset(make())) as iterator:
+            before[name] = local_ids(strategy, next(iterator))
+            states[name] = iterator.get_state()
+    workers = processes.run(workers_input.continued, files, BATCH, SIZE, states, workers=2, devices=1, timeout=120)
+    for name in states:
+        seen = collections.Counter([*before[name], *(i for worker in workers for i in worker[name])])
+        assert seen == collections.Counter(range(SIZE))
+    processes.run(workers_input.left_early, files, workers=2, devices=1)

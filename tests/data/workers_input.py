@@ -1,0 +1,127 @@
+"""What each of several real workers does in test_workers.py."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+
+import grain
+import jax
+import numpy as np
+
+import replicax
+from replicax import InputOptions
+
+
+def number(record):
+    return {"id": np.int32(int(record)), "x": np.full(2, float(record), np.float32)}
+
+
+def sources(files, batch, size):
+    """By name, what makes a dataset of the numbers below ``size``, in global batches."""
+    rows = [number(i) for i in range(size)]
+
+    def generate():
+        for i in range(0, size, batch):
+            yield jax.tree.map(lambda *leaves: np.stack(leaves), *rows[i : i + batch])
+
+    return {
+        "numbered": lambda: grain.MapDataset.source(rows).seed(3).shuffle().batch(batch),
+        "iterated": lambda: grain.MapDataset.source(rows).to_iter_dataset().batch(batch),
+        "generator": lambda: generate,
+        "files": lambda: replicax.text_lines(files).map(number).batch(batch),
+    }
+
+
+def local_ids(strategy, element) -> list[int]:
+    """The examples that this worker's replicas have, without padding."""
+    return [int(x) for value in strategy.local_results(element["id"]) for x in np.asarray(value)]
+
+
+def epochs(files, size, batch):
+    """For each source, policy and mode: this worker's examples; the means that steps computed; how many were traced.
+
+    Each mean is computed in several ways: by losses, a metric, and a reduction in the step and outside.
+    """
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        metric = replicax.Mean()
+    results = {}
+    for name, make in sources(files, batch, size).items():
+        for policy, partial in itertools.product(("auto", "data", "off"), ("exact", "pad", "drop")):
+            options = InputOptions(auto_shard_policy=policy, partial_batch=partial)
+            ids, means = [], []
+
+            def step(x):
+                x = x[:, 0]
+                metric.update(x)
+                inside = replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,))
+                return replicax.compute_average_loss(x), inside, x * 1
+
+            before = strategy.extended.trace_count(step)
+            for element in strategy.distribute_dataset(make(), options):
+                ids += local_ids(strategy, element)
+                metric.reset()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", replicax.ExecutorWarning)
+                    share, inside, values = strategy.run(step, args=(element["x"],))
+                outside = strategy.reduce("mean", values, axis=0)
+                means.append([float(x) for x in (strategy.reduce("sum", share), inside, outside, metric.result())])
+            results[name, policy, partial] = ids, means, strategy.extended.trace_count(step) - before
+    return results
+
+
+def from_function(size, batch):
+    """This worker's examples, of datasets that each worker makes for itself; and what they were told."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    contexts = []
+
+    def make(context):
+        contexts.append(context)
+        mine = range(context.input_pipeline_id, size, context.num_input_pipelines)
+        rows = [number(i) for i in mine]
+        return grain.MapDataset.source(rows).batch(context.get_per_replica_batch_size(batch))
+
+    ids = [i for element in strategy.distribute_datasets_from_function(make) for i in local_ids(strategy, element)]
+    return contexts, ids
+
+
+def interrupted(files, batch, size, steps):
+    """The state after some steps of each source, and this worker's examples until then."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    results = {}
+    for name, make in sources(files, batch, size).items():
+        with iter(strategy.distribute_dataset(make())) as iterator:
+            ids = [i for element in itertools.islice(iterator, steps) for i in local_ids(strategy, element)]
+            results[name] = iterator.get_state(), ids
+    return results
+
+
+def continued(files, batch, size, states):
+    """The rest of each source, from a state on."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    results = {}
+    for name, make in sources(files, batch, size).items():
+        with iter(strategy.distribute_dataset(make())) as iterator:
+            iterator.set_state(states[name])
+            results[name] = [i for element in iterator for i in local_ids(strategy, element)]
+    return results
+
+
+def everything(files, size, batch):
+    """All of it, in one launch."""
+    return {
+        "epochs": epochs(files, size, batch),
+        "from_function": from_function(size, 8),
+        "interrupted": interrupted(files, batch, size, 2),
+    }
+
+
+def left_early(files):
+    """Stop reading after an element, which the other worker may do at another moment."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    iterator = iter(strategy.distribute_dataset(sources(files, 4, 0)["files"]()))
+    next(iterator)
+    iterator.close()  # although the other worker may not come to the next element any more
+    return threading.active_count()

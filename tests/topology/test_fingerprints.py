@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from replicax.topology.fingerprints import fingerprint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_what_compares_equal_has_one_fingerprint(dtype: str) -> None:
+    a = jnp.array([0.0, 1.0, jnp.nan, jnp.inf]).astype(dtype)
+    b = jnp.array([-0.0, 1.0, -jnp.nan, jnp.inf]).astype(dtype)
+    assert fingerprint(a) == fingerprint(b) == fingerprint(np.asarray(a))
+
+
+def test_what_differs_has_another() -> None:
+    kinds = [
+        jnp.zeros(4),
+        jnp.zeros((2, 2)),
+        jnp.zeros(4, jnp.int32),
+        jnp.ones(4),
+        jnp.array([0.0, 0, 0, jnp.nan]),
+        jax.random.key(0),
+        jax.random.key(1),
+        jax.random.key_data(jax.random.key(1)),
+        True,
+        2,
+    ]
+    assert len(set(map(fingerprint, kinds))) == len(kinds)
+
+
+def test_where_an_array_lies_does_not_matter() -> None:
+    for device in jax.devices()[:2]:
+        assert fingerprint(jax.device_put(jnp.arange(3), device)) == fingerprint(np.arange(3, dtype=np.int32))

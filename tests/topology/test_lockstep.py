@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from replicax.errors import DeadlockError
+from replicax.topology.lockstep import Lockstep, dumps, loads
+from tests import simulated_workers
+from tests.simulated_workers import SimulatedWorkers
+
+
+def on_each(count: int, fn: Any, timeout: float = 20.0) -> list[Any]:
+    """``fn(index, lockstep)`` on each of several workers; what it returned, or the error that it raised."""
+
+    def one(worker: SimulatedWorkers) -> Any:
+        try:
+            return fn(worker.index, Lockstep(worker, timeout=timeout))
+        except Exception as error:
+            return error
+
+    return simulated_workers.run(SimulatedWorkers.of(count), one)
+
+
+def test_everybody_gets_everything() -> None:
+    def talk(index: int, lockstep: Lockstep) -> Any:
+        return [lockstep.share("counts", (index, step)) for step in range(3)]
+
+    for heard in on_each(3, talk):
+        assert heard == [[(w, step) for w in range(3)] for step in range(3)]
+
+
+def test_whoever_does_something_else_is_named() -> None:
+    errors = on_each(2, lambda index, lockstep: lockstep.share(["creates", "runs"][index], 1, detail="x"))
+    for error in errors:
+        assert isinstance(error, DeadlockError)
+        assert str(error).startswith("the workers do not do the same: worker 0 creates x; worker 1 runs x. All")
+
+
+def test_whoever_does_not_come_is_named() -> None:
+    def talk(index: int, lockstep: Lockstep) -> Any:
+        return lockstep.share("creates", 1, timeout=0.05) if index == 0 else None
+
+    error, _ = on_each(2, talk)
+    assert isinstance(error, DeadlockError)
+    assert str(error).startswith("worker 0 creates, and lockstep/0: waited 0.05 s for worker 1 of 2, who did not come")
+
+
+class Unpicklable(Exception):  # noqa: N818
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), Unpicklable(1, 2)], ids=["pickles", "does-not"])
+def test_an_error_of_one_is_raised_by_all_and_they_stay_together(error: Exception) -> None:
+    def talk(index: int, lockstep: Lockstep) -> Any:
+        caught: Any = None
+        if index == 1:
+            with contextlib.suppress(Exception):
+                raise error
+            lockstep.fail(error, "replica 3 of 4")
+            lockstep.fail(error, "replica 3 of 4")  # which they know already
+            assert lockstep.is_known(error)
+        else:
+            try:
+                lockstep.share("meets", 1)
+            except Exception as found:
+                caught = found
+                lockstep.fail(found, "replica 0 of 4")  # it comes from another worker
+        return caught, lockstep.share("goes on", index)
+
+    (caught, after), (_, other_after) = on_each(2, talk)
+    assert after == other_after == [0, 1]
+    assert type(caught) is (KeyError if isinstance(error, KeyError) else RuntimeError)
+    assert str(error) in str(caught)
+    [note] = caught.__notes__
+    assert note.startswith("(raised by replica 3 of 4 on worker 1, at ")
+    assert "test_lockstep.py" in note
+
+
+def test_an_error_that_all_raise_is_told_to_nobody() -> None:
+    def talk(index: int, lockstep: Lockstep) -> Any:
+        error = lockstep.everywhere(ValueError("no"))
+        lockstep.fail(error, "everybody")
+        return lockstep.share("goes on", index)
+
+    assert on_each(2, talk) == [[0, 1], [0, 1]]
+
+
+def test_agree_finds_the_first_that_differs() -> None:
+    assert on_each(3, lambda index, lockstep: lockstep.agree("counts", 5)) == [None] * 3
+    assert on_each(3, lambda index, lockstep: lockstep.agree("counts", index // 2)) == [(0, 2)] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int4", "bool", "complex64", "uint8"])
+def test_arrays_travel_exactly(dtype: str) -> None:
+    array = jnp.arange(6).reshape(2, 3).astype(dtype)
+    back = loads(dumps({"x": [array, "text", None]}))["x"]
+    assert back[0].dtype == array.dtype
+    assert back[1:] == ["text", None]
+    np.testing.assert_array_equal(np.asarray(back[0]), np.asarray(array))
+
+
+def test_keys_travel() -> None:
+    keys = jax.random.split(jax.random.key(3, impl="rbg"), 2)
+    back = loads(dumps(keys))
+    assert back.dtype == keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
