@@ -27,7 +27,15 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
-from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
+from replicax.errors import (
+    ContextError,
+    DeadlockError,
+    ExecutorWarning,
+    LocalityError,
+    PlacementError,
+    RetraceWarning,
+    TraceError,
+)
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.options import RunOptions, debug
@@ -92,6 +100,7 @@ __all__ = [
     "Optimizer",
     "PartialBatch",
     "PerReplica",
+    "PlacementError",
     "ReduceOp",
     "ReplicaContext",
     "RetraceWarning",
