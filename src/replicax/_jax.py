@@ -389,6 +389,11 @@ def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation]
     return replace_inputs(like, invars, equations, outvars).replace(effects=effects)
 
 
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls Python functions on the host."""
+    return any("callback" in e.primitive.name or any(map(calls_back, sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
 def acts_outside(equation: Equation) -> bool:
     """Whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)

@@ -53,6 +53,7 @@ class Launch:
       gives: where its results will be.
       avals: of its operands.
       operations: how many of each kind it has.
+      calls_back: whether it calls Python functions on the host.
       sends: what is sent when it has been launched.
       free: what is not needed any more then.
     """
@@ -63,6 +64,7 @@ class Launch:
     gives: list[int]
     avals: tuple[list[Any], list[Any]]
     operations: collections.Counter[str]
+    calls_back: bool
     sends: list[Send]
     free: list[int]
 
@@ -102,9 +104,10 @@ class Plan:
             if self._compiled is None:
                 known: dict[Any, Any] = {}
                 programs = []
-                for launch in self.launches:
+                for number, launch in enumerate(self.launches):
                     lowered = launch.jitted.lower(*launch.avals)
-                    key = launch.device, lowered.as_text()
+                    # The text of a program does not tell which Python function it calls back.
+                    key = launch.device, lowered.as_text(), number if launch.calls_back else None
                     if key not in known:
                         known[key] = lowered.compile()
                     programs.append(known[key])
@@ -208,9 +211,7 @@ class PlacedExecutable(Executable):
                     operations=operations,
                     variables=len(variables),
                     variable_bytes=sum(_stored_bytes(u, self.mesh.devices.shape[0]) for u in variables),
-                    argument_bytes=sum(
-                        _bytes(aval) for _, _, s, aval in self.plan.given if s.mesh == self._mesh_of(k)
-                    ),
+                    argument_bytes=sum(_bytes(aval) for _, _, s, aval in self.plan.given if s.mesh == self._mesh_of(k)),
                     temporary_bytes=max((m.temp_size_in_bytes for m in memory), default=0),
                 )
             )

@@ -94,9 +94,7 @@ class _Planner:
         """The localities of the results, and in ``found`` those of all values."""
         program = self.program
         inputs = [u.layout.locality for u in program.reads] + [locality for _, locality in program.arguments]
-        outputs = infer(
-            program.jaxpr, inputs + [M] * len(program.constants), program.obligations, check=self.several
-        )
+        outputs = infer(program.jaxpr, inputs + [M] * len(program.constants), program.obligations, check=self.several)
         inputs += [M] * len(self.flat.closed_over)
         infer(self.flat.jaxpr(program.jaxpr), inputs, {}, check=False, found=self.found)
         return outputs[len(program.writes) :]
@@ -278,6 +276,7 @@ class _Planner:
             gives=gives,
             avals=tuple([self.stored(v, device) for v in group] for group in operands),
             operations=collections.Counter(e.primitive.name for e in jaxpr.eqns),
+            calls_back=_jax.calls_back(jaxpr),
             sends=self._sends([(v, device) for v in results], used_on),
             free=[self.slot(v, device) for v in ends_here] + sorted(sent_only),
         )
@@ -289,7 +288,11 @@ _OUTPUT = object()
 
 def _kind(atom: Any, layout: Layout) -> Any:
     """Arrays of one kind can take each other's memory."""
-    return layout.stored_shape(np.shape(atom.val) if isinstance(atom, _jax.Literal) else atom.aval.shape), atom.aval.dtype, layout.spec
+    return (
+        layout.stored_shape(np.shape(atom.val) if isinstance(atom, _jax.Literal) else atom.aval.shape),
+        atom.aval.dtype,
+        layout.spec,
+    )
 
 
 def _is_value(atom: Any) -> bool:

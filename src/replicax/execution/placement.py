@@ -29,7 +29,9 @@ from replicax.execution.flatten import Flat, Operation, bytes_of
 from replicax.execution.infer import UNRELIABLE
 from replicax.execution.marks import assign_p
 
-_DEAR = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "sort", "cholesky", "fft"})
+_DEAR = frozenset(
+    {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "sort", "cholesky", "fft"}
+)
 SMALL = 16
 """Values of at most this many bytes, such as numbers and random keys, are sent wherever they are needed."""
 
@@ -226,6 +228,8 @@ class _Walk:
             equation = operation.equation
             if equation.outvars and equation.outvars[0] in self.anew:
                 continue  # asked for by those who use it
+            if equation.primitive is assign_p:
+                device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
             wanted = {device: _jax.source_line(equation)} if device is not None else self._wanted(equation, demands)
             for leaf in _needs(equation.invars, self.leaves):
                 if self.places[leaf].hold is Hold.FLOATING:
