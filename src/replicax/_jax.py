@@ -486,7 +486,7 @@ def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], m
     """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
     with equation.ctx.manager:  # which puts back at its end what is changed here
         _config.abstract_mesh_context_manager.set_local(mesh)
-        ctx = _core.JaxprEqnContext()  # type: ignore[no-untyped-call]
+        ctx = _core.JaxprEqnContext()
     params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
     return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
 

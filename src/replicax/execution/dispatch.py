@@ -7,6 +7,7 @@ devices and returns at once, so one thread keeps all of them busy, and each wait
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from replicax.execution.arguments import Arguments
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.execution.replicate import Executable
+from replicax.topology.mesh import logical_device_mesh
 from replicax.variables.slots import Slot
 
 
@@ -102,17 +104,21 @@ class Plan:
         """The compiled program of each launch; microbatches share theirs."""
         with self._lock:
             if self._compiled is None:
-                known: dict[Any, Any] = {}
-                programs = []
-                for number, launch in enumerate(self.launches):
-                    lowered = launch.jitted.lower(*launch.avals)
-                    # The text of a program does not tell which Python function it calls back.
-                    key = launch.device, lowered.as_text(), number if launch.calls_back else None
-                    if key not in known:
-                        known[key] = lowered.compile()
-                    programs.append(known[key])
-                self._compiled = programs
+                self._compiled = self._compile()
             return self._compiled
+
+    def _compile(self) -> list[jax.stages.Compiled]:
+        known: dict[Any, concurrent.futures.Future[jax.stages.Compiled]] = {}
+        programs = []
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
+            for number, launch in enumerate(self.launches):
+                lowered = launch.jitted.lower(*launch.avals)
+                # The text of a program does not tell which Python function it calls back.
+                key = launch.device, lowered.as_text(), number if launch.calls_back else None
+                if key not in known:
+                    known[key] = pool.submit(lowered.compile)
+                programs.append(known[key])
+            return [program.result() for program in programs]
 
     def run(
         self, donated: Sequence[jax.Array], kept: Sequence[jax.Array], arguments: Sequence[Any], constants: Any
@@ -226,8 +232,6 @@ class PlacedExecutable(Executable):
         )
 
     def _mesh_of(self, logical_device: int) -> Any:
-        from replicax.topology.mesh import logical_device_mesh
-
         return logical_device_mesh(self.mesh, logical_device)
 
 

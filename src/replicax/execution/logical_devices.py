@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -19,6 +18,7 @@ from replicax.topology.mesh import in_logical_mesh
 from replicax.topology.partition import Axes, constrained, parted, spec_of
 from replicax.values import PerReplica, Stacked
 from replicax.variables.dtypes import kind_of
+from replicax.variables.placement import checked_logical_device
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -146,17 +146,8 @@ class LogicalDevices:
         [1, 3, 5, 7]
         """
         strategy, method = _strategy(self), "assign_to_logical_device"
-        if isinstance(logical_device_id, bool):
-            raise TypeError(f"{method}: logical_device_id must be an int, got {logical_device_id!r}")
-        try:
-            device = operator.index(logical_device_id)
-        except TypeError:
-            raise TypeError(f"{method}: logical_device_id must be an int, got {logical_device_id!r}") from None
         count = strategy.extended.num_logical_devices
-        if not 0 <= device < count:
-            raise ValueError(
-                f"{method}: there is no logical device {device}: a replica has {count}, numbered from 0 to {count - 1}"
-            )
+        device = checked_logical_device(logical_device_id, count, method)
         if not context.in_step():
             raise ContextError(f"{method} says where a step's operations run: call it inside a step (strategy.run)")
 

@@ -24,7 +24,7 @@ from replicax.execution.schedule import schedule
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.variables.layout import Layout, Split
-from replicax.variables.slots import Slot
+from replicax.variables.placement import move
 
 
 def is_placed(program: Program) -> bool:
@@ -48,20 +48,21 @@ def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
         variable = use.variable()
         home = planner.placement.homes[use.slot]
         if variable is not None and variable.layout.logical_device != home:
-            variable.move(home)
+            move(variable, home)
     return executable
 
 
-def _checked(use: Use) -> None:
+def _name(use: Use) -> str:
     variable = use.variable()
-    name = variable.describe() if variable is not None else "a variable"
-    if any(use.layout.axes):
+    return "a variable" if variable is None else variable.describe()
+
+
+def _check_may_be_placed(use: Use) -> None:
+    if any(use.layout.axes) or use.layout.home is not None:
+        where = "split over the logical devices" if use.layout.home is None else f"on {use.layout.home}"
         raise PlacementError(
-            f"{name} is split over the logical devices, and the step assigns values to one device each: a step does "
-            "the one or the other"
+            f"{_name(use)} is {where}, and can't be used by a step that assigns values to one logical device each"
         )
-    if use.layout.home is not None:
-        raise PlacementError(f"{name} is on {use.layout.home}, and so can't live on a logical device of each replica")
 
 
 class _Planner:
@@ -69,7 +70,7 @@ class _Planner:
 
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in (*program.reads, *program.writes):
-            _checked(use)
+            _check_may_be_placed(use)
         self.program = program
         self.mesh = mesh
         self.several = mesh.shape[REPLICA_AXIS] > 1
@@ -102,10 +103,7 @@ class _Planner:
     def _place(self) -> Placement:
         program, flat = self.program, self.flat
         uses = {use.slot: use for use in (*program.reads, *program.writes)}
-        names = {}
-        for slot, use in uses.items():
-            variable = use.variable()
-            names[slot] = variable.describe() if variable is not None else "a variable"
+        names = {slot: _name(use) for slot, use in uses.items()}
         homes = {s: u.layout.logical_device for s, u in uses.items() if u.layout.logical_device is not None}
         reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
         writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
