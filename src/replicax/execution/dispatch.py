@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from replicax.execution.arguments import Arguments
 from replicax.execution.collectives import Collective, collectives_in
+from replicax.execution.flatten import bytes_of
 from replicax.execution.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.execution.replicate import Executable
 from replicax.topology.mesh import logical_device_mesh
@@ -159,9 +160,11 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> li
         found: list[jax.Array] = jax.device_put(list(arrays), list(shardings))
         return found
     # Of several processes each sends what it has: a replica's logical devices belong to one process.
-    results = []
+    results: list[jax.Array] = []
     for array, sharding in zip(arrays, shardings, strict=True):
-        target = dict(zip(array.sharding.mesh.devices.flat, sharding.mesh.devices.flat, strict=True))
+        present = array.sharding
+        assert isinstance(present, NamedSharding)
+        target = dict(zip(present.mesh.devices.flat, sharding.mesh.devices.flat, strict=True))
         rows = [jax.device_put(s.data, target[s.device]) for s in array.addressable_shards]
         results.append(jax.make_array_from_single_device_arrays(array.shape, sharding, rows))
     return results
@@ -208,7 +211,7 @@ class PlacedExecutable(Executable):
             operations: collections.Counter[str] = collections.Counter()
             for launch, _ in mine:
                 operations.update(launch.operations)
-            memory = [p.memory_analysis() for _, p in mine]
+            memory: list[Any] = [p.memory_analysis() for _, p in mine]
             variables = [u for slot, u in uses.items() if self.homes[slot] == k]
             reports.append(
                 DeviceReport(
@@ -217,7 +220,9 @@ class PlacedExecutable(Executable):
                     operations=operations,
                     variables=len(variables),
                     variable_bytes=sum(_stored_bytes(u, self.mesh.devices.shape[0]) for u in variables),
-                    argument_bytes=sum(_bytes(aval) for _, _, s, aval in self.plan.given if s.mesh == self._mesh_of(k)),
+                    argument_bytes=sum(
+                        bytes_of(aval) for _, _, s, aval in self.plan.given if s.mesh == self._mesh_of(k)
+                    ),
                     temporary_bytes=max((m.temp_size_in_bytes for m in memory), default=0),
                 )
             )
@@ -250,11 +255,5 @@ def _onto(array: Any, sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> ja
 
 
 def _stored_bytes(use: Any, replicas: int) -> int:
-    whole = _bytes(use.aval.update(shape=use.layout.stored_shape(use.aval.shape)))
+    whole = bytes_of(use.aval.update(shape=use.layout.stored_shape(use.aval.shape)))
     return whole if use.layout.spec == jax.sharding.PartitionSpec() else whole // replicas
-
-
-def _bytes(aval: Any) -> int:
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return 16 * int(aval.size)
-    return int(aval.size) * int(np.dtype(aval.dtype).itemsize)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from replicax import _jax
@@ -167,7 +166,7 @@ def _sums_in_order(operations: Sequence[Operation], outputs: Sequence[Any]) -> l
     result = []
     for operation in operations:
         equation = operation.equation
-        total = equation.outvars[0] if equation.outvars else None
+        total: Any = equation.outvars[0] if equation.outvars else None
         if total in inner:
             continue  # as part of a sum
         if total not in sums or not inner.intersection(equation.invars):
@@ -181,9 +180,6 @@ def _sums_in_order(operations: Sequence[Operation], outputs: Sequence[Any]) -> l
     return result
 
 
-def bytes_of(atom: Any) -> int:
-    """The size of one replica's value."""
-    aval = atom.aval
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return 16 * int(aval.size)
-    return int(aval.size) * int(np.dtype(aval.dtype).itemsize)
+def bytes_of(value: Any) -> int:
+    """The size of an array, of which only shape and dtype are known."""
+    return int(math.prod(value.shape)) * int(value.dtype.itemsize)  # random keys have an itemsize, too

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from replicax import _jax
 from replicax.errors import PlacementError
 from replicax.execution.dispatch import Launch, PlacedExecutable, Plan, Send
-from replicax.execution.flatten import Flat, assigns, bytes_of, flatten
+from replicax.execution.flatten import assigns, bytes_of, flatten
 from replicax.execution.infer import infer
 from replicax.execution.placement import Placement, Variables, place
 from replicax.execution.program import Program, Use
@@ -228,7 +228,7 @@ class _Planner:
                 target,
                 [(self.slot(v, origin), self.slot(v, target)) for v in vs],
                 [self.sharding(v, target) for v in vs],
-                [bytes_of(v) for v in vs],
+                [bytes_of(v.aval) for v in vs],
             )
             for (origin, target), vs in sends.items()
         ]
@@ -264,15 +264,15 @@ class _Planner:
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             return (evaluated(jaxpr, [*first, *second], layouts, localities),)
 
-        layouts_in = tuple([self.layout(v) for v in group] for group in operands)
+        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
             jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name),
-            takes=tuple([self.slot(v, device) for v in group] for group in operands),
+            takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
-            avals=tuple([self.stored(v, device) for v in group] for group in operands),
+            avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),
             operations=collections.Counter(e.primitive.name for e in jaxpr.eqns),
             calls_back=_jax.calls_back(jaxpr),
             sends=self._sends([(v, device) for v in results], used_on),

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from replicax import _jax
 from replicax.errors import PlacementError
-from replicax.execution.flatten import Flat, Operation, bytes_of
+from replicax.execution.flatten import Flat, bytes_of
 from replicax.execution.infer import UNRELIABLE
 from replicax.execution.marks import assign_p
 
@@ -122,11 +122,11 @@ def place(flat: Flat, variables: Variables) -> Placement:
       PlacementError: an operation has operands on several devices; a variable would be assigned a value that is on
         another device.
     """
-    homes = {v: (k, f"where {variables.names[v]} lives") for v, k in variables.homes.items()}
+    homes = {v: (k, f"{variables.names[v]} lives there") for v, k in variables.homes.items()}
     while found := _Walk(flat, variables, homes).found_homes():
         homes |= found
     for v in (*variables.reads, *variables.writes):
-        homes.setdefault(v, (0, "where what nothing is said of lives"))
+        homes.setdefault(v, (0, "nothing is said of it"))
     walk = _Walk(flat, variables, homes, final=True)
     walk.check_writes()
     return Placement(walk.devices, walk.anew, walk.leaves, {v: k for v, (k, _) in homes.items()}, walk.places)
@@ -210,7 +210,7 @@ class _Walk:
         return _DEFAULT if holds - {Hold.CONSTANT} else Place(Hold.CONSTANT)
 
     def _made_of_nothing(self, equation: Any) -> bool:
-        """Whether an operation may as well be done wherever its result is needed: it is cheap, and so are its operands."""
+        """Whether an operation may as well be done wherever its result is needed, as next to nothing goes into it."""
         name = equation.primitive.name
         if name in UNRELIABLE | _DEAR or _jax.acts_outside(equation) or _jax.sub_jaxprs(equation):
             return False
@@ -230,7 +230,11 @@ class _Walk:
                 continue  # asked for by those who use it
             if equation.primitive is assign_p:
                 device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
-            wanted = {device: _jax.source_line(equation)} if device is not None else self._wanted(equation, demands)
+            wanted = (
+                {device: f"it is used at {_jax.source_line(equation)}"}
+                if device is not None
+                else self._wanted(equation, demands)
+            )
             for leaf in _needs(equation.invars, self.leaves):
                 if self.places[leaf].hold is Hold.FLOATING:
                     demands[leaf] = demands.get(leaf, {}) | wanted  # of several lines, the first
@@ -242,12 +246,12 @@ class _Walk:
                 new = self.variables.writes[v]
                 where = None if isinstance(new, _jax.Literal) else self.places[new]
                 if where is not None and where.device is not None and where.hold is not Hold.DEFAULT:
-                    asked = {where.device: where.since}
+                    asked = {where.device: f"what is written to it is {where.since}"}
             if v not in self.homes and asked:
                 several = len(asked) > 1 and is_small(atom)
                 device = 0 if several else min(asked)
                 name = self.variables.names[v]
-                found[v] = device, f"where {name} lives, which is used at {asked.get(device, 'several places')}"
+                found[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
         return found
 
     def _wanted(self, equation: Any, demands: Mapping[Any, dict[int, str]]) -> dict[int, str]:
@@ -261,10 +265,11 @@ class _Walk:
         for v, atom in self.variables.writes.items():
             where = Place(Hold.CONSTANT) if isinstance(atom, _jax.Literal) else self.places[atom]
             if where.hold is Hold.FIRM and where.device != self.homes[v][0]:
+                home, since = self.homes[v]
                 raise PlacementError(
-                    f"{self.variables.names[v]} lives on logical device {self.homes[v][0]} ({self.homes[v][1]}), but is "
-                    f"assigned a value that is on logical device {where.device} ({where.since}). Bring the value there "
-                    f"first: strategy.assign_to_logical_device(value, {self.homes[v][0]})"
+                    f"{self.variables.names[v]} would be assigned a value that is on logical device {where.device} "
+                    f"({where.since}), but is on {home} ({since}). Bring the value there first: "
+                    f"strategy.assign_to_logical_device(value, {home})"
                 )
 
 
@@ -275,7 +280,7 @@ def _needs(atoms: Iterable[Any], leaves: Mapping[Any, tuple[Any, ...]]) -> list[
 
 def is_small(atom: Any) -> bool:
     """Whether a value is a number or a random key, or no bigger than one."""
-    return bytes_of(atom) <= SMALL
+    return bytes_of(atom.aval) <= SMALL
 
 
 def _by_device(places: Iterable[Place]) -> dict[int, Place]:
@@ -290,6 +295,7 @@ def _conflict(equation: Any, firm: Mapping[int, Place]) -> PlacementError:
     (a, first), (b, second), *_ = firm.items()
     return PlacementError(
         f"{equation.primitive.name} at {_jax.source_line(equation)} has operands on two logical devices: on {a} "
-        f"({first.since}) and on {b} ({second.since}). Nothing is copied unasked: bring them together first, for example "
-        f"with strategy.assign_to_logical_device(value, {b})"
+        f"({first.since}) and on {b} ({second.since}). Nothing is copied unasked: bring one to the other with "
+        f"strategy.assign_to_logical_device(value, {b}). A variable that is needed on both is assigned to the one "
+        "where it is to live, and the result of that to the other."
     )

@@ -106,7 +106,7 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
     for (v, _), bit in bits.items():
         leaving[v] = leaving.get(v, 0) | 1 << bit
     after: dict[int, int] = {}
-    for i, device, equation in reversed(computed):
+    for i, _, equation in reversed(computed):
         mask = 0
         for v in equation.outvars:
             mask |= leaving.get(v, 0)

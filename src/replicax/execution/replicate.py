@@ -169,7 +169,7 @@ Groups = tuple[list[Item], ...]
 def evaluated(
     jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
 ) -> list[Any]:
-    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are no pieces."""
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
     if localities is None:
         return _jax.evaluate(jaxpr, values)
     return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
