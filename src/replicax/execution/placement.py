@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
@@ -197,7 +197,7 @@ class _Walk:
             raise _conflict(equation, firm)
         if firm:
             return next(iter(firm.values()))
-        light = _by_device(self.places[v] for v in operands if self.places[v].hold is Hold.LIGHT)
+        light = self._light(operands)
         if any(p.hold in (Hold.ARGUMENT, Hold.DEFAULT) for p in large):
             return dataclasses.replace(next(iter(light.values())), hold=Hold.FIRM) if len(light) == 1 else _DEFAULT
         holds = {p.hold for p in large} - {Hold.CONSTANT}
@@ -208,6 +208,12 @@ class _Walk:
         if Hold.FLOATING in holds:
             return Place(Hold.FLOATING)
         return _DEFAULT if holds - {Hold.CONSTANT} else Place(Hold.CONSTANT)
+
+    def _light(self, operands: Sequence[Any]) -> dict[int, Place]:
+        """Where the small operands are that are on a device: the largest of them, if not all are of one size."""
+        light = [v for v in operands if self.places[v].hold is Hold.LIGHT]
+        most = max((bytes_of(v.aval) for v in light), default=0)
+        return _by_device(self.places[v] for v in light if bytes_of(v.aval) == most)
 
     def _made_of_nothing(self, equation: Any) -> bool:
         """Whether an operation may as well be done wherever its result is needed, as next to nothing goes into it."""

@@ -114,11 +114,22 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
         for v in needs[i]:
             leaving[v] = leaving.get(v, 0) | mask
 
+    keys = {i: (device, before[i], after[i]) for i, device, _ in computed}
+    # What waits for nothing and is sent nowhere, such as the decay of an optimizer's slots, would be computed at once,
+    # and kept until it is needed. It rather belongs to what needs it.
+    used_by: dict[Any, set[Any]] = {v: {None} for v, _ in wanted}
+    for i, device, equation in reversed(computed):
+        users = set().union(*(used_by.get(v, set()) for v in equation.outvars))
+        if not before[i] and not after[i] and len(users) == 1 and None not in users:
+            [keys[i]] = users
+        for v in needs[i]:
+            used_by.setdefault(v, set()).add(keys[i])
+
     sent = {v for v, _ in bits}
-    regions: dict[tuple[int | None, int, int], Region] = {}
+    regions: dict[Any, Region] = {}
     for i, device, equation in computed:
         assert device is not None
-        region = regions.setdefault((device, before[i], after[i]), Region(device, [], {}, {}, 0.0))
+        region = regions.setdefault(keys[i], Region(device, [], {}, {}, 0.0))
         region.operations.append(i)
         region.needs.update((v, None) for v in needs[i] if v not in region.makes)
         region.makes.update(dict.fromkeys(equation.outvars))

@@ -1,10 +1,12 @@
 """Schedule: in which order regions are handed to the devices.
 
 Each device runs what it is handed in that order, beside the others, so the order decides who waits for whom. It is
-found by playing the step through with estimated costs: whenever a device is free it takes, of the regions whose values
-are there, the one from which the fewest sends lie ahead, and of these the one that has been ready for longest. In a
-pipeline that is a backward region before a forward one, so that what is kept for the backward pass is soon
-given free (the order known as 1F1B), and one microbatch after the other.
+found by playing the step through with estimated costs. Whenever a device is free it takes, of the regions whose values
+are there, the one from which the fewest sends lie ahead, and of these the one that has been ready for longest: in a
+pipeline a backward region before a forward one, and one microbatch after the other. A device also takes no further
+forward region while as many wait for their backward ones as suffice to keep it busy, so that what is kept for the
+backward pass does not grow with the number of microbatches (the order known as 1F1B). Where another rule would be
+faster, as the program is no such pipeline, that one is followed.
 
 A region that is small beside the one before it on its device, or from which nothing is sent that somebody could wait
 for, joins it, if it needs not wait for anything else: each program that is launched costs time, too.
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.execution.regions import Region
 
 _SMALL_BESIDE = 1 / 8
+_AS_FAST = 1.02
+_FEW = 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,76 +38,120 @@ class _Played:
 def schedule(regions: Sequence[Region]) -> list[Region]:
     """The regions in the order in which to launch them; some of them joined."""
     while True:
-        played = _play(regions)
+        graph = _Graph(regions)
+        played = _fastest(graph)
         joined = _joined(played)
         if len(joined) == len(regions):
-            return [p.region for p in played]
+            return joined
         regions = joined
 
 
-def _play(regions: Sequence[Region]) -> list[_Played]:
-    makers = {v: i for i, region in enumerate(regions) for v in region.makes}
-    before = [{makers[v] for v in region.needs if v in makers} for region in regions]
-    after: list[list[int]] = [[] for _ in regions]
-    for i, needed in enumerate(before):
-        for j in needed:
-            after[j].append(i)
-    ahead = _sends_ahead(regions, before, after)
+def _fastest(graph: _Graph) -> list[_Played]:
+    """The play of the first rule that is about as fast as any."""
+    plays = [
+        _play(graph, lambda i: graph.ahead[i], graph.caps),
+        _play(graph, lambda i: graph.ahead[i], None),
+        _play(graph, lambda i: i, None),
+    ]
+    ends = [max((p.end for p in play), default=0.0) for play in plays]
+    return next(play for play, end in zip(plays, ends, strict=True) if end <= _AS_FAST * min(ends))
 
-    waiting = [len(needed) for needed in before]
-    ready_at = [0.0] * len(regions)
+
+class _Graph:
+    """Which regions wait for which.
+
+    Attributes:
+      before: those that each needs values from.
+      after: those that need values from it.
+      ahead: how many sends lie on the longest way from each to the end.
+      opens: those on the same device that come back, after sends, to what each has kept.
+      caps: of each device, how many may be open.
+    """
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self.regions = regions
+        makers = {v: i for i, region in enumerate(regions) for v in region.makes}
+        self.before = [{makers[v] for v in region.needs if v in makers} for region in regions]
+        self.after: list[list[int]] = [[] for _ in regions]
+        for i, needed in enumerate(self.before):
+            for j in needed:
+                self.after[j].append(i)
+        self.ahead = self._ahead()
+        self.opens = [
+            {j for j in self.after[i] if regions[j].device == region.device and self.ahead[j] < self.ahead[i]}
+            for i, region in enumerate(regions)
+        ]
+        # What is kept for all microbatches, such as a cast of the parameters, opens nothing.
+        self.opens = [found if len(found) <= _FEW else set() for found in self.opens]
+        self.caps: dict[int, int] = {}
+        for i, region in enumerate(regions):
+            away = max((self.ahead[i] - self.ahead[j] for j in self.opens[i]), default=0)
+            self.caps[region.device] = max(self.caps.get(region.device, 1), away // 2 + 1)
+
+    def _ahead(self) -> list[int]:
+        left = [len(following) for following in self.after]
+        ahead = [0] * len(left)
+        done = [i for i, count in enumerate(left) if not count]
+        while done:
+            i = done.pop()
+            for j in self.before[i]:
+                ahead[j] = max(ahead[j], ahead[i] + (self.regions[i].device != self.regions[j].device))
+                left[j] -= 1
+                if not left[j]:
+                    done.append(j)
+        return ahead
+
+
+def _play(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None) -> list[_Played]:
+    """Run the regions, of those that are ready the one of least rank first, under caps if there are any."""
+    regions = graph.regions
+    waiting = [len(needed) for needed in graph.before]
     ready: dict[int, list[tuple[int, float, int]]] = {region.device: [] for region in regions}
-    free_at = dict.fromkeys(ready, 0.0)
     for i, count in enumerate(waiting):
         if not count:
-            heapq.heappush(ready[regions[i].device], (ahead[i], 0.0, i))
-    played: list[_Played] = []
-    clock: list[tuple[float, int, int]] = []  # when a device is done with what
+            ready[regions[i].device].append((rank(i), 0.0, i))
+    opened: dict[int, set[int]] = {device: set() for device in ready}
     running: set[int] = set()
+    played: list[_Played] = []
+    clock: list[tuple[float, int, int]] = []  # when which region is done, on which device
 
-    def begin(device: int, now: float) -> None:
-        if device in running or not ready[device]:
+    def begin(device: int, now: float, limit: int | None) -> None:
+        if device in running:
             return
-        _, _, i = heapq.heappop(ready[device])
-        start = max(now, free_at[device])
-        played.append(_Played(regions[i], start, start + regions[i].cost))
-        free_at[device] = start + regions[i].cost
+        full = limit is not None and len(opened[device]) >= limit
+        chosen = min((entry for entry in ready[device] if not (full and graph.opens[entry[2]])), default=None)
+        if chosen is None:
+            return
+        ready[device].remove(chosen)
+        i = chosen[2]
+        opened[device] = {j for j in opened[device] if not graph.opens[j] <= started | {i}}
+        started.add(i)
+        if graph.opens[i]:
+            opened[device].add(i)
+        played.append(_Played(regions[i], now, now + regions[i].cost))
         running.add(device)
-        heapq.heappush(clock, (free_at[device], i, device))
+        heapq.heappush(clock, (now + regions[i].cost, i, device))
 
-    for device in ready:
-        begin(device, 0.0)
-    while clock:
+    started: set[int] = set()
+    now = 0.0
+    while len(played) < len(regions) or clock:
+        for device in ready:
+            begin(device, now, None if caps is None else caps[device])
+        if not clock:  # everybody is full, and waits for what others have yet to begin
+            assert any(ready.values()), "regions wait for each other"
+            for device in ready:
+                begin(device, now, None)
         now, i, device = heapq.heappop(clock)
         running.discard(device)
-        for j in after[i]:
+        for j in graph.after[i]:
             waiting[j] -= 1
-            ready_at[j] = max(ready_at[j], now)
             if not waiting[j]:
-                heapq.heappush(ready[regions[j].device], (ahead[j], ready_at[j], j))
-        for other in ready:
-            begin(other, now)
-    assert len(played) == len(regions), "regions wait for each other"
+                ready[regions[j].device].append((rank(j), now, j))
     return played
 
 
-def _sends_ahead(regions: Sequence[Region], before: Sequence[set[int]], after: Sequence[list[int]]) -> list[int]:
-    """How many sends lie on the longest way from each region to the end."""
-    left = [len(following) for following in after]
-    ahead = [0] * len(regions)
-    done = [i for i, count in enumerate(left) if not count]
-    while done:
-        i = done.pop()
-        for j in before[i]:
-            ahead[j] = max(ahead[j], ahead[i] + (regions[i].device != regions[j].device))
-            left[j] -= 1
-            if not left[j]:
-                done.append(j)
-    return ahead
-
-
 def _joined(played: Sequence[_Played]) -> list[Region]:
-    """The regions, where neighbours on a device that may be one are one."""
+    """The regions in order, where neighbours on a device that may be one are one."""
     ended: dict[Any, tuple[int, float]] = {v: (p.region.device, p.end) for p in played for v in p.region.makes}
     last: dict[int, _Played] = {}
     kept: list[_Played] = []
