@@ -118,7 +118,7 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
     # What waits for nothing and is sent nowhere, such as the decay of an optimizer's slots, would be computed at once,
     # and kept until it is needed. It rather belongs to what needs it.
     used_by: dict[Any, set[Any]] = {v: {None} for v, _ in wanted}
-    for i, device, equation in reversed(computed):
+    for i, _, equation in reversed(computed):
         users = set().union(*(used_by.get(v, set()) for v in equation.outvars))
         if not before[i] and not after[i] and len(users) == 1 and None not in users:
             [keys[i]] = users
