@@ -23,6 +23,7 @@ from replicax.execution.flatten import bytes_of
 from replicax.execution.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.execution.replicate import Executable
 from replicax.topology.mesh import logical_device_mesh
+from replicax.topology.placement import put_among
 from replicax.variables.slots import Slot
 
 
@@ -183,7 +184,11 @@ class PlacedExecutable(Executable):
     homes: Mapping[Slot, int]
 
     def placed(self, arguments: Arguments) -> list[Any]:
-        return [_onto(arguments.arrays[i], sharding, aval) for i, _, sharding, aval in self.plan.given]
+        arrays = arguments.arrays
+        return [
+            put_among(arrays[i] if isinstance(arrays[i], jax.Array) else np.asarray(arrays[i], aval.dtype), sharding)
+            for i, _, sharding, aval in self.plan.given
+        ]
 
     def compiled(self) -> jax.stages.Compiled:
         raise TypeError(f"{self.program.name} is not one program: see plan.compiled() for each of its regions")
@@ -238,20 +243,6 @@ class PlacedExecutable(Executable):
 
     def _mesh_of(self, logical_device: int) -> Any:
         return logical_device_mesh(self.mesh, logical_device)
-
-
-def _onto(array: Any, sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> jax.Array:
-    """An argument on the devices of ``sharding``, without a copy if it is there already, among others."""
-    if not isinstance(array, jax.Array):
-        return jax.device_put(np.asarray(array, aval.dtype), sharding)
-    if array.sharding == sharding:
-        return array
-    wanted = sharding.addressable_devices_indices_map(array.shape)
-    present = array.sharding.addressable_devices_indices_map(array.shape)
-    if all(present.get(device) == index for device, index in wanted.items()):
-        shards = {s.device: s.data for s in array.addressable_shards}
-        return jax.make_array_from_single_device_arrays(array.shape, sharding, [shards[d] for d in wanted])
-    return jax.device_put(array, sharding)
 
 
 def _stored_bytes(use: Any, replicas: int) -> int:

@@ -23,6 +23,7 @@ from replicax.execution.replicate import evaluated, of_value, over_replicas_of
 from replicax.execution.schedule import schedule
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
+from replicax.topology.placement import put
 from replicax.variables.layout import Layout, Split
 from replicax.variables.placement import move
 
@@ -75,6 +76,12 @@ class _Planner:
         self.mesh = mesh
         self.several = mesh.shape[REPLICA_AXIS] > 1
         count = mesh.size // mesh.shape[REPLICA_AXIS]
+        for devices in mesh.devices.reshape(-1, count):
+            if len({d.process_index for d in devices}) > 1:
+                raise PlacementError(
+                    f"a step can assign values to logical devices if one process has all of a replica's, but "
+                    f"{list(devices)} belong to several: choose a device assignment that keeps them together"
+                )
         self.meshes = [logical_device_mesh(mesh, k) for k in range(count)]
         self.flat = flatten(program, self.meshes[0])
         self.found: dict[Any, Locality] = {}
@@ -173,7 +180,7 @@ class _Planner:
             for k in used_on[v]
         ]
         constants = {
-            self.slot(v, k): jax.device_put(value, self.sharding(v, k))
+            self.slot(v, k): put(value, self.sharding(v, k))
             for v, value in zip(flat.closed_over, flat.constants, strict=True)
             for k in used_on[v]
         }

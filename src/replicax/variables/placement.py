@@ -12,10 +12,11 @@ import numpy as np
 
 from replicax.errors import PlacementError
 from replicax.topology.partition import parted
+from replicax.topology.placement import put_among
 from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.partitioners import layout_by
-from replicax.variables.slots import launching, lent
+from replicax.variables.slots import launching
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -126,8 +127,7 @@ def move(variable: Variable, logical_device: int) -> None:
     """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
     with launching:
         variable.layout = on_logical_device(variable.layout, logical_device)
-        variable.slot.array = jax.device_put(variable.slot.array, variable.sharding)
-        lent.discard(variable.slot)
+        variable.slot.array = put_among(variable.slot.array, variable.sharding)
     for cache in list(variable.slot.caches):
         cache.forget(variable.slot)  # programs that would look for it where it was
 

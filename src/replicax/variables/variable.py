@@ -79,12 +79,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
       partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
       there are no ``partition_dimensions``.
-    partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
-      :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
-      parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so. An
-      optimizer keeps its slots in the same parts. By default each logical device has the whole.
-      logical_device: the logical device of each replica that is to have it, from the start. By default it goes to
-        where a step uses it that says where (:meth:`Strategy.assign_to_logical_device`).
+      partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
+        :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
+        parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so.
+        An optimizer keeps its slots in the same parts. By default each logical device has the whole.
+      logical_device: the one of each replica that has it. By default :meth:`Strategy.assign_to_logical_device` decides.
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
