@@ -26,6 +26,7 @@ from jax._src.clusters import cloud_tpu_cluster as _clusters
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
 from jax.extend import core as _extend
 
@@ -428,6 +429,18 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
     program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape
+
+
+def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
+    """A function that computes some results of ``fn`` from what they depend on.
+
+    Returns:
+      The function, and the positions of the arguments that it takes.
+    """
+    closed = jax.make_jaxpr(fn)(*avals)
+    wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
+    jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
+    return _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
 
 
 def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
