@@ -14,6 +14,8 @@ import pytest
 import replicax
 from replicax.execution.regions import Region
 from replicax.execution.schedule import schedule
+from tests import processes
+from tests.execution import workers_placed
 
 BATCH, WIDTH = 16, 32
 
@@ -280,6 +282,21 @@ def test_stages_may_be_split_over_the_replicas():
             np.testing.assert_allclose(variable.numpy(), wanted[name], atol=1e-5)
     kinds = {c.kind for c in strategy.extended.trace(pipeline.step, args=batch).collectives(0)}
     assert {"all-gather", "reduce-scatter"} <= kinds
+
+
+def test_replicas_may_be_on_several_workers():
+    def loss_of(ws):
+        return jnp.mean((jnp.tanh(workers_placed.batch() @ ws[0]) @ ws[1]) ** 2)
+
+    expected, ws = [], workers_placed.weights()
+    for _ in range(3):
+        loss, gradients = jax.value_and_grad(loss_of)(ws)
+        ws = [w - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
+        expected.append(loss)
+    for losses, found, _ in processes.run(workers_placed.train, 3, workers=2, devices=2):
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        for a, b in zip(found, ws, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 # --- variables ------------------------------------------------------------------------------------------------
