@@ -34,6 +34,7 @@ from replicax.errors import (
     DeadlockError,
     ExecutorWarning,
     LocalityError,
+    PlacementError,
     RetraceWarning,
     TraceError,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "Optimizer",
     "PartialBatch",
     "PerReplica",
+    "PlacementError",
     "Plan",
     "ReduceOp",
     "ReplicaContext",

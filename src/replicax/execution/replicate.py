@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.execution.adapt import adapted
+from replicax.execution.arguments import Arguments
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.example_places import UNKNOWN, Place, Rows
 from replicax.execution.examples import dim_of_examples, example_places, shape_of
@@ -80,12 +81,16 @@ class Executable:
         donated, kept = (
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         )
-        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        arguments = [self._stored(aval, of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
         return donated, kept, arguments, self.program.constants
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
         return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
+
+    def placed(self, arguments: Arguments) -> list[Any]:
+        """The arguments of a call where the program takes them."""
+        return arguments.placed(self.mesh)
 
     def compiled_text(self) -> str:
         """The optimised HLO of the program, as one device runs it."""
@@ -141,43 +146,26 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [_of_value(locality, mesh) for _, locality in program.arguments],
+        [of_value(locality, mesh) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            _of_value(locality if several or (padded and padded[i]) else M, mesh)
+            of_value(locality if several or (padded and padded[i]) else M, mesh)
             for i, locality in enumerate(result_localities)
         ],
     )
 
-    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        local = _each(_enter, groups, layouts_in)
-        reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
-        values = [*(reads[i] for i in range(len(program.reads))), *local[2], *local[3]]
-        if localities is None:
-            results = _jax.evaluate(program.jaxpr, values)
-        else:
-            wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
-            wanted += [None] * len(result_localities)
-            results = partitioned(program.jaxpr, values, wanted, localities)
-        return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
+    def run(*groups: list[Any]) -> Groups[Any]:
+        reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
+        values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
+        wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
+        results = evaluated(program.jaxpr, values, wanted, localities)
+        return [results[i] for i in written], results[n_written:]
 
-    specs_in, specs_out = (
-        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
-    )
-    mapped = jax.shard_map(
-        _named(adapted(body, mesh), program.name),
-        mesh=mesh,
-        in_specs=specs_in,
-        out_specs=specs_out,
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
-    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
-    call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
+    call = over_replicas_of(mesh, run, layouts_in, layouts_out, program.name)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -220,12 +208,51 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
+def evaluated(
+    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
+) -> list[Any]:
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
+    if localities is None:
+        return _jax.evaluate(jaxpr, values)
+    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
+
+
+def over_replicas_of(
+    mesh: Mesh,
+    run: Callable[..., Groups[Any]],
+    layouts_in: Groups[Layout],
+    layouts_out: Groups[Layout],
+    name: str,
+) -> Any:
+    """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
+
+    The arrays of its first group are donated.
+    """
+
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        return _each(_leave, run(*_each(_enter, groups, layouts_in)), layouts_out)
+
+    specs_in, specs_out = (
+        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
+    )
+    mapped = jax.shard_map(
+        _named(adapted(body, mesh), name),
+        mesh=mesh,
+        in_specs=specs_in,
+        out_specs=specs_out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
+    return jax.jit(_named(mapped, name), donate_argnums=0, out_shardings=shardings)
+
+
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:
     """``fn`` of each item, or of the items that belong together."""
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def _of_value(locality: Locality, mesh: Mesh) -> Layout:
+def of_value(locality: Locality, mesh: Mesh) -> Layout:
     """How an argument or result lies on the devices."""
     return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
 
