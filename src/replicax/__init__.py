@@ -48,7 +48,7 @@ from replicax.topology.assignment import DeviceAssignment
 from replicax.topology.devices import use_cpu_devices
 from replicax.topology.resolver import TPUClusterResolver
 from replicax.topology.tpu_topology import Topology
-from replicax.training import Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
+from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
     Aggregation,
@@ -63,6 +63,7 @@ from replicax.variables import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
@@ -85,6 +86,7 @@ __all__ = [
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
+    "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

@@ -336,6 +336,26 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primit
     return primitive
 
 
+def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
+    """A primitive of one operand, whose result is a bool that is known before the program is compiled.
+
+    Args:
+      name: its name.
+      answer: ``answer(x, **params)``; in compiled code it is a constant.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(answer)
+    primitive.def_abstract_eval(lambda x, **_: ShapedArray((), jax.numpy.bool_))
+    _mlir.register_lowering(primitive, _mlir.lower_fun(answer, multiple_results=False))
+
+    def batched(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        # Last, so that the other dims keep their numbers.
+        return primitive.bind(jax.numpy.moveaxis(args[0], dims[0], -1), **params), None
+
+    _batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
 def input_primitive(name: str) -> Primitive:
     """A primitive without operands that stands for an input of the program that is still being traced."""
     primitive = Primitive(name)

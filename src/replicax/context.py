@@ -11,11 +11,11 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.communication import CommunicationOptions, checked_options
+from replicax.communication import CommunicationOptions, Communicator, checked_options
 from replicax.errors import ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
@@ -28,33 +28,10 @@ if TYPE_CHECKING:
 Options = CommunicationOptions | None
 
 
-class Communicator(Protocol):
-    """How one replica reaches the others. Each executor brings its own."""
-
-    def replica_id(self) -> Any:
-        """This replica's number: an int32 scalar of locality T, or an int."""
-
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
-        """Combine each array with its namesakes on all replicas."""
-
-    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
-        """Concatenate the replicas' arrays along ``axis``."""
-
-    def from_first(self, array: Any) -> Any:
-        """Replica 0's array."""
-
-    def add_up(self, count: int) -> int:
-        """The sum of the replicas' counts, such as the sizes of their batches; it costs a compiled step nothing."""
-
-    def components(self, value: Any) -> Sequence[Any]:
-        """Every replica's value, in the order of the replicas."""
-
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``fn(strategy, *args, **kwargs)`` in cross-replica context, once for all replicas."""
-
-
 class SingleReplica:
     """The communicator of a replica that is alone: every collective returns what it was given."""
+
+    examples = None
 
     def replica_id(self) -> Any:
         return 0
@@ -73,6 +50,9 @@ class SingleReplica:
 
     def add_up(self, count: int) -> int:
         return count
+
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        return False
 
     def components(self, value: Any) -> Sequence[Any]:
         return [value]
@@ -122,6 +102,19 @@ class ReplicaContext:
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that the step runs on. A compiled step is one program for all of them."""
         return self._strategy.extended.worker_devices
+
+    @property
+    def example_mask(self) -> Any:
+        """Which rows of a padded batch are examples, and no padding: bool ``[rows]``, T.
+
+        ``None`` if no argument of the step is padded (see "Padded batches" in the semantics).
+
+        >>> import replicax
+        >>> replicax.get_replica_context().example_mask is None
+        True
+        """
+        examples = self._communicator.examples
+        return None if examples is None else examples.mask
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
 from replicax.nests import is_leaf, known
 
@@ -46,6 +47,30 @@ class Local:
     communicator: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ExampleMask:
+    """Which rows of a padded batch are examples.
+
+    Attributes:
+      array: bool ``[num_replicas, rows]``, a slice on each replica's device; ``False`` is padding.
+      count: how many examples all replicas have together: an int32 scalar on all their devices.
+      host: the same as ``array``, on the host.
+    """
+
+    array: jax.Array
+    count: jax.Array
+    host: np.ndarray
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no padding at all."""
+        return bool(self.host.all())
+
+    def same_as(self, other: ExampleMask) -> bool:
+        """Whether the same rows are examples."""
+        return self is other or np.array_equal(self.host, other.host)
+
+
 class PerReplica:
     """One component for each replica: what ``run`` returns for a value that differs between replicas.
 
@@ -55,6 +80,8 @@ class PerReplica:
 
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
+      mask: which rows are examples, if the value has been computed from a padded batch and may have others.
+      dim: along which dim of a component the examples lie; ``None`` if that can't be told.
 
     With several workers each has the components of its own replicas.
 
@@ -67,11 +94,16 @@ class PerReplica:
     [0, 10]
     """
 
-    __slots__ = ("__weakref__", "_values", "form")
+    __slots__ = ("__weakref__", "_real", "_values", "dim", "form", "mask")
 
-    def __init__(self, form: Stacked | Components | Local) -> None:
+    def __init__(
+        self, form: Stacked | Components | Local, mask: ExampleMask | None = None, dim: int | None = 0
+    ) -> None:
         self.form = form
+        self.mask = mask
+        self.dim = dim
         self._values: tuple[Any, ...] | None = None
+        self._real: tuple[Any, ...] | None = None
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -111,11 +143,28 @@ class PerReplica:
                 return count
         return len(self.values)
 
+    @property
+    def real_values(self) -> tuple[Any, ...]:
+        """The components without padding, where it can be told from examples."""
+        if self.mask is None or self.dim is None or self.mask.is_full:
+            return self.values
+        if self._real is None:
+            rows = [np.flatnonzero(self.mask.host[i]) for i in self.replicas]
+            self._real = tuple(
+                jax.numpy.take(jax.numpy.asarray(v), r, axis=self.dim) for v, r in zip(self.values, rows, strict=True)
+            )
+            for component in self._real:
+                _containers[id(component)] = self
+        return self._real
+
     def __repr__(self) -> str:
         match self.form:
             case Stacked(array):
                 shape = ",".join(map(str, array.shape[1:]))
-                return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas)"
+                padded = ""
+                if self.mask is not None:
+                    padded = f", {int(self.mask.host.sum())} of {self.mask.host.size} rows are examples"
+                return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded})"
             case Components(values):
                 if len(values) == self.count:
                     return f"PerReplica{values!r}"
@@ -151,7 +200,7 @@ _containers: weakref.WeakValueDictionary[int, PerReplica] = weakref.WeakValueDic
 def container_of(value: Any) -> Any:
     """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more."""
     container = _containers.get(id(value))
-    if container is not None and any(component is value for component in container.values):
+    if container is not None and any(v is value for v in (*container.values, *(container._real or ()))):
         return container
     return value
 

@@ -9,6 +9,7 @@ worker does so for itself, after all have exchanged theirs.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.communication import Communicator
+from replicax.execution.examples import cant_be_told
 from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.topology.placement import here, put
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -42,15 +46,20 @@ def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, options: co
     leaves, treedef = _flatten(value)
     results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-    reduced = _by_form(
-        strategy,
-        [leaves[i] for i in ours],
-        lambda values, communicator: _reduce_local(op, values, axis, communicator, options),
-        lambda values: _reduce_components(op, values, axis),
-        lambda s, values: reduce(s, op, values, axis, options),
-    )
-    for i, result in zip(ours, reduced, strict=True):
-        results[i] = result
+    for batch in _by_mask(ours, leaves):
+        values = [leaves[i] for i in batch]
+        if axis is not None:
+            for value in values:
+                _check_dim_is_known(value, axis, "strategy.reduce")
+        reduced = _by_form(
+            strategy,
+            values,
+            lambda values, communicator: _reduce_local(op, values, axis, communicator, options),
+            lambda values: _reduce_components(op, values, axis),
+            lambda s, values: reduce(s, op, values, axis, options),
+        )
+        for i, result in zip(batch, reduced, strict=True):
+            results[i] = result
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -68,13 +77,16 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
             checked_axes(axis, np.shape(leaf), "gather")
     if not several and not any(isinstance(leaf, PerReplica) for leaf in leaves):
         return value
+    for leaf in leaves:
+        _check_dim_is_known(leaf, axis, "strategy.gather")
     gathered = _by_form(
         strategy,
-        leaves,
-        lambda values, communicator: [communicator.all_gather(v, axis) for v in values],
+        [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
+        lambda values, communicator: [_gather_local(v, axis, communicator) for v in values],
         lambda values: [_gather_components(v, axis) for v in values],
         lambda s, values: s.gather(values, axis),
     )
+    gathered = [_examples_only(whole, v, axis) for whole, v in zip(gathered, leaves, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, gathered)
 
 
@@ -112,13 +124,65 @@ def _flatten(value: Any) -> tuple[list[Any], Any]:
 
 def _components(value: PerReplica) -> Sequence[Any]:
     form = value.form
-    return form.communicator.components(form.value) if isinstance(form, Local) else value.values
+    return form.communicator.components(form.value) if isinstance(form, Local) else value.real_values
+
+
+def _by_mask(positions: Sequence[int], leaves: Sequence[Any]) -> list[list[int]]:
+    """The positions of values that can be combined together: those of one padded batch, and of none."""
+    groups: list[list[int]] = []
+    masks: list[Any] = []
+    for i in positions:
+        mask = leaves[i].mask
+        if mask is not None and not any(mask.same_as(m) for m in masks):
+            masks.append(mask)
+            groups.append([])
+    if len(groups) <= 1:
+        return [list(positions)] if positions else []
+    for i in positions:
+        mask = leaves[i].mask
+        groups[0 if mask is None else next(k for k, m in enumerate(masks) if mask.same_as(m))].append(i)
+    return groups
+
+
+def _check_dim_is_known(value: Any, axis: Axis, what: str) -> None:
+    if isinstance(value, PerReplica) and value.mask is not None and value.dim is None:
+        shape = value.values[0].shape
+        raise cant_be_told(what, checked_axes(axis, shape, what)[0], shape)  # type: ignore[arg-type]
+
+
+def _examples_only(whole: Any, value: Any, axis: int) -> Any:
+    """What has been gathered along ``axis``, without the rows that are padding."""
+    if not isinstance(value, PerReplica) or value.mask is None or isinstance(value.form, Local):
+        return whole
+    axis %= whole.ndim
+    if value.dim == axis:
+        if value.mask.is_full:
+            return whole
+        examples = jnp.take(here(whole), np.flatnonzero(value.mask.host), axis=axis)
+        return put(examples, whole.sharding)
+    return whole
+
+
+def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
+    if communicator.examples is not None:
+        array = jnp.asarray(value)
+        [dim] = checked_axes(axis, array.shape, "gather")
+        padded = communicator.lie_along(array, dim, "strategy.gather", refused=_SIZE_UNKNOWN)
+        value = jnp.where(padded, jnp.zeros_like(array), array)  # never: so that the question stays
+    return communicator.all_gather(value, axis)
+
+
+_SIZE_UNKNOWN = (
+    "strategy.gather in a merge_fn: the value has rows that may be padding, and how many would remain is not known "
+    "while the step is compiled. Return the value from the step and gather it outside, or gather it together with "
+    "replicax.get_replica_context().example_mask by all_gather."
+)
 
 
 def _by_form(
     strategy: Strategy,
     values: list[PerReplica],
-    of_local: Callable[[list[Any], context.Communicator], list[Any]],
+    of_local: Callable[[list[Any], Communicator], list[Any]],
     of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
     again: Callable[[Any, list[PerReplica]], list[Any]],
 ) -> list[Any]:
@@ -148,7 +212,9 @@ def _by_form(
 
 def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, ...]]:
     """The components of each value, of all workers' replicas."""
-    theirs = strategy.extended.lockstep.share("combines components of different shapes", [v.values for v in values])
+    theirs = strategy.extended.lockstep.share(
+        "combines components of different shapes", [v.real_values for v in values]
+    )
     return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
@@ -183,15 +249,19 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> A
 
 
 def _reduce_local(
-    op: ReduceOp, values: list[Any], axis: Axis, communicator: context.Communicator, options: context.Options
+    op: ReduceOp, values: list[Any], axis: Axis, communicator: Communicator, options: context.Options
 ) -> list[Any]:
     if axis is None:
         return communicator.all_reduce(op, values, options)
-    sums, counts = zip(*(_sum_along(v, axis) for v in values), strict=True)
+    values = [jnp.asarray(v) for v in values]
+    counts: list[Any] = [{}] * len(values)
+    if communicator.examples is not None:
+        pairs = [_without_padding(v, axis, communicator) for v in values]
+        values, counts = [v for v, _ in pairs], [c for _, c in pairs]
+    totals = communicator.all_reduce(ReduceOp.SUM, [_sum_along(v, axis)[0] for v in values], options)
     if op is ReduceOp.SUM:
-        return communicator.all_reduce(op, sums, options)
-    totals = communicator.all_reduce(ReduceOp.SUM, sums, options)
-    return [divide(t, max(1, communicator.add_up(c))) for t, c in zip(totals, counts, strict=True)]
+        return totals
+    return [divide(t, _numbers(v, axis, c, communicator)) for t, v, c in zip(totals, values, counts, strict=True)]
 
 
 def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis) -> list[Any]:
@@ -216,6 +286,34 @@ def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
         shapes = [a.shape for a in arrays]
         raise ValueError(f"strategy.gather: the components may differ in dim {axis} only, but have shapes {shapes}")
     return jnp.concatenate(arrays, axis)
+
+
+def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:
+    """``value`` with zeros for padding; and of each dim of ``axis``, whether it is the examples', and their number.
+
+    Which dim is theirs is not known while tracing, so of each it is asked (:mod:`replicax.execution.examples`).
+    """
+    assert communicator.examples is not None
+    mask, count = communicator.examples
+    kept, counts = value, {}
+    for dim in checked_axes(axis, value.shape, "reduce") if axis is not None else ():
+        is_theirs = communicator.lie_along(value, dim, "strategy.reduce")
+        padding: Any = True  # of another size: the answer is no, or an error
+        if value.shape[dim] == mask.shape[0]:
+            padding = ~jnp.expand_dims(mask, [d for d in range(value.ndim) if d != dim])
+            counts[dim] = is_theirs, count
+        kept = jnp.where(is_theirs & padding, jnp.zeros_like(value), kept)
+    return kept, counts
+
+
+def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) -> Any:
+    """How many numbers of ``value``, on all replicas, each element of the sum along ``axis`` is the sum of."""
+    axes = () if axis is None else checked_axes(axis, value.shape, "reduce")
+    number: Any = max(1, communicator.add_up(math.prod(value.shape[a] for a in axes)))
+    for dim, (is_theirs, examples) in counts.items():
+        others = math.prod(value.shape[a] for a in axes if a != dim)
+        number = jnp.where(is_theirs, jnp.maximum(examples, 1) * others, number)
+    return number
 
 
 def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:

@@ -15,7 +15,7 @@ from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
-from replicax.values import Components, Local, PerReplica, Stacked
+from replicax.values import Components, ExampleMask, Local, PerReplica, Stacked
 from replicax.variables import Variable
 
 _STATIC = object()
@@ -41,15 +41,17 @@ class Arguments:
 
     Attributes:
       arrays: the traced values, in the order of the flattened arguments.
+      mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
       key: what decides whether a program for other arguments fits these.
     """
 
-    __slots__ = ("_statics", "_tree", "arrays", "key")
+    __slots__ = ("_statics", "_tree", "arrays", "key", "mask")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         leaves, self._tree = _flatten((args, kwargs), is_leaf)
         self.arrays: list[Any] = []
         self._statics: list[Any] = []
+        self.mask: ExampleMask | None = None
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
             kind = type(leaf)
@@ -57,7 +59,11 @@ class Arguments:
                 form = leaf.form
                 array = form.array if type(form) is Stacked else self._not_stacked(form, position)
                 self.arrays.append(array)
-                keys.append((T, array.shape, array.dtype, False))
+                if leaf.mask is None:
+                    keys.append((T, array.shape, array.dtype, False))
+                else:
+                    self._note_mask(leaf, position)
+                    keys.append((T, array.shape, array.dtype, False, leaf.dim))
             elif kind is Variable:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, leaf.slot))  # as good as the variable, and compared without its ==
@@ -81,6 +87,9 @@ class Arguments:
             else:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
+        if self.mask is not None:
+            self.arrays += [self.mask.array, self.mask.count]
+            keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
         self.key = (self._tree, tuple(keys))
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
@@ -97,6 +106,16 @@ class Arguments:
             for k in self.key[1]
             if k[0] is not _STATIC
         ]
+
+    def example_dims(self) -> list[Any] | None:
+        """Of each traced argument but the mask, the dim of the examples; ``None`` if unknown, ``()`` if it has none.
+
+        Nothing at all if no argument is padded.
+        """
+        if self.mask is None:
+            return None
+        keys = [k for k in self.key[1] if k[0] is not _STATIC]
+        return [k[4] if len(k) > 4 else () for k in keys[:-2]]
 
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
         """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
@@ -126,6 +145,9 @@ class Arguments:
             placed.append(array)
         return placed
 
+    def _note_mask(self, value: PerReplica, position: int) -> None:
+        self.mask = common_mask(self.mask, value, self._tree, position)
+
     def _check_concrete(self, leaf: jax.Array, position: int) -> None:
         if isinstance(leaf, jax.core.Tracer):
             raise self._error(
@@ -154,6 +176,24 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
     )
 
 
+def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, position: int) -> ExampleMask | None:
+    """The mask of a step, given that of the arguments before ``value``.
+
+    Raises:
+      ValueError: they come from different batches.
+    """
+    other = value.mask
+    if first is None or other is None or first.same_as(other):
+        return first or other
+    if value.dim is None:  # where its examples are can't be told anyway
+        return first
+    sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, other)]
+    raise ValueError(
+        f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the replicas "
+        f"have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
+    )
+
+
 @functools.cache
 def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
     """How values of locality M, and of locality T, lie on the devices of ``mesh``."""
@@ -162,6 +202,8 @@ def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
 
 def path_of(tree: Any, position: int) -> str:
     """``args[0]['x']``: where in ``(args, kwargs)`` the leaf at ``position`` stands."""
+    if position >= tree.num_leaves:
+        return "the mask of the padded batch"
     paths = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
     first, *rest = paths[position][0]
     return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
@@ -172,6 +214,10 @@ def describe_difference(old: Any, new: Any) -> list[str]:
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree:
         return [f"the structure of the arguments: was {old_tree}, now {new_tree}"]
+    if len(old_keys) != len(new_keys):
+        return [
+            f"whether the batch is padded: was {len(old_keys) > len(new_keys)}, now {len(new_keys) > len(old_keys)}"
+        ]
     return [
         f"{path_of(new_tree, i)}: was {_describe_key(a)}, now {_describe_key(b)}"
         for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
+from replicax.communication import Examples
 from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
@@ -80,6 +81,7 @@ def capture(
     arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
     creations: Creations,
+    example_dims: Sequence[Any] | None = None,
 ) -> Program:
     """Trace ``fn`` for one replica of ``strategy``.
 
@@ -89,6 +91,8 @@ def capture(
       arguments: one replica's shape and dtype, and the locality, of each traced argument.
       rebuild: makes ``(args, kwargs)`` from the traced arguments.
       creations: the variables that the step creates.
+      example_dims: where the examples are in arguments that are padded (:meth:`Arguments.example_dims`); the last two
+        arguments are then the mask, and the number of examples on all replicas.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -105,7 +109,7 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
-        communicator = SpmdCommunicator()
+        communicator = SpmdCommunicator(None if example_dims is None else Examples(*values[-2:]))
         store = TracedStore(strategy, communicator, creations)
         replica = context.ReplicaContext(strategy, communicator)
         args, kwargs = rebuild(values)
@@ -166,6 +170,7 @@ def capture(
         result_tree=result_tree,
         obligations=store.obligations,
         timeout=store.communicator.timeout,
+        example_dims=None if example_dims is None else tuple(example_dims),
     )
 
 

@@ -1,8 +1,7 @@
-"""The store of the exact executor: one replica's variables, and which of its arrays replicas may differ in."""
+"""The store of the exact executor: one replica's variables, and what is known of its arrays."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.errors import LocalityError
-from replicax.execution.infer import UNRELIABLE
 from replicax.execution.marks import Obligation, mark_p
-from replicax.execution.meetings import ExactCommunicator, sum_p, whole_p
-from replicax.locality import Locality, M, R, T
-from replicax.reduction import share_p
+from replicax.execution.meetings import ExactCommunicator
+from replicax.execution.watching import Localities, Places
+from replicax.locality import Locality, M, T
 from replicax.topology.placement import here
 from replicax.values import Local, PerReplica
 from replicax.variables.store import Creations, check_owner, check_write_trace
@@ -23,44 +21,6 @@ from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
-
-
-class Localities:
-    """The arrays of a step, with their localities: those that are noted, and all that is computed from them."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, tuple[Any, Locality]] = {}
-
-    def note(self, array: Any, locality: Locality = T) -> None:
-        """Remember that ``array`` is of this step, and its locality."""
-        key = id(array)
-        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
-            return
-        self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), locality
-
-    def of(self, array: Any) -> Locality:
-        """What has been noted of ``array``; M if nothing has."""
-        known = self._noted.get(id(array))
-        return known[1] if known is not None and known[0]() is array else M
-
-    def is_of_step(self, value: Any) -> bool:
-        """Whether ``value`` is an array that the step was given or has computed, and not one from outside."""
-        if isinstance(value, jax.core.Tracer):
-            return True
-        known = self._noted.get(id(value))
-        return known is not None and known[0]() is value
-
-    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
-        found = M
-        for arg in args:
-            found = found | self.of(arg)
-        if primitive in (sum_p, whole_p):
-            found = R
-        elif primitive is share_p or primitive.name in UNRELIABLE:
-            found = T
-        for result in results:
-            self.note(result, found)
 
 
 class ExactStore:
@@ -71,6 +31,7 @@ class ExactStore:
         strategy: Strategy,
         communicator: ExactCommunicator,
         localities: Localities,
+        places: Places | None,
         creations: Creations,
     ) -> None:
         self.create = creations.create
@@ -78,6 +39,7 @@ class ExactStore:
         self.strategy = strategy
         self.communicator = communicator
         self.localities = localities
+        self.places = places
         self.values: dict[Variable, Any] = {}
         self.written: dict[Variable, str | None] = {}
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
@@ -125,6 +87,8 @@ class ExactStore:
             self.answer(args[0], params["mark_id"])
         else:
             self.localities.watch(primitive, args, params, results)
+        if self.places is not None:
+            self.places.watch(primitive, args, params, results)
 
 
 def local_value(variable: Variable, replica: int) -> jax.Array:

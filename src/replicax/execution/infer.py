@@ -121,7 +121,9 @@ class _Pass:
             return [R] * count, operands
         if primitive is share_p:
             return [T] * count, operands
-        if name in _AGREEING | _DISAGREEING and _over_replicas(params):
+        if name == "replicax_asks":  # answered while compiling, once for all
+            return [M] * count, operands
+        if name in _AGREEING | _DISAGREEING and over_replicas(params):
             if divergence and final and self.check and name != "axis_index":
                 raise DeadlockError(
                     f"the collective {name} at {_jax.source_line(equation)} stands {divergence}, and what decides "
@@ -228,7 +230,8 @@ def _join(localities: Sequence[Locality]) -> Locality:
     return joined
 
 
-def _over_replicas(params: Mapping[str, Any]) -> bool:
+def over_replicas(params: Mapping[str, Any]) -> bool:
+    """Whether a collective is one of the replicas."""
     axes = params.get("axes", params.get("axis_name", ()))
     return REPLICA_AXIS in (axes if isinstance(axes, (tuple, list, set, frozenset)) else (axes,))
 

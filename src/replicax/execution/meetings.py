@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.communication import Examples
 from replicax.context import Options
 from replicax.execution.conductor import Conductor
+from replicax.execution.example_places import Place
+from replicax.execution.examples import Question, asks_p
 from replicax.execution.spmd import leaves_of, merge_here
-from replicax.locality import M
+from replicax.locality import Locality, M, T
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 
 if TYPE_CHECKING:
@@ -24,17 +27,25 @@ if TYPE_CHECKING:
 
 
 class ExactCommunicator:
-    """See :class:`replicax.context.Communicator`. One replica's way to the others, through the conductor."""
+    """See :class:`replicax.communication.Communicator`. One replica's way to the others, through the conductor."""
 
     conductor: Conductor
 
     def __init__(
-        self, replica: int, device: jax.Device, note: Callable[..., None], is_of_step: Callable[[Any], bool]
+        self,
+        replica: int,
+        device: jax.Device,
+        note: Callable[[Any, Locality], None],
+        is_of_step: Callable[[Any], bool],
+        examples: Examples | None = None,
+        place_of: Callable[[Any], Place] | None = None,
     ) -> None:
         self.replica = replica
         self.device = device
         self._note = note
         self._is_of_step = is_of_step
+        self.examples = examples
+        self._place_of = place_of
 
     def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """What every replica brings to ``meeting``."""
@@ -47,7 +58,7 @@ class ExactCommunicator:
     def replica_id(self) -> Any:
         with _jax.outside_tracing():
             replica = jnp.int32(self.replica) + 0
-        self._note(replica)
+        self._note(replica, T)
         return replica
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
@@ -76,6 +87,12 @@ class ExactCommunicator:
 
     def add_up(self, count: int) -> int:
         return sum(self.meet("adding up sizes", count))
+
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        if self.examples is None:
+            return False
+        question = Question(dim, what, self.examples.mask.shape[0], refused, self._place_of)
+        return asks_p.bind(jax.lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
         if isinstance(value, jax.core.Tracer):

@@ -15,11 +15,13 @@ import jax
 
 from replicax.errors import LocalityError
 from replicax.execution.exact_store import ExactStore, local_value
+from replicax.execution.example_places import Place, joined
+from replicax.execution.examples import dim_of_examples
 from replicax.execution.placing import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import is_leaf, known
 from replicax.topology.fingerprints import Fingerprint, fingerprint
-from replicax.values import Components, PerReplica
+from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class _Leaf:
     print: Fingerprint | None  # of an array
     locality: Locality | None = None
     is_of_step: bool = False
+    place: Place = None  # of its examples
     token: Any = None  # of another object, as other workers can compare it
 
 
@@ -75,7 +78,8 @@ def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
 
     def leaf_of(leaf: Any) -> _Leaf:
         if isinstance(leaf, jax.Array):
-            return _Leaf(fingerprint(leaf), of(leaf), store.localities.is_of_step(leaf))
+            place = None if store.places is None else store.places.of(leaf)
+            return _Leaf(fingerprint(leaf), of(leaf), store.localities.is_of_step(leaf), place)
         return _Leaf(None, token=_token(leaf) if several else None)
 
     return Outcome(
@@ -102,8 +106,14 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
             raise LocalityError(checks[0].otherwise)
 
 
-def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strategy) -> Any:
+def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strategy, mask: ExampleMask | None) -> Any:
     """What ``run`` returns: mirrored values plain, others as ``PerReplica``.
+
+    Args:
+      returned: by this worker's replicas.
+      everyone: what all replicas have come to.
+      strategy: whose replicas they are.
+      mask: which rows of the step's batch are examples, if it is padded.
 
     Raises:
       ValueError: the replicas have returned different structures.
@@ -117,7 +127,11 @@ def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strat
     flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     everyones = zip(*(o.leaves for o in everyone), strict=True)
-    results = [_merged_leaf(mine, all_, strategy) for mine, all_ in zip(columns, everyones, strict=True)]
+    results = []
+    for mine, all_ in zip(columns, everyones, strict=True):
+        padded, dim = (False, None) if mask is None else _where_examples_are(all_, mask.host.shape[1])
+        value = _differing(mine, all_, strategy) if padded else _merged_leaf(mine, all_, strategy)
+        results.append(PerReplica(value.form, mask, dim) if padded else value)
     return jax.tree_util.tree_unflatten(flat[0][1], results)
 
 
@@ -132,12 +146,25 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Stra
         if same and all(leaf.locality is not T for leaf in everyones):
             devices = [extended.worker_devices[i] for i in extended.local_replicas]
             return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], extended.mesh)
-        return place_components(mine, extended.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+        return _differing(mine, everyones, strategy)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or _same(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
         if _equal(tokens) or all(_same_object(token, first) for token in tokens):
             return first
     return PerReplica(Components(tuple(mine), extended.local_replicas, extended.num_replicas))
+
+
+def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> PerReplica:
+    return place_components(mine, strategy.extended.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+
+
+def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
+    """Whether a result has rows that may be padding, and along which dim."""
+    if not all(leaf.print is not None and leaf.locality is T for leaf in everyones):
+        return False, None
+    [_, shape, _] = everyones[0].print or ("", (), b"")
+    dim, unclear = dim_of_examples(joined([leaf.place for leaf in everyones]), shape, rows)
+    return dim is not None or unclear, dim
 
 
 def new_arrays(

@@ -30,7 +30,7 @@ from replicax.reduction import all_reduce_p, alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos
     cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma
@@ -143,7 +143,7 @@ class Partition:
             return self.run(called, operands, [hints.get(v) for v in equation.outvars])
         if not in_pieces:
             return _jax.bind(equation, operands)
-        if name in _ELEMENTWISE and self.all_mirrored(equation):
+        if name in ELEMENTWISE and self.all_mirrored(equation):
             return [self.elementwise(equation, operands, hints)]
         if name in _MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
@@ -291,7 +291,7 @@ def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split
         if equation.primitive in _NOTHING:
             for atom, split in zip(equation.invars, found, strict=True):
                 want(atom, split)
-        elif equation.primitive.name in _ELEMENTWISE:
+        elif equation.primitive.name in ELEMENTWISE:
             for atom in equation.invars:
                 if _shape(atom) == _shape(equation.outvars[0]):
                     want(atom, found[0])

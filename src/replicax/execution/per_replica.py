@@ -16,19 +16,22 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
+from replicax.communication import Examples
 from replicax.errors import ContextError
-from replicax.execution.arguments import of_another_strategy
+from replicax.execution.arguments import common_mask, of_another_strategy
 from replicax.execution.conductor import Conductor
-from replicax.execution.exact_store import ExactStore, Localities
+from replicax.execution.exact_store import ExactStore
+from replicax.execution.example_places import UNKNOWN, Place, Rows
 from replicax.execution.function_key import function_key
 from replicax.execution.meetings import ExactCommunicator
 from replicax.execution.outcome import check_expectations, merged, new_arrays, outcomes
 from replicax.execution.placing import ARRAYS
 from replicax.execution.together import check_same_step
+from replicax.execution.watching import Localities, Places
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
 from replicax.topology.placement import here
-from replicax.values import Local, PerReplica, component
+from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import launching, lent
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
@@ -48,11 +51,11 @@ def run_per_replica(
       Exception: whatever ``fn`` raised on whichever worker, with a note that names the replica. Variables are as they
         were.
     """
-    check_components(args, kwargs, strategy)
+    mask = check_components(args, kwargs, strategy)
     check_same_step(strategy, fn, args, kwargs, "on the exact executor")
     created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
     try:
-        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), created)
+        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), mask, created)
     except BaseException:
         created.undo()
         raise
@@ -64,7 +67,7 @@ def run_per_replica(
 
 
 def _run(
-    strategy: Strategy, fn: Callable[..., Any], arguments: Any, created: Creations
+    strategy: Strategy, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
 ) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
     """What the step returns, and the new arrays of the variables that it writes."""
     extended = strategy.extended
@@ -72,7 +75,8 @@ def _run(
     replicas = []
     for i in extended.local_replicas:
         device = extended.worker_devices[i]
-        replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *_inputs(arguments, i, device)))
+        inputs = _inputs(arguments, i, device)
+        replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *inputs, mask))
     conductor = Conductor({r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep)
     for replica in replicas:
         replica.communicator.conductor = conductor
@@ -81,7 +85,7 @@ def _run(
     everyone = outcomes(returned, stores, strategy)
     if extended.num_replicas > 1:
         check_expectations(everyone)
-    return merged(returned, everyone, strategy), new_arrays(stores, everyone, strategy)
+    return merged(returned, everyone, strategy, mask), new_arrays(stores, everyone, strategy)
 
 
 class _Replica:
@@ -96,13 +100,22 @@ class _Replica:
         adopt: Callable[[], None],
         creations: Creations,
         arguments: Callable[[], Any],
-        given: Sequence[tuple[Any, Locality]],
+        given: Sequence[tuple[Any, Locality, Place]],
+        mask: ExampleMask | None,
     ) -> None:
-        localities = Localities()
-        for array, locality in given:
+        localities, places, examples = Localities(), None, None
+        if mask is not None:
+            examples = Examples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
+            places = Places(mask.host.shape[1])
+            given = [*given, (examples.mask, T, Rows(0)), (examples.count, M, None)]
+        for array, locality, place in given:
             localities.note(array, locality)
-        self.communicator = ExactCommunicator(index, device, localities.note, localities.is_of_step)
-        self.store = ExactStore(strategy, self.communicator, localities, creations)
+            if places is not None:
+                places.note(array, place)
+        self.communicator = ExactCommunicator(
+            index, device, localities.note, localities.is_of_step, examples, None if places is None else places.of
+        )
+        self.store = ExactStore(strategy, self.communicator, localities, places, creations)
         self._trace = self.store.trace
         self._context = context.ReplicaContext(strategy, self.communicator)
         self._device = device
@@ -131,9 +144,9 @@ class _Replica:
                 raise
 
 
-def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality]]]:
-    """What makes one replica's ``(args, kwargs)``, and its arrays with their localities."""
-    given: list[tuple[Any, Locality]] = []
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:
+    """What makes one replica's ``(args, kwargs)``, and its arrays with their localities, and where examples are."""
+    given: list[tuple[Any, Locality, Place]] = []
 
     def one(leaf: Any) -> Any:
         locality = T if isinstance(leaf, PerReplica) else M
@@ -141,7 +154,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
         array = here(jnp.asarray(value))
-        given.append((jax.device_put(array, device, may_alias=False), locality))
+        given.append((jax.device_put(array, device, may_alias=False), locality, _place(leaf)))
         return given[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
@@ -150,12 +163,23 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
 
 
-def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> None:
-    """Raise unless ``PerReplica`` arguments have a component for each replica.
+def _place(value: Any) -> Place:
+    """Where the examples are in an argument."""
+    if not isinstance(value, PerReplica) or value.mask is None:
+        return None
+    return UNKNOWN if value.dim is None else Rows(value.dim)
+
+
+def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> ExampleMask | None:
+    """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
+
+    Returns:
+      Which rows of padded arguments are examples; ``None`` if none is padded.
 
     Raises:
-      ValueError: one has more or fewer.
+      ValueError: one has more or fewer, or another mask.
     """
+    mask: ExampleMask | None = None
     num_replicas = strategy.num_replicas_in_sync
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
@@ -163,3 +187,5 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
             continue
         if leaf.count != num_replicas or leaf.replicas != strategy.extended.local_replicas:
             raise of_another_strategy(tree, position, leaf.count, num_replicas)
+        mask = common_mask(mask, leaf, tree, position)
+    return mask

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicax.nests import known
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Components, PerReplica, Stacked
+from replicax.topology.placement import put
+from replicax.values import Components, ExampleMask, PerReplica, Stacked
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What counts as an array, or converts to one."""
@@ -70,3 +72,58 @@ def mirror(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
     """One replicated array from an equal one on the device of each of this worker's replicas."""
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.make_array_from_single_device_arrays(arrays[0].shape, sharding, list(arrays))
+
+
+@functools.lru_cache(maxsize=64)
+def example_mask(sizes: tuple[int, ...], rows: int, mesh: Mesh) -> ExampleMask:
+    """The mask of a batch of which each replica has so many examples, and then padding.
+
+    The same object for the same sizes, so that its arrays are put on the devices once.
+
+    Args:
+      sizes: how many examples each replica has, of all workers.
+      rows: how many rows each has, padding included.
+      mesh: the replicas' devices.
+
+    >>> import replicax
+    >>> from replicax.execution.placing import example_mask
+    >>> mesh = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.mesh
+    >>> example_mask((3, 1), 3, mesh).host.tolist()
+    [[True, True, True], [True, False, False]]
+    """
+    host = np.arange(rows)[None] < np.array(sizes, np.int64)[:, None]
+    host.flags.writeable = False
+    array = put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)))
+    count = put(np.int32(host.sum()), NamedSharding(mesh, PartitionSpec()))
+    return ExampleMask(array, count, host)
+
+
+def padded(stacked: Any, mask: ExampleMask) -> Any:
+    """An element of a dataset that pads.
+
+    Args:
+      stacked: a pytree of arrays ``[num_replicas, rows, …]`` on the replicas' devices; with one replica, too.
+      mask: which rows are examples.
+
+    Returns:
+      The pytree with ``PerReplica`` leaves that share ``mask``.
+
+    Raises:
+      ValueError: an array has other replicas or rows than the mask.
+
+    >>> import jax.numpy as jnp, replicax
+    >>> from replicax.execution.placing import example_mask, padded
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> x = padded(jnp.array([[1.0, 2.0], [3.0, 0.0]]), example_mask((2, 1), 2, strategy.extended.mesh))
+    >>> x
+    PerReplica(float32[2], 2 replicas, 3 of 4 rows are examples)
+    >>> float(strategy.reduce("mean", x, axis=0))
+    2.0
+    """
+
+    def one(array: jax.Array) -> PerReplica:
+        if array.shape[:2] != mask.host.shape:
+            raise ValueError(f"padded: an array of shape {array.shape} does not go with a mask of {mask.host.shape}")
+        return PerReplica(Stacked(array), mask)
+
+    return jax.tree_util.tree_map(one, known(stacked))

@@ -55,3 +55,6 @@ class Program:
     obligations: Mapping[int, Obligation]
     timeout: float | None
     """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""
+    example_dims: tuple[Any, ...] | None = None
+    """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
+    has none. Two more arguments follow then: the mask, and how many examples all replicas have."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.execution.collectives import Collective, collectives_in
+from replicax.execution.example_places import UNKNOWN, Place, Rows
+from replicax.execution.examples import dim_of_examples, example_places, shape_of
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
 from replicax.execution.pieces import Piece
@@ -56,6 +58,10 @@ class Executable:
     mesh: Mesh
     travel: Travel | None
     """If arrays of variables are somewhere else between calls than in the program."""
+    padded: tuple[bool, ...] | None = None
+    """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
+    example_dims: tuple[int | None, ...] = ()
+    """Along which of their dims; ``None`` if that can't be told."""
 
     def compiled(self) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
@@ -112,6 +118,9 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
+    padded = example_dims = None
+    if program.example_dims is not None:
+        padded, example_dims = _where_examples_are(program, outputs)
 
     position = {use.slot: i for i, use in enumerate(program.reads)}
     # Variables that are read as well come first among the written, in the order of the donated.
@@ -128,7 +137,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
-        [_of_value(locality if several else M, mesh) for locality in result_localities],
+        [
+            _of_value(locality if several or (padded and padded[i]) else M, mesh)
+            for i, locality in enumerate(result_localities)
+        ],
     )
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
@@ -168,7 +180,29 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         written=tuple(program.writes[i].slot for i in written),
         mesh=mesh,
         travel=travel,
+        padded=padded,
+        example_dims=example_dims or (),
     )
+
+
+def _where_examples_are(
+    program: Program, localities: Sequence[Locality]
+) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
+    """Which results have rows that may be padding, and along which dim."""
+    assert program.example_dims is not None
+    rows = program.arguments[-2][0].shape[0]
+    inputs: list[Place] = [None] * len(program.reads)
+    inputs += [UNKNOWN if dim is None else None if dim == () else Rows(dim) for dim in program.example_dims]
+    inputs += [Rows(0), None] + [None] * len(program.constants)
+    places = example_places(program.jaxpr, inputs, rows)
+    n = len(program.writes)
+    outputs = program.jaxpr.outvars[n:]
+    found = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
+    padded = [
+        locality is T and (dim is not None or unclear)
+        for locality, (dim, unclear) in zip(localities[n:], found, strict=True)
+    ]
+    return tuple(padded), tuple(dim for dim, _ in found)
 
 
 Item = TypeVar("Item")

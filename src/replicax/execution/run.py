@@ -19,7 +19,7 @@ from replicax.execution.replicate import Executable, replicate
 from replicax.execution.together import check_same_step
 from replicax.locality import T
 from replicax.topology.placement import copied
-from replicax.values import PerReplica, Stacked
+from replicax.values import ExampleMask, PerReplica, Stacked
 from replicax.variables.slots import launching, lent, together
 from replicax.variables.store import Creations
 
@@ -58,7 +58,7 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
             group.arrays = jax.device_put(group.arrays, travel.homes)
         if lent:
             lent.difference_update(executable.written)
-    return _results(executable, computed, strategy.num_replicas_in_sync)
+    return _results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
 
 
 def prepare(
@@ -89,7 +89,12 @@ def prepare(
         creations = Creations(strategy, cache.created_by(key[0]))
         try:
             program = capture(
-                strategy, fn, arguments.traced(strategy.num_replicas_in_sync), arguments.rebuild(), creations
+                strategy,
+                fn,
+                arguments.traced(strategy.num_replicas_in_sync),
+                arguments.rebuild(),
+                creations,
+                arguments.example_dims(),
             )
             executable = replicate(program, strategy.extended.mesh)
         except BaseException as error:
@@ -128,14 +133,18 @@ def _take_back(executable: Executable) -> None:
         lent.discard(slot)
 
 
-def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int) -> Any:
+def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:
     leaves = []
+    padded = executable.padded
     for result in executable.program.results:
         if result.index is None:
             value = result.value
             leaves.append(value() if isinstance(value, weakref.ref) else value)
         else:
             array = computed[result.index]
+            if padded is not None and padded[result.index]:
+                leaves.append(PerReplica(Stacked(array), mask, executable.example_dims[result.index]))
+                continue
             stacked = num_replicas > 1 and executable.localities[result.index] is T
             leaves.append(PerReplica(Stacked(array)) if stacked else array)
     return jax.tree_util.tree_unflatten(executable.program.result_tree, leaves)

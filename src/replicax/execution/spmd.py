@@ -9,6 +9,8 @@ import jax
 from jax import lax
 
 from replicax import context, reduction
+from replicax.communication import Communicator, Examples
+from replicax.execution.examples import Question, asks_p
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
 from replicax.topology.mesh import REPLICA_AXIS
@@ -19,13 +21,16 @@ if TYPE_CHECKING:
 
 
 class SpmdCommunicator:
-    """See :class:`replicax.context.Communicator`. Everything here only records operations.
+    """See :class:`replicax.communication.Communicator`. Everything here only records operations.
 
     Attributes:
       timeout: the longest that a collective has, in seconds; ``None`` if none has one.
     """
 
     timeout: float | None = None
+
+    def __init__(self, examples: Examples | None = None) -> None:
+        self.examples = examples
 
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
@@ -48,6 +53,12 @@ class SpmdCommunicator:
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
 
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        if self.examples is None:
+            return False
+        question = Question(dim, what, self.examples.mask.shape[0], refused)
+        return asks_p.bind(lax.stop_gradient(value), question=question)
+
     def components(self, value: Any) -> Sequence[Any]:
         stacked = reduction.stack_replicas(value)
         return [stacked[i] for i in range(stacked.shape[0])]
@@ -63,7 +74,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def merge_here(
-    communicator: context.Communicator,
+    communicator: Communicator,
     strategy: Strategy,
     fn: Callable[..., Any],
     args: Any,
@@ -80,7 +91,7 @@ def merge_here(
       kwargs: its keyword arguments.
       computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
     """
-    if strategy.num_replicas_in_sync > 1:
+    if strategy.num_replicas_in_sync > 1 or communicator.examples is not None:
         leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)

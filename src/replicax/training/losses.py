@@ -28,12 +28,15 @@ def compute_average_loss(
       global_batch_size: how many examples all replicas have together. By default they are counted, which costs
         nothing in a compiled step, where every replica has a batch of the same shape.
 
+    Padding (``InputOptions(partial_batch="pad")``) contributes 0, whatever its losses are, and does not count. A
+    replica without any example has a share of 0.
+
     Returns:
       A scalar. T: it is this replica's own, even if all shares happen to be equal. No collective.
 
     Raises:
-      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; ``sample_weight`` does
-        not fit; ``global_batch_size`` is not positive.
+      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted, or in a step with a padded
+        batch has another dim 0 than the batch; ``sample_weight`` does not fit; ``global_batch_size`` is not positive.
       ContextError: called in cross-replica context.
 
     >>> import replicax, numpy as np
@@ -58,6 +61,19 @@ def compute_average_loss(
                 f"{losses.shape}"
             )
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim)).astype(losses.dtype)
+    examples = replica._communicator.examples
+    if examples is not None:
+        rows = examples.mask.shape[0]
+        if losses.shape[0] != rows:
+            raise ValueError(
+                f"compute_average_loss: the batch is padded to {rows} rows, so per_example_loss must have an entry for "
+                f"each of them, got shape {losses.shape}: padding could not be left out. Reduce within each example "
+                "first, and not over several."
+            )
+        # Chosen and not multiplied: what padding has for a loss may be infinite.
+        losses = jnp.where(along_rows(examples.mask, losses), losses, jnp.zeros_like(losses))
+        if global_batch_size is None:
+            global_batch_size = examples.count
     if global_batch_size is None:
         global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
@@ -89,6 +105,11 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     replica = _replica("scale_regularization_loss")
     return share_p.bind(_float(regularization_loss) / replica.num_replicas_in_sync)[0]
+
+
+def along_rows(mask: Any, values: Any) -> jax.Array:
+    """``mask`` with a dim of size 1 for each further dim of ``values``."""
+    return jnp.reshape(mask, mask.shape + (1,) * (values.ndim - mask.ndim))
 
 
 def _float(value: Any) -> jax.Array:

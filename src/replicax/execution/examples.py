@@ -1,0 +1,226 @@
+"""Examples: where are they in each result of a program?
+
+A dataflow pass over a captured program like :mod:`replicax.execution.infer`, by the rules of
+:mod:`replicax.execution.example_rules`. It also answers the *questions* that were asked while the step's Python ran:
+whether a dim that a ``merge_fn`` reduces along is that of the examples. Then nobody could know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _jax
+from replicax.execution.example_places import PART, UNKNOWN, Lost, Operation, Place, Rows, joined
+from replicax.execution.example_rules import result_places
+from replicax.execution.infer import called_program
+
+
+class Question:
+    """Whether the examples lie along a dim of a value.
+
+    Args:
+      dim: which one.
+      what: the operation that asks, for the error's text.
+      rows: how many rows a replica has.
+      refused: the error's text if they do; ``None`` if they may.
+      look: finds out where the examples are in a concrete array; for the exact executor.
+
+    Attributes:
+      answer: ``None`` until it is known.
+    """
+
+    def __init__(
+        self, dim: int, what: str, rows: int, refused: str | None = None, look: Callable[[Any], Place] | None = None
+    ) -> None:
+        self.dim, self.what, self.rows, self.refused, self.look = dim, what, rows, refused, look
+        self.answer: bool | None = None
+
+    def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
+        """The answer, from where the examples are.
+
+        Raises:
+          ValueError: it can't be told, or they are there in part.
+        """
+        dim, unclear = dim_of_examples(place, shape, self.rows)
+        if unclear and (not isinstance(place, Rows) or place.dim == self.dim):
+            raise cant_be_told(self.what, self.dim, shape)
+        if dim == self.dim and self.refused is not None:
+            raise ValueError(self.refused)
+        if self.answer not in (None, dim == self.dim):
+            raise cant_be_told(self.what, self.dim, shape)  # it stands in two places
+        self.answer = dim == self.dim
+        return self.answer
+
+
+def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
+    """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
+    if isinstance(place, Rows):
+        return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
+    return None, isinstance(place, Lost) and any(size and size % rows == 0 for size in shape)
+
+
+def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
+    """The error that padding can't be told from examples."""
+    return ValueError(
+        f"{what} along dim {dim} of a value of shape {shape} on each replica, computed from a padded batch: its rows "
+        "may be padding, and which can't be told after the operations that made it. Reduce inside the step, with "
+        "replicax.get_replica_context().example_mask; return it with the examples along a dim of their own; or use "
+        'InputOptions(partial_batch="exact"), which does not pad.'
+    )
+
+
+def _ask(x: Any, *, question: Question) -> jax.Array:
+    if question.look is not None:
+        return jax.numpy.asarray(question.resolve(question.look(x), x.shape))
+    return jax.numpy.asarray(bool(question.answer))
+
+
+asks_p = _jax.asking_primitive("replicax_asks", _ask)
+"""``b = asks[question=q] x``: whether the examples lie along the dim of ``x`` that ``q`` names; a constant, later."""
+
+
+def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:
+    """Where the examples are in each output of ``jaxpr``, given where they are in its inputs.
+
+    Args:
+      jaxpr: a program over one replica's values.
+      inputs: one for each input.
+      rows: how many examples a replica has, padding included.
+
+    Raises:
+      ValueError: a question can't be answered.
+
+    >>> import jax
+    >>> from replicax.execution.example_places import Rows
+    >>> program = jax.make_jaxpr(lambda x, w: ((x @ w).T, w * 2, (x @ w).sum(0)))(
+    ...     jax.numpy.ones((6, 3)), jax.numpy.ones((3, 6))
+    ... )
+    >>> example_places(program.jaxpr, [Rows(0), None], 6)
+    [Rows(dim=1, outer=1, inner=1), None, None]
+    """
+    return _Pass(rows).run(jaxpr, list(inputs), final=True)
+
+
+class _Pass:
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.known: dict[Any, list[Place]] = {}
+
+    def run(self, jaxpr: Any, inputs: list[Place], *, final: bool) -> list[Place]:
+        """Places of the outputs; fixpoints are searched with ``final=False``, which answers nothing."""
+        key = (id(jaxpr), tuple(inputs))
+        if not final and key in self.known:
+            return self.known[key]
+        env: dict[Any, Place] = dict.fromkeys(jaxpr.constvars)
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Place:
+            return None if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(v) for v in equation.invars], final)
+            env.update(zip(equation.outvars, results, strict=True))
+        self.known[key] = [read(v) for v in jaxpr.outvars]
+        return self.known[key]
+
+    def equation(self, equation: Any, places: list[Place], final: bool) -> list[Place]:
+        name = equation.primitive.name
+        if equation.primitive is asks_p and final:
+            equation.params["question"].resolve(places[0], equation.invars[0].aval.shape)
+        if name == "scan":
+            return self.scan(equation, places, final)
+        if name == "while":
+            return self.while_loop(equation, places, final)
+        if name == "cond":
+            branches = [self.run(_jax.open_jaxpr(b), places[1:], final=final) for b in equation.params["branches"]]
+            return [joined(results) for results in zip(*branches, strict=True)]
+        called = called_program(equation)
+        if called is not None:
+            return self.run(called, places, final=final)
+        for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
+            if any(map(_is_something, places)):
+                self.run(inner, [PART for _ in inner.invars], final=final)
+        return result_places(
+            Operation(
+                name,
+                equation.params,
+                tuple(places),
+                tuple(shape_of(v) for v in equation.invars),
+                tuple(shape_of(v) for v in equation.outvars),
+                self.rows,
+                lambda i: number(equation.invars[i]),
+            )
+        )
+
+    def while_loop(self, equation: Any, places: list[Place], final: bool) -> list[Place]:
+        params = equation.params
+        n_test = params["cond_nconsts"]
+        consts = places[n_test : n_test + params["body_nconsts"]]
+        carry = places[n_test + params["body_nconsts"] :]
+        body = _jax.open_jaxpr(params["body_jaxpr"])
+        while (after := _joined_each(carry, self.run(body, [*consts, *carry], final=False))) != carry:
+            carry = after
+        if final:
+            self.run(_jax.open_jaxpr(params["cond_jaxpr"]), [*places[:n_test], *carry], final=True)
+            self.run(body, [*consts, *carry], final=True)
+        return carry
+
+    def scan(self, equation: Any, places: list[Place], final: bool) -> list[Place]:
+        params = equation.params
+        n_consts, n_carry = params["num_consts"], params["num_carry"]
+        body, consts = _jax.open_jaxpr(params["jaxpr"]), places[:n_consts]
+        carry, xs = places[n_consts : n_consts + n_carry], places[n_consts + n_carry :]
+        over_examples = Rows(0) in xs  # each turn is about one of them
+        sliced = [_sliced(place) for place in xs]
+        while True:
+            results = self.run(body, [*consts, *carry, *sliced], final=False)
+            after = _joined_each(carry, results[:n_carry])
+            if after == carry:
+                break
+            carry = after
+        if final:
+            self.run(body, [*consts, *carry, *sliced], final=True)
+        stacked = [_stacked(place, over_examples) for place in results[n_carry:]]
+        return [*carry, *stacked]
+
+
+def _is_something(place: Place) -> bool:
+    return isinstance(place, Rows | Lost)
+
+
+def _joined_each(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:
+    return [joined(pair) for pair in zip(some, others, strict=True)]
+
+
+def _sliced(place: Place) -> Place:
+    """A turn's part of what a scan goes over."""
+    if not isinstance(place, Rows):
+        return PART if isinstance(place, Lost) else None
+    if place.dim > 0:
+        return place.moved(place.dim - 1)
+    return None if place == Rows(0) else PART
+
+
+def _stacked(place: Place, over_examples: bool) -> Place:
+    if isinstance(place, Rows):
+        return UNKNOWN if over_examples else place.moved(place.dim + 1)
+    if isinstance(place, Lost):
+        return place
+    return Rows(0) if over_examples else None
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a value of a program; ``()`` if it has none."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def number(value: Any) -> Any:
+    """A number that is known: a literal of a program, or a concrete scalar."""
+    value = value.val if isinstance(value, _jax.Literal) else value
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
+        return None
+    return None if np.ndim(value) else np.asarray(value).item()

@@ -1,0 +1,97 @@
+"""What the exact executor knows of arrays, and follows from operation to operation."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from replicax.execution.example_places import Operation, Place
+from replicax.execution.example_rules import result_places
+from replicax.execution.examples import asks_p, number
+from replicax.execution.infer import UNRELIABLE
+from replicax.execution.meetings import sum_p, whole_p
+from replicax.locality import Locality, M, R, T
+from replicax.reduction import share_p
+
+Fact = TypeVar("Fact")
+
+
+class _Notes(Generic[Fact]):
+    """Something about each of some arrays; ``usual`` of all others."""
+
+    def __init__(self, usual: Fact) -> None:
+        self._usual = usual
+        self._noted: dict[int, tuple[Any, Fact]] = {}
+
+    def note(self, array: Any, fact: Fact) -> None:
+        """Remember this of ``array``."""
+        key = id(array)
+        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+            return
+        self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), fact
+
+    def has(self, array: Any) -> bool:
+        """Whether anything has been noted of ``array``."""
+        known = self._noted.get(id(array))
+        return known is not None and known[0]() is array
+
+    def of(self, array: Any) -> Fact:
+        """What has been noted of ``array``."""
+        return self._noted[id(array)][1] if self.has(array) else self._usual
+
+
+class Localities(_Notes[Locality]):
+    """The arrays of a step, with their localities: those that are noted, and all that is computed from them.
+
+    M of all others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(M)
+
+    def is_of_step(self, value: Any) -> bool:
+        """Whether ``value`` is an array that the step was given or has computed, and not one from outside."""
+        return isinstance(value, jax.core.Tracer) or self.has(value)
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        found = M
+        for arg in args:
+            found = found | self.of(arg)
+        if primitive in (sum_p, whole_p):
+            found = R
+        elif primitive is share_p or primitive.name in UNRELIABLE:
+            found = T
+        elif primitive is asks_p:
+            found = M
+        for result in results:
+            self.note(result, found)
+
+
+class Places(_Notes[Place]):
+    """Where the examples of a padded batch are in arrays.
+
+    Args:
+      rows: how many a replica has, padding included.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(None)
+        self._rows = rows
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        operation = Operation(
+            primitive.name,
+            params,
+            tuple(map(self.of, args)),
+            tuple(tuple(getattr(a, "shape", ())) for a in args),
+            tuple(tuple(r.shape) for r in results),
+            self._rows,
+            lambda i: number(args[i]),
+        )
+        for result, place in zip(results, result_places(operation), strict=True):
+            self.note(result, place)

@@ -1,0 +1,140 @@
+"""Metrics: running means over batches and replicas, which leave padding out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.training.losses import along_rows
+from replicax.variables.variable import Variable
+
+
+class Mean:
+    """The running mean of per-example values, over batches and replicas.
+
+    Create it in the strategy's scope; ``update`` in a step, ``result`` and ``reset`` outside. Its sums are two on-read
+    variables: each replica adds to its own, and they are added up when the result is read. Every example counts the
+    same, however they are spread over batches and replicas; padding does not count.
+
+    Args:
+      name: of its variables.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     mean = replicax.Mean("loss")
+    >>> float(mean.result())
+    0.0
+    >>> for batch in strategy.distribute_dataset([np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 9.0])]):
+    ...     strategy.run(mean.update, args=(batch,))
+    >>> float(mean.result())
+    4.0
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or type(self).__name__.lower()
+        self._total, self._weight = (
+            Variable(0.0, name=f"{self.name}/{part}", synchronization="on_read", aggregation="sum")
+            for part in ("total", "weight")
+        )
+
+    def update(self, values: Any, sample_weight: Any | None = None) -> None:
+        """Add this replica's values.
+
+        Args:
+          values: ``[batch, …]``; every number counts. A scalar counts once. T or M, any real dtype; summed in float32.
+          sample_weight: what each counts; its shape is that of the values or its first dims.
+
+        Raises:
+          ValueError: ``sample_weight`` does not fit; or the batch is padded, and dim 0 of ``values`` is not its rows.
+          ContextError: called in cross-replica context.
+
+        No collective.
+        """
+        replica = context.get_replica_context()
+        if replica is None:
+            raise ContextError(f"{type(self).__name__}.update adds one replica's values: call it inside the step")
+        values = jnp.asarray(values).astype(jnp.float32)
+        weight = jnp.ones((), jnp.float32) if sample_weight is None else jnp.asarray(sample_weight).astype(jnp.float32)
+        if weight.shape != values.shape[: weight.ndim]:
+            raise ValueError(
+                f"{type(self).__name__}.update: sample_weight of shape {weight.shape} does not fit values of shape "
+                f"{values.shape}"
+            )
+        weight = jnp.broadcast_to(along_rows(weight, values), values.shape)
+        mask = replica.example_mask
+        if mask is not None and values.ndim:
+            if values.shape[0] != mask.shape[0]:
+                raise ValueError(
+                    f"{type(self).__name__}.update: the batch is padded to {mask.shape[0]} rows, so values must have "
+                    f"an entry for each of them, got shape {values.shape}: padding could not be left out"
+                )
+            real = along_rows(mask, values)
+            values, weight = (jnp.where(real, x, jnp.zeros_like(x)) for x in (values, weight))
+        self._total.assign_add(jnp.sum(values * weight))
+        self._weight.assign_add(jnp.sum(weight))
+
+    def result(self) -> jax.Array:
+        """The mean of everything so far, over all replicas: a float32 scalar, M; 0 if there is nothing yet.
+
+        Raises:
+          ContextError: called in a step, where a replica knows its own sums only.
+        """
+        _check_outside(f"{type(self).__name__}.result")
+        total, weight = (jnp.asarray(v.read_value()) for v in (self._total, self._weight))
+        nothing = weight == 0
+        return jnp.where(nothing, jnp.zeros_like(total), total / jnp.where(nothing, jnp.ones_like(weight), weight))
+
+    def reset(self) -> None:
+        """Start anew.
+
+        Raises:
+          ContextError: called in a step.
+        """
+        _check_outside(f"{type(self).__name__}.reset")
+        for variable in (self._total, self._weight):
+            variable.assign(0.0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Accuracy(Mean):
+    """How many of the examples are predicted right, over batches and replicas; see :class:`Mean`.
+
+    >>> import replicax, numpy as np
+    >>> accuracy = replicax.Accuracy()
+    >>> accuracy.update(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]))
+    >>> round(float(accuracy.result()), 4)
+    0.6667
+    """
+
+    def update(self, labels: Any, predictions: Any, sample_weight: Any | None = None) -> None:  # type: ignore[override]
+        """Add this replica's examples.
+
+        Args:
+          labels: ``[batch, …]``, the classes, integers.
+          predictions: classes of the same shape, or ``[batch, …, classes]``, a score for each class.
+          sample_weight: as in :meth:`Mean.update`, also for what it raises.
+
+        Raises:
+          ValueError: ``labels`` and ``predictions`` don't go together.
+        """
+        labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
+        if predictions.ndim == labels.ndim + 1:
+            predictions = jnp.argmax(predictions, axis=-1)
+        if predictions.shape != labels.shape:
+            raise ValueError(
+                f"Accuracy.update(labels, predictions): labels of shape {labels.shape} need predictions of that shape, "
+                f"or with a further dim for the classes, got {predictions.shape}"
+            )
+        super().update(predictions.astype(labels.dtype) == labels, sample_weight)
+
+
+def _check_outside(method: str) -> None:
+    if context.in_step():
+        raise ContextError(f"{method} was called inside a step: a replica knows its own sums only. Call it outside.")
