@@ -30,6 +30,7 @@ from replicax.data.files import array_records, csv_rows, parquet_rows, text_line
 from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
+from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
@@ -89,6 +90,7 @@ __all__ = [
     "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
+    "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",

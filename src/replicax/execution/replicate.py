@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
@@ -16,7 +18,7 @@ from replicax.execution.examples import dim_of_examples, example_places, shape_o
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
 from replicax.execution.pieces import Piece
-from replicax.execution.program import Program
+from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
@@ -62,6 +64,16 @@ class Executable:
     """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
     """Along which of their dims; ``None`` if that can't be told."""
+    steps: int | None = None
+    """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
+    repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
+    """What :meth:`repeated` has made."""
+
+    def repeated(self, steps: int) -> Executable:
+        """The same program, ``steps`` times in one call; see :func:`replicate`."""
+        if steps not in self.repetitions:
+            self.repetitions[steps] = replicate(self.program, self.mesh, steps)
+        return self.repetitions[steps]
 
     def compiled(self) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
@@ -69,7 +81,11 @@ class Executable:
         variables = [
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         ]
-        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        several = () if self.steps is None else (self.steps,)
+        arguments = [
+            self._stored(aval.update(shape=(*several, *aval.shape)), _of_value(locality, self.mesh))
+            for aval, locality in self.program.arguments
+        ]
         compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
         return compiled
 
@@ -86,7 +102,7 @@ class Executable:
         return collectives_in(self.compiled_text())
 
 
-def replicate(program: Program, mesh: Mesh) -> Executable:
+def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executable:
     """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
 
     Before, check that it means the same for all of them.
@@ -95,6 +111,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
     :mod:`replicax.execution.partition`). The layout of every output is pinned, so that the next call
     finds what it expects. Variables that are read and written are donated: their old arrays are reused.
+
+    With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
+    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one time
+    to the next, as they would from call to call; so localities are those of one time. Results are those of the last.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.
@@ -143,17 +163,34 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         ],
     )
 
-    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        local = _each(_enter, groups, layouts_in)
-        reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
-        values = [*(reads[i] for i in range(len(program.reads))), *local[2], *local[3]]
+    def once(
+        state: Sequence[Any], kept_arrays: Sequence[Any], arguments: Sequence[Any], constants: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        arrays = map(_in_pieces, [*state, *kept_arrays], [*layouts_in[0], *layouts_in[1]])
+        reads: dict[int, Any] = dict(zip([*donated, *kept], arrays, strict=True))
+        values = [*(reads[i] for i in range(len(program.reads))), *arguments, *constants]
         if localities is None:
             results = _jax.evaluate(program.jaxpr, values)
         else:
             wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
             wanted += [None] * len(result_localities)
             results = partitioned(program.jaxpr, values, wanted, localities)
-        return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
+        return [results[i] for i in written], results[n_written:]
+
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        state, kept_arrays, arguments, constants = _each(_enter, groups, layouts_in)
+        if steps is None:
+            return _each(_leave, once(state, kept_arrays, arguments, constants), layouts_out)
+        # What is written without being read, and the results, start as zeros that nobody sees.
+        unread = [_piece_shape(program.writes[i]) for i in written[len(donated) :]]
+        start = (*state, *map(_zeros, unread)), tuple(_zeros(v.aval) for v in program.jaxpr.outvars[n_written:])
+
+        def step(carry: Any, element: Sequence[Any]) -> tuple[Any, None]:
+            new, results = once(carry[0][: len(donated)], kept_arrays, element, constants)
+            return (tuple(new), tuple(results)), None
+
+        last, _ = lax.scan(step, start, arguments, length=steps)
+        return _each(_leave, last, layouts_out)
 
     specs_in: Any = _each(lambda layout: layout.spec, layouts_in)
     specs_out: Any = _each(lambda layout: layout.spec, layouts_out)
@@ -182,6 +219,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         travel=travel,
         padded=padded,
         example_dims=example_dims or (),
+        steps=steps,
     )
 
 
@@ -221,9 +259,24 @@ def _of_value(locality: Locality, mesh: Mesh) -> Layout:
 
 def _enter(stored: jax.Array, layout: Layout) -> Any:
     """What a replica has of a stored array."""
-    if isinstance(layout, Split):
-        return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _in_pieces(array: Any, layout: Layout) -> Any:
+    """The same for the pass over pieces."""
+    return Piece(array, layout) if isinstance(layout, Split) else array
+
+
+def _piece_shape(use: Use) -> jax.ShapeDtypeStruct:
+    """What a replica has of a variable's stored array."""
+    shape, layout = use.aval.shape, use.layout
+    if isinstance(layout, Split):
+        shape = (*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :])
+    return use.aval.update(shape=shape)
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _leave(value: jax.Array, layout: Layout) -> jax.Array:
