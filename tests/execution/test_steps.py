@@ -16,7 +16,9 @@ import optax
 import pytest
 
 import replicax
+from tests import processes
 from tests.conftest import strategy_of
+from tests.execution import workers_steps
 
 
 @pytest.fixture(autouse=True)
@@ -589,3 +591,28 @@ def test_outputs_across_replicas(pair) -> None:
         assert [float(outputs["sum"]), float(outputs["mean"]["nested"]), float(outputs["first"])] == [38.0, 19.0, 17.0]
         assert [float(v) for v in pair.local_results(outputs["each"])] == [17.0, 21.0]
         assert ctx.non_tensor_outputs == {"objects": {"replicas": 2, "name": "n"}}
+
+
+# --- several workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::replicax.ExecutorWarning")
+def test_two_workers_do_what_one_does() -> None:
+    workers = processes.run(workers_steps.train_quietly, workers=2, devices=2, timeout=240)
+    alone = workers_steps.train(strategy_of(4))
+    for worker in workers:
+        assert worker["steps"] == alone["steps"] == [3, 3, 2, 0]
+        assert worker["positions"] == alone["positions"] == [3, 6, 8]
+        assert worker["counters"] == alone["counters"] == (8, 62)
+        assert worker["traces"] == 1
+        np.testing.assert_allclose(worker["losses"], alone["losses"], rtol=1e-6)
+        np.testing.assert_allclose(worker["w"], alone["w"], rtol=1e-6)
+    rows = workers[0]["rows"] | workers[1]["rows"]
+    assert rows.keys() == alone["rows"].keys()
+    np.testing.assert_allclose([rows[r] for r in sorted(rows)], [alone["rows"][r] for r in sorted(rows)], rtol=1e-6)
+
+
+def test_workers_that_ask_for_other_numbers_of_steps() -> None:
+    ours, theirs = processes.run(workers_steps.run_ahead, workers=2, devices=1, timeout=100)
+    assert "2 times" in ours + theirs
+    assert "3 times" in ours + theirs
