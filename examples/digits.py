@@ -109,6 +109,14 @@ def evaluate(strategy, count_correct, test):
     return int(strategy.reduce("sum", correct)) / TEST_SIZE
 
 
+def plan(strategy):
+    """What ``replicax plan examples/digits.py --topology v5e:4x4`` plans: the training step, and what it takes."""
+    with strategy.scope():
+        _, train_step, _ = build(seed=0, steps=1000)
+    share = max(1, BATCH // strategy.num_replicas_in_sync)  # the images of one replica
+    return train_step, (jax.ShapeDtypeStruct((share, 8, 8, 1), np.float32), jax.ShapeDtypeStruct((share,), np.int32))
+
+
 def main():
     replicax.use_cpu_devices(REPLICAS)  # emulated on this CPU; leave this line out where there are accelerators
     strategy = replicax.MirroredStrategy()  # a replica on each device there is

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import numpy as np
 import pytest
 
 import replicax
@@ -17,6 +20,12 @@ jax.config.update("jax_traceback_filtering", "off")
 def strategy_of(replicas: int) -> replicax.MirroredStrategy:
     """A MirroredStrategy on the first ``replicas`` devices."""
     return replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+
+
+def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> replicax.Strategy:
+    """A strategy of so many replicas with so many logical devices each."""
+    devices = np.array(jax.devices()[: replicas * logical], dtype=object).reshape(replicas, logical)
+    return replicax.Strategy(replicax.StrategyExtended(devices, partitioner))
 
 
 @pytest.fixture(params=[1, 2, 4], ids="{}-replicas".format)

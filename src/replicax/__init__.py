@@ -27,13 +27,24 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
-from replicax.errors import ContextError, DeadlockError, ExecutorWarning, LocalityError, RetraceWarning, TraceError
+from replicax.errors import (
+    AbsentDeviceError,
+    CompilationError,
+    ContextError,
+    DeadlockError,
+    ExecutorWarning,
+    LocalityError,
+    PlacementError,
+    RetraceWarning,
+    TraceError,
+)
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
 from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
+from replicax.planning import Chip, Plan, plan
 from replicax.reduction import ReduceOp
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -64,13 +75,16 @@ from replicax.variables import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbsentDeviceError",
     "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "Chip",
     "Collective",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "CompilationError",
     "ContextError",
     "DeadlockError",
     "DefaultStrategy",
@@ -96,6 +110,8 @@ __all__ = [
     "Optimizer",
     "PartialBatch",
     "PerReplica",
+    "PlacementError",
+    "Plan",
     "ReduceOp",
     "ReplicaContext",
     "RetraceWarning",
@@ -120,6 +136,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "parquet_rows",
+    "plan",
     "scale_regularization_loss",
     "set_strategy",
     "text_lines",

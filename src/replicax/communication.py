@@ -152,7 +152,7 @@ def _around(part: Any, position: Any, n: int) -> Any:
 
     def step(_: Any, state: Any) -> Any:
         parts, part, position = state
-        part, position = _to_neighbour(part), _to_neighbour(position)
+        part, position = _to_neighbour(part), (position - 1) % n  # what a neighbour has is one place before
         return parts.at[position].set(part), part, position
 
     start = jnp.zeros((n, *part.shape), part.dtype).at[position].set(part)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax.communication import CommunicationOptions, Communicator, checked_options
-from replicax.errors import ContextError
+from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
@@ -359,6 +359,21 @@ _USE_MERGE_CALL = (
     "Inside a step use replicax.get_replica_context().merge_call(lambda strategy, value: …, args=(value,)), or its "
     "all_reduce and all_gather."
 )
+
+
+def check_present(strategy: Strategy, what: str) -> None:
+    """Raise unless the devices of ``strategy`` are there, as ``what`` needs them.
+
+    Raises:
+      AbsentDeviceError: they are only described (plan mode).
+    """
+    if strategy.extended.is_absent:
+        raise AbsentDeviceError(
+            f"{what} needs the devices of {strategy!r}, which are absent: they are described by a topology, and not "
+            "attached to this process. In plan mode steps are compiled for them (replicax.plan, or "
+            "strategy.extended.trace), and variables have shapes and no values. To run, make the strategy on devices "
+            "that are there."
+        )
 
 
 def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MERGE_CALL) -> None:

@@ -23,6 +23,14 @@ class DeadlockError(ValueError):
     """
 
 
+class PlacementError(ValueError):
+    """An operation can't be placed on a logical device.
+
+    Raised while a step is traced, for example when an operation has operands on two of them, and would need a copy that
+    nobody has asked for (see :meth:`replicax.Strategy.assign_to_logical_device`).
+    """
+
+
 class ContextError(RuntimeError):
     """A function was called in the wrong context, or contexts were left in the wrong order.
 
@@ -35,6 +43,17 @@ class TraceError(RuntimeError):
 
     Or it was read where its present value would be frozen into a program that JAX keeps.
     """
+
+
+class AbsentDeviceError(RuntimeError):
+    """Something needs devices that are only described, and not there.
+
+    A strategy on such devices (plan mode) compiles steps, and its variables have shapes and no values.
+    """
+
+
+class CompilationError(RuntimeError):
+    """A step was traced, but the compiler refuses it; the message has the compiler's words."""
 
 
 class RetraceWarning(UserWarning):

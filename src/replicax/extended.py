@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import context
+from replicax import _jax, context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.cache import ProgramCache
@@ -25,7 +25,7 @@ from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
 from replicax.topology.lockstep import Lockstep
-from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
+from replicax.topology.mesh import replica_mesh
 from replicax.topology.placement import put
 from replicax.topology.workers import Alone, Workers
 from replicax.values import PerReplica, container_of
@@ -46,11 +46,18 @@ class StrategyExtended:
 
     A strategy subclasses nothing but its own constructor: it makes one of these from the devices it chose.
 
+    Args:
+      devices: one for each replica, or ``[replicas, logical devices]`` for replicas that run on several.
+      partitioner: splits on-write variables over the replicas.
+      parameter_device: has the on-write variables, if the replicas are not to have them.
+
     Attributes:
       strategy: the strategy that this is the lower level of.
       logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
       worker_devices: the first device of each replica, in the order of the replicas.
-      mesh: the device mesh, with an axis along which the replicas lie.
+      num_logical_devices: how many devices each replica runs on.
+      mesh: the device mesh, with an axis along which the replicas lie, and others for the logical devices of each.
+      is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
       programs: the strategy's cache of compiled steps.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
@@ -63,6 +70,13 @@ class StrategyExtended:
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> [d.id for d in strategy.extended.worker_devices]
     [0, 1]
+
+    Two replicas of two logical devices each:
+
+    >>> import jax, numpy as np
+    >>> devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    >>> replicax.Strategy(replicax.StrategyExtended(devices))
+    Strategy([cpu:0, cpu:2], 2 logical devices each)
     """
 
     strategy: Strategy
@@ -80,7 +94,8 @@ class StrategyExtended:
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
-        self.num_replicas = int(self.mesh.shape[REPLICA_AXIS])
+        self.is_absent = _jax.is_absent(self.worker_devices[0])
+        self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
         self.local_replicas = tuple(devices_here(self.mesh))
         self.programs = ProgramCache()
         self.register = Register()
@@ -216,6 +231,7 @@ class StrategyExtended:
         where = destination(self.strategy, destinations)
         if context.in_step():
             return tensor
+        context.check_present(self.strategy, "extended.broadcast_to")
         where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
         return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))
 
@@ -405,8 +421,8 @@ class StrategyExtended:
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
-        n = self.num_replicas
-        return prepare(self.strategy, fn, described(tuple(args), n), described(dict(kwargs or {}), n))[0]
+        args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
+        return prepare(self.strategy, fn, args, kwargs)[0]
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` has been run under this strategy to trace it.

@@ -27,7 +27,7 @@ from replicax.communication import (
     ring_sum,
     watched,
 )
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.mesh import REPLICA_AXIS, in_logical_mesh
 
 alone_p = _jax.identity_primitive("replicax_alone")
 """What a collective is with a single replica: nothing, but its result counts as reduced all the same."""
@@ -88,7 +88,7 @@ def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | Non
     return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
 
 
-def _sums(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
+def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
     """What :data:`all_reduce_p` compiles to."""
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
@@ -117,9 +117,14 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
 def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
     """Which arrays to concatenate: those of a dtype that have at most ``limit`` bytes, if there are several.
 
+    None of them if a replica has several logical devices: an array that is split over these would have to be
+    brought together first.
+
     Returns:
       The positions of the members of each pack, and those of the arrays that go as they are.
     """
+    if in_logical_mesh():
+        return [], list(range(len(arrays)))
     small: dict[Any, list[int]] = {}
     for i, a in enumerate(arrays):
         if a.size * a.dtype.itemsize <= limit:
@@ -154,7 +159,7 @@ def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[A
     return results
 
 
-all_reduce_p = _jax.collective_primitive("all_reduce", _sums)
+all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
 """``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
 
 It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is

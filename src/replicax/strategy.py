@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from replicax import context, data
 from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
@@ -20,7 +21,7 @@ from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
 
 
-class Strategy:
+class Strategy(LogicalDevices):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -74,7 +75,9 @@ class Strategy:
     def __repr__(self) -> str:
         devices = self.extended.worker_devices
         names = ", ".join(f"{d.platform}:{d.id}" for d in devices[:8])
-        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}])"
+        logical = self.extended.num_logical_devices
+        each = f", {logical} logical devices each" if logical > 1 else ""
+        return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -136,6 +139,7 @@ class Strategy:
             one.
           DeadlockError: a collective in a loop or branch on which replicas may disagree; workers run different steps.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
+          AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
           ValueError: components of different shapes, and ``options`` ask for the compiled executor.
           All of these before anything runs, with every variable as it was.
 
@@ -149,6 +153,7 @@ class Strategy:
         """
         chosen = options
         options = default_options() if options is None else options
+        context.check_present(self, "strategy.run")
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
@@ -331,6 +336,7 @@ class Strategy:
         """
         options = data.checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self, "strategy.distribute_dataset")
+        context.check_present(self, "strategy.distribute_dataset")
         return data.DistributedDataset(dataset, options, data.feed_of(self.extended), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
@@ -365,6 +371,7 @@ class Strategy:
         method = "strategy.distribute_datasets_from_function"
         options = data.checked_input_options(options, method)
         context.check_cross_replica(self, method)
+        context.check_present(self, method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
         return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
@@ -389,6 +396,7 @@ class Strategy:
         PerReplica(int32[], 2 replicas)
         """
         context.check_cross_replica(self, "strategy.distribute_values_from_function")
+        context.check_present(self, "strategy.distribute_values_from_function")
         return data.values_from_function(value_fn, self)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:

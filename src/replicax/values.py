@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.nests import is_leaf, known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
-    """All components in one global array ``[num_replicas, *shape]``, one slice on each replica's device."""
+    """All components in one global array ``[num_replicas, *shape]``, a slice on each replica's devices."""
 
     array: jax.Array
 
@@ -107,11 +108,11 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of this worker's replicas, in their order, each on its replica's device."""
+        """The components of this worker's replicas, in their order, each on its replica's (first) device."""
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in _slices(array))
+                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in slices_of(array))
                 case Components(values):
                     self._values = values
                 case Local():
@@ -128,7 +129,7 @@ class PerReplica:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
             case Stacked(array):
-                return tuple(s.index[0].start or 0 for s in _slices(array))
+                return tuple(s.index[0].start or 0 for s in slices_of(array))
             case Components(_, replicas) if replicas is not None:
                 return replicas
         return tuple(range(len(self.values)))
@@ -188,9 +189,14 @@ class PerReplica:
     __getitem__ = __len__ = __iter__ = _refuse
 
 
-def _slices(array: jax.Array) -> list[Any]:
-    """This worker's slices of a stacked array, one for each of its replicas, in their order."""
-    return sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
+def slices_of(array: jax.Array) -> list[Any]:
+    """The shards of a stacked array that are its slices on this worker's replicas (their first devices), in order."""
+    slices = {s.index[0].start or 0: s for s in reversed(array.addressable_shards)}
+    if any(s.data.shape[1:] != array.shape[1:] for s in slices.values()):  # in parts, over the logical devices
+        sharding = array.sharding
+        assert isinstance(sharding, NamedSharding)
+        return slices_of(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
+    return [slices[start] for start in sorted(slices)]
 
 
 # A component is held by its container, so while the container lives the id is the component's.

@@ -32,26 +32,36 @@ def results(files):
     return processes.run(workers_input.everything, files, SIZE, BATCH, workers=2, devices=2, timeout=120)
 
 
-@pytest.mark.parametrize("partial", ["exact", "drop"])
+@pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("policy", ["auto", "data", "off"])
 @pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])
 def test_every_example_once(results, name, policy, partial) -> None:
     workers = [result["epochs"][name, policy, partial] for result in results]
     assert workers[0][1] == workers[1][1]  # they computed the same means
-    seen = collections.Counter(i for ids, _ in workers for i in ids)
+    assert all(max(ways) - min(ways) < 1e-5 for ways in workers[0][1])
+    if partial != "exact":
+        assert all(traces <= 1 for _, _, traces in workers)  # 0 where another dataset has had the same shapes
+    seen = collections.Counter(i for ids, *_ in workers for i in ids)
     times = 2 if policy == "off" else 1  # there each worker was given all of it
     everyone = collections.Counter(dict.fromkeys(range(SIZE), times))
-    if partial == "exact":
+    if partial != "drop":
         assert seen == everyone
     else:
         assert seen <= everyone
         assert seen.total() == len(workers[0][1]) * BATCH
 
 
+@pytest.mark.parametrize("partial", ["exact", "pad"])
 @pytest.mark.parametrize("name", ["iterated", "generator"])
-def test_means_are_over_what_there_is(results, name) -> None:
-    means = results[0]["epochs"][name, "data", "exact"][1]
-    assert means == [3.5, 11.5, 19.5, 24.5]
+def test_means_are_over_what_there_is(results, name, partial) -> None:
+    means = results[0]["epochs"][name, "data", partial][1]
+    assert means == [[mean] * 4 for mean in (3.5, 11.5, 19.5, 24.5)]
+
+
+def test_a_padded_batch_on_both_executors(results) -> None:
+    owned = [[[0.0, 2.0], [4.0, 6.0]], [[8.0], []]]
+    for result, own in zip(results, owned, strict=True):
+        assert result["padded"] == [(4.0, [0.0, 2.0, 4.0, 6.0, 8.0], own)] * 2
 
 
 def test_each_worker_made_its_own_dataset(results) -> None:
@@ -69,7 +79,7 @@ def test_two_workers_begin_and_one_goes_on(results, files, name) -> None:
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
     with iter(strategy.distribute_dataset(sources(files, BATCH, SIZE)[name]())) as iterator:
         iterator.set_state(states[0])
-        after = collections.Counter(i for element in iterator for i in local_ids(element))
+        after = collections.Counter(i for element in iterator for i in local_ids(strategy, element))
     assert before + after == collections.Counter(range(SIZE))
 
 
@@ -78,7 +88,7 @@ def test_one_worker_begins_and_two_go_on(files) -> None:
     states, before = {}, {}
     for name, make in sources(files, BATCH, SIZE).items():
         with iter(strategy.distribute_dataset(make())) as iterator:
-            before[name] = local_ids(next(iterator))
+            before[name] = local_ids(strategy, next(iterator))
             states[name] = iterator.get_state()
     workers = processes.run(workers_input.continued, files, BATCH, SIZE, states, workers=2, devices=1, timeout=120)
     for name in states:

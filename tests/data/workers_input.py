@@ -34,26 +34,41 @@ def sources(files, batch, size):
     }
 
 
-def local_ids(element) -> list[int]:
-    """The examples that this worker's replicas have."""
-    return [int(x) for value in element["id"].values for x in np.asarray(value)]
+def local_ids(strategy, element) -> list[int]:
+    """The examples that this worker's replicas have, without padding."""
+    return [int(x) for value in strategy.local_results(element["id"]) for x in np.asarray(value)]
 
 
 def epochs(files, size, batch):
-    """For each source, policy and mode: this worker's examples, and the means that a step computed for each element."""
+    """For each source, policy and mode: this worker's examples; the means that steps computed; how many were traced.
+
+    Each mean is computed in several ways: by losses, a metric, and a reduction in the step and outside.
+    """
     strategy = replicax.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        metric = replicax.Mean()
     results = {}
     for name, make in sources(files, batch, size).items():
-        for policy, partial in itertools.product(("auto", "data", "off"), ("exact", "drop")):
+        for policy, partial in itertools.product(("auto", "data", "off"), ("exact", "pad", "drop")):
             options = InputOptions(auto_shard_policy=policy, partial_batch=partial)
             ids, means = [], []
+
+            def step(x):
+                x = x[:, 0]
+                metric.update(x)
+                inside = replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,))
+                return replicax.compute_average_loss(x), inside, x * 1
+
+            before = strategy.extended.trace_count(step)
             for element in strategy.distribute_dataset(make(), options):
-                ids += local_ids(element)
+                ids += local_ids(strategy, element)
+                metric.reset()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", replicax.ExecutorWarning)
-                    share = strategy.run(lambda e: replicax.compute_average_loss(e["x"][:, 0]), args=(element,))
-                means.append(float(strategy.reduce("sum", share)))
-            results[name, policy, partial] = ids, means
+                    share, inside, values = strategy.run(step, args=(element["x"],))
+                outside = strategy.reduce("mean", values, axis=0)
+                means.append([float(x) for x in (strategy.reduce("sum", share), inside, outside, metric.result())])
+            results[name, policy, partial] = ids, means, strategy.extended.trace_count(step) - before
     return results
 
 
@@ -68,7 +83,7 @@ def from_function(size, batch):
         rows = [number(i) for i in mine]
         return grain.MapDataset.source(rows).batch(context.get_per_replica_batch_size(batch))
 
-    ids = [i for element in strategy.distribute_datasets_from_function(make) for i in local_ids(element)]
+    ids = [i for element in strategy.distribute_datasets_from_function(make) for i in local_ids(strategy, element)]
     return contexts, ids
 
 
@@ -78,7 +93,7 @@ def interrupted(files, batch, size, steps):
     results = {}
     for name, make in sources(files, batch, size).items():
         with iter(strategy.distribute_dataset(make())) as iterator:
-            ids = [i for element in itertools.islice(iterator, steps) for i in local_ids(element)]
+            ids = [i for element in itertools.islice(iterator, steps) for i in local_ids(strategy, element)]
             results[name] = iterator.get_state(), ids
     return results
 
@@ -90,7 +105,23 @@ def continued(files, batch, size, states):
     for name, make in sources(files, batch, size).items():
         with iter(strategy.distribute_dataset(make())) as iterator:
             iterator.set_state(states[name])
-            results[name] = [i for element in iterator for i in local_ids(element)]
+            results[name] = [i for element in iterator for i in local_ids(strategy, element)]
+    return results
+
+
+def padded_on_both_executors():
+    """Of a padded batch, once compiled and once not: its mean, its examples, and those that this worker has."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    batches = [np.arange(8.0, dtype=np.float32), np.arange(5.0, dtype=np.float32)]
+    [_, element] = strategy.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    results = []
+    for executor in ("compiled", "per_replica"):
+        options = replicax.RunOptions(executor=executor)
+        values = strategy.run(lambda x: x * 2, args=(element,), options=options)
+        share = strategy.run(replicax.compute_average_loss, args=(values,), options=options)
+        own = [np.asarray(v).tolist() for v in strategy.local_results(values)]
+        whole = np.asarray(strategy.gather(values, axis=0)).tolist()
+        results.append((float(strategy.reduce("sum", share)), whole, own))
     return results
 
 
@@ -98,6 +129,7 @@ def everything(files, size, batch):
     """All of it, in one launch."""
     return {
         "epochs": epochs(files, size, batch),
+        "padded": padded_on_both_executors(),
         "from_function": from_function(size, 8),
         "interrupted": interrupted(files, batch, size, 2),
     }

@@ -160,7 +160,7 @@ def test_it_is_copied_deeply() -> None:
     assert twin.extended.worker_devices == strategy.extended.worker_devices
     assert twin.device_assignment == strategy.device_assignment
     assert twin.num_hosts == 1
-    assert repr(twin) == "TPUStrategy([cpu:0, cpu:2, cpu:4, cpu:6])"
+    assert repr(twin) == "TPUStrategy([cpu:0, cpu:2, cpu:4, cpu:6], 2 logical devices each)"
 
 
 def test_a_slice_of_several_hosts() -> None:

@@ -16,6 +16,7 @@ from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.plan import InputPlan, planned
 from replicax.data.sharing import Sharing, sharing_of
 from replicax.data.sources import as_source
+from replicax.execution.described import PaddedShapeDtypeStruct
 from replicax.topology.workers import Series
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class DistributedDataset:
     def element_spec(self) -> Any:
         """The pytree of ``jax.ShapeDtypeStruct`` of what a replica gets of a full batch; see ``extended.trace``.
 
+        With ``partial_batch="pad"`` they say that there may be padding, too, so that the traced program allows for it.
         The first batch is read for it, once.
         """
         if self._spec is None:
@@ -122,10 +124,10 @@ class DistributedDataset:
         tree, rows = first
         if self._batch is None:
             self._batch = rows.size
-        share = self._batch if self._whole else self._feed.rows_of_replicas(self._batch, self._sharing.shared)[0]
-        leaves = [
-            jax.ShapeDtypeStruct((share, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()
-        ]
+        share = self._batch if self._whole else max(self._feed.rows_of_replicas(self._batch, self._sharing.shared))
+        pads = self._options.partial_batch is PartialBatch.PAD
+        kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
+        leaves = [kind((share, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
         self._spec = jax.tree_util.tree_unflatten(tree, leaves)
 
     def _first_batch(self) -> tuple[Any, Rows] | None:

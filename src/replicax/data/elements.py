@@ -14,6 +14,7 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 
 from replicax.data.input_context import shares
 from replicax.data.options import PartialBatch
@@ -99,6 +100,7 @@ class Elements(grain.DatasetIterator):
         self._is_over = False
         self._left = 0
         self._held: tuple[Element | Exception, Any] | None = None
+        self._spare: Rows | None = None
         self.closing = False
         """Set to call off a wait for other workers."""
         self.steps: int | None = None
@@ -192,6 +194,11 @@ class Elements(grain.DatasetIterator):
             sizes = tuple(size for worker in news for size in worker.sizes)
             kinds = {kind for worker in news for kind in worker.kinds}
             alike = len(set(sizes)) == 1 and len(kinds) == 1
+            if len(kinds) > 1 and division.partial is PartialBatch.PAD:
+                raise ValueError(
+                    f"{self._where()} has rows of different shapes or dtypes on the workers, and "
+                    f"partial_batch='pad' makes one array of them: {sorted(map(str, kinds))}"
+                )
             parts = parts or self._nothing(news)
         if self._rows is None:
             self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
@@ -263,7 +270,14 @@ class Elements(grain.DatasetIterator):
                 f"{self._where()} has {max(sizes)} examples for a replica, after elements of {rows}: "
                 "partial_batch='pad' fills up to the size of a full batch, and has room for no more"
             )
-        return filled_up(parts, rows)
+        having = next((part for part in parts if part.size), None)
+        if having is not None:
+            row = having.part(having.size - 1, 1)
+            self._spare = Rows([np.array(leaf) for leaf in row.leaves], 1)  # a copy, as buffers may be filled again
+        spare = self._spare
+        if spare is None or spare.kinds() != parts[0].kinds():
+            spare = no_rows(parts[0].kinds())
+        return filled_up(parts, rows, spare)
 
     def _where(self) -> str:
         return f"element {self._position}"

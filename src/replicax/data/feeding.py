@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.data.staging import Staged
-from replicax.execution.placing import devices_here
+from replicax.execution.placing import devices_here, example_mask, padded
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, PerReplica, Stacked
 
@@ -35,20 +35,16 @@ def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
 
 
 def fed(element: Element, mesh: Mesh) -> Any:
-    """The pytree with ``PerReplica`` leaves; with one replica, bare arrays."""
+    """The pytree with ``PerReplica`` leaves; with one replica, bare arrays, if nothing is filled up."""
     n = mesh.shape[REPLICA_AXIS]
-    if element.alike:
-        sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS) if n > 1 else PartitionSpec())
-        stacks = _stacks(element)
-        if n == 1:
-            leaves = jax.device_put([stack[0] for stack in stacks], sharding)
-        elif len(element.parts) == n:
-            leaves = [PerReplica(Stacked(array)) for array in jax.device_put(stacks, sharding)]
-        else:
-            leaves = [
-                PerReplica(Stacked(jax.make_array_from_process_local_data(sharding, stack, (n, *stack.shape[1:]))))
-                for stack in stacks
-            ]
+    leaves: list[Any]
+    if element.filled:
+        mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
+        leaves = padded(_stacked_on_devices(element.filled, mesh), mask)
+    elif element.alike and n == 1:
+        leaves = jax.device_put([stack[0] for stack in _stacks(element)], NamedSharding(mesh, PartitionSpec()))
+    elif element.alike:
+        leaves = [PerReplica(Stacked(array)) for array in _stacked_on_devices(_stacks(element), mesh)]
     else:
         here = devices_here(mesh)
         rows = [jax.device_put(p.leaves, d) for p, d in zip(element.parts, here.values(), strict=True)]
@@ -56,13 +52,20 @@ def fed(element: Element, mesh: Mesh) -> Any:
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
+def _stacked_on_devices(stacks: list[Any], mesh: Mesh) -> list[jax.Array]:
+    """Arrays ``[this worker's replicas, …]`` as arrays of all replicas, with a slice on each one's device."""
+    n, sharding = mesh.shape[REPLICA_AXIS], NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    if sharding.is_fully_addressable:
+        arrays: list[jax.Array] = jax.device_put(stacks, sharding)
+        return arrays
+    return [jax.make_array_from_process_local_data(sharding, stack, (n, *stack.shape[1:])) for stack in stacks]
+
+
 def _stacks(element: Element) -> list[Any]:
     """For each leaf an array ``[len(parts), rows, …]``.
 
     Always a copy: the dataset may fill the same buffer again while this element is still on its way to the devices.
     """
-    if element.filled is not None:
-        return element.filled
     columns = zip(*(part.leaves for part in element.parts), strict=True)
     return [_stacked(column) for column in columns]
 

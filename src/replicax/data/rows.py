@@ -46,13 +46,23 @@ def no_rows(kinds: Sequence[Leaf]) -> Rows:
     return Rows([np.zeros((0, *shape), dtype) for shape, dtype in kinds], 0)
 
 
-def filled_up(parts: Sequence[Rows], rows: int) -> list[Any]:
-    """For each leaf an array ``[len(parts), rows, …]`` of the parts, filled up with zeros."""
+def filled_up(parts: Sequence[Rows], rows: int, spare: Rows) -> list[Any]:
+    """For each leaf an array ``[len(parts), rows, …]`` of the parts, filled up with their last rows.
+
+    Real rows, as a model computes nothing of them that it would not compute anyway: of zeros it might make a NaN, and
+    that would spoil its gradients, although padding has no part in the loss.
+
+    Args:
+      parts: what each replica has.
+      rows: how many it shall have.
+      spare: a row for those that have none; zeros if that has none, either.
+    """
     stacks = []
-    for leaves in zip(*(part.leaves for part in parts), strict=True):
+    for leaves, fill in zip(zip(*(part.leaves for part in parts), strict=True), spare.leaves, strict=True):
         stack = np.zeros((len(parts), rows, *leaves[0].shape[1:]), leaves[0].dtype)
         for i, leaf in enumerate(leaves):
             stack[i, : len(leaf)] = leaf
+            stack[i, len(leaf) :] = stack[i, len(leaf) - 1] if len(leaf) else fill if spare.size else 0
         stacks.append(stack)
     return stacks
 

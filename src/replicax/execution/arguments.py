@@ -14,6 +14,7 @@ from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.partition import over_replicas
 from replicax.topology.placement import put
 from replicax.values import Components, ExampleMask, Local, PerReplica, Stacked
 from replicax.variables import Variable
@@ -117,6 +118,10 @@ class Arguments:
         keys = [k for k in self.key[1] if k[0] is not _STATIC]
         return [k[4] if len(k) > 4 else () for k in keys[:-2]]
 
+    def paths(self) -> list[str]:
+        """Where each traced argument stands: ``args[0]['x']``."""
+        return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
+
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
         """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
         tree: Any = self._tree
@@ -140,7 +145,7 @@ class Arguments:
         for array, key in zip(self.arrays, keys, strict=True):
             wanted = along if key[0] is T else everywhere
             present = getattr(array, "sharding", wanted)  # NumPy arrays and numbers have none: jit places them
-            if present is not wanted and present != wanted and not present.is_equivalent_to(wanted, array.ndim):
+            if present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
                 array = put(array, wanted)
             placed.append(array)
         return placed
@@ -198,6 +203,13 @@ def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, positio
 def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
     """How values of locality M, and of locality T, lie on the devices of ``mesh``."""
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+
+
+def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> bool:
+    """Whether an array lies as is wanted, but that it may be split over the logical devices of each replica."""
+    if isinstance(present, NamedSharding) and present.mesh == wanted.mesh:
+        return over_replicas(present.spec) == wanted.spec
+    return bool(present.is_equivalent_to(wanted, ndim))
 
 
 def path_of(tree: Any, position: int) -> str:

@@ -25,7 +25,7 @@ from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
 from replicax.values import Local, PerReplica
-from replicax.variables.store import Creations, check_owner, check_write_trace, note_read, use_store
+from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TracedStore:
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
         note_read(self._trace)
-        return self.values[variable]
+        return in_parts(variable, self.values[variable])
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.strategy)
@@ -187,4 +187,5 @@ def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
 
 
 def _use(variable: Variable) -> Use:
-    return Use(variable.slot, variable.layout, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+    aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    return Use(variable.slot, variable.layout, aval, variable.name, weakref.ref(variable))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
-_INSTRUCTION = re.compile(rf"= (?P<shape>\([^=]*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(")
-_COMMENT = re.compile(r"/\*.*?\*/")  # long tuples are numbered: /*index=5*/
-_ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
+from replicax.execution import hlo
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +32,43 @@ class Collective:
     arrays: int
 
 
-def collectives_in(hlo: str) -> list[Collective]:
+def collectives_in(text: str) -> list[Collective]:
     """The collectives of a module, from its text, in order.
 
     >>> from replicax.execution.collectives import collectives_in
     >>> collectives_in("%r = (f32[8,2]{1,0}, s32[]) all-reduce(%a, %b), channel_id=1")
     [Collective(kind='all-reduce', bytes=68, arrays=2)]
     """
-    found = []
-    for match in _INSTRUCTION.finditer(_COMMENT.sub("", hlo)):
-        arrays = _ARRAY.findall(match["shape"])
-        size = sum(_width(kind) * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays)
-        found.append(Collective(match["kind"], size, len(arrays)))
-    return found
+    issued: dict[str, str] = {}
+    return [
+        found
+        for instruction in hlo.instructions(text)
+        if (found := as_collective(instruction)) is not None and not is_repeated(instruction, issued)
+    ]
 
 
-def _width(element: str) -> int:
-    bits = re.search(r"\d+", element)
-    return max(1, int(bits[0]) // 8) if bits else 1  # "pred" has none
+def is_repeated(instruction: hlo.Instruction, issued: dict[str, str]) -> bool:
+    """Whether an instruction is a further link of a collective that has been met.
+
+    The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
+    under other names, and with one channel.
+
+    Args:
+      instruction: a collective.
+      issued: the names of those that have been met, by their channels; grows.
+    """
+    channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+    if channel is None or "chain_id=" not in instruction.attributes:
+        return False
+    return issued.setdefault(channel[1], instruction.name) != instruction.name
+
+
+def as_collective(instruction: hlo.Instruction) -> Collective | None:
+    """The collective that an instruction is, or starts; ``None`` if it is none."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in KINDS:
+        return None
+    arrays = instruction.arrays
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        arrays = hlo.arrays_in(hlo.elements_of(instruction.type)[1])  # the operands come first
+    return Collective(kind, sum(array.bytes for array in arrays), len(arrays))

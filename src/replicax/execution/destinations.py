@@ -39,7 +39,8 @@ def destination(strategy: Strategy, where: Any) -> Sharding | None:
         where = sorted(where.devices(), key=lambda d: d.id)
     if isinstance(where, str | jax.Device):
         where = [where]
-    if _are(where, strategy.extended.worker_devices):
+    extended = strategy.extended
+    if _are(where, extended.worker_devices) or _are(where, list(extended.mesh.devices.flat)):
         return None
     devices = resolve_devices(where)
     if context.in_step():

@@ -15,7 +15,7 @@ from replicax.execution.meetings import ExactCommunicator
 from replicax.execution.watching import Localities, Places
 from replicax.locality import Locality, M, T
 from replicax.topology.placement import here
-from replicax.values import Local, PerReplica
+from replicax.values import Local, PerReplica, slices_of
 from replicax.variables.store import Creations, check_owner, check_write_trace
 from replicax.variables.variable import Variable
 
@@ -96,5 +96,5 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     device = variable.strategy.extended.worker_devices[replica]
     if not variable.is_stacked:
         return jax.device_put(here(variable.from_storage()), device, may_alias=False)
-    [shard] = [s for s in variable.slot.array.addressable_shards if s.device == device]
-    return jnp.squeeze(shard.data, 0)
+    [shard] = [s for s in slices_of(variable.slot.array) if (s.index[0].start or 0) == replica]
+    return jax.device_put(jnp.squeeze(shard.data, 0), device)

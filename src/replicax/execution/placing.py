@@ -62,16 +62,14 @@ def place_components(components: Sequence[Any], mesh: Mesh, kinds: Collection[Ki
 
 
 def stack(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
-    """``[num_replicas, *shape]`` from one array on the device of each of this worker's replicas; they stay there."""
-    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
     shape = (mesh.shape[REPLICA_AXIS], *arrays[0].shape)
-    return jax.make_array_from_single_device_arrays(shape, sharding, [a[None] for a in arrays])
+    return _on_logical_devices([a[None] for a in arrays], shape, PartitionSpec(REPLICA_AXIS), mesh)
 
 
 def mirror(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
-    """One replicated array from an equal one on the device of each of this worker's replicas."""
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.make_array_from_single_device_arrays(arrays[0].shape, sharding, list(arrays))
+    """One replicated array from an equal one on the first device of each of this worker's replicas."""
+    return _on_logical_devices(arrays, arrays[0].shape, PartitionSpec(), mesh)
 
 
 @functools.lru_cache(maxsize=64)
@@ -127,3 +125,17 @@ def padded(stacked: Any, mask: ExampleMask) -> Any:
         return PerReplica(Stacked(array), mask)
 
     return jax.tree_util.tree_map(one, known(stacked))
+
+
+def _on_logical_devices(
+    arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
+) -> jax.Array:
+    """One array over ``mesh``, of which all logical devices of a replica have what its first one has."""
+    devices = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)
+    pieces = [
+        jax.device_put(array, device)  # which stays there, if it is there
+        for array, replica in zip(arrays, devices_here(mesh), strict=True)
+        for device in devices[replica]
+        if device.process_index == device.client.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), pieces)

@@ -12,6 +12,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
+from replicax.execution.adapt import adapted
+from replicax.execution.arguments import Arguments
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.example_places import UNKNOWN, Place, Rows
 from replicax.execution.examples import dim_of_examples, example_places, shape_of
@@ -21,6 +23,7 @@ from replicax.execution.pieces import Piece
 from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.partition import over_replicas
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
@@ -69,29 +72,46 @@ class Executable:
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """What :meth:`repeated` has made."""
 
+    @property
+    def loops(self) -> bool:
+        """Whether :meth:`repeated` can run it several times in one call."""
+        return True
+
     def repeated(self, steps: int) -> Executable:
         """The same program, ``steps`` times in one call; see :func:`replicate`."""
         if steps not in self.repetitions:
             self.repetitions[steps] = replicate(self.program, self.mesh, steps)
         return self.repetitions[steps]
 
-    def compiled(self) -> jax.stages.Compiled:
-        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs."""
+    def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+
+        Args:
+          options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
+        """
+        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile(options)
+        return compiled
+
+    def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """What ``call`` takes, as shapes, dtypes and shardings."""
         uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
-        variables = [
+        donated, kept = (
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
-        ]
+        )
         several = () if self.steps is None else (self.steps,)
         arguments = [
-            self._stored(aval.update(shape=(*several, *aval.shape)), _of_value(locality, self.mesh))
+            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.mesh))
             for aval, locality in self.program.arguments
         ]
-        compiled: jax.stages.Compiled = self.call.lower(*variables, arguments, self.program.constants).compile()
-        return compiled
+        return donated, kept, arguments, self.program.constants
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
         return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
+
+    def placed(self, arguments: Arguments) -> list[Any]:
+        """The arguments of a call where the program takes them."""
+        return arguments.placed(self.mesh)
 
     def compiled_text(self) -> str:
         """The optimised HLO of the program, as one device runs it."""
@@ -151,59 +171,44 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [_of_value(locality, mesh) for _, locality in program.arguments],
+        [of_value(locality, mesh) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            _of_value(locality if several or (padded and padded[i]) else M, mesh)
+            of_value(locality if several or (padded and padded[i]) else M, mesh)
             for i, locality in enumerate(result_localities)
         ],
     )
 
-    def once(
-        state: Sequence[Any], kept_arrays: Sequence[Any], arguments: Sequence[Any], constants: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        arrays = map(_in_pieces, [*state, *kept_arrays], [*layouts_in[0], *layouts_in[1]])
-        reads: dict[int, Any] = dict(zip([*donated, *kept], arrays, strict=True))
-        values = [*(reads[i] for i in range(len(program.reads))), *arguments, *constants]
-        if localities is None:
-            results = _jax.evaluate(program.jaxpr, values)
-        else:
-            wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
-            wanted += [None] * len(result_localities)
-            results = partitioned(program.jaxpr, values, wanted, localities)
+    def run(*groups: list[Any]) -> Groups[Any]:
+        reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
+        values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
+        wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
+        results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
 
-    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        state, kept_arrays, arguments, constants = _each(_enter, groups, layouts_in)
-        if steps is None:
-            return _each(_leave, once(state, kept_arrays, arguments, constants), layouts_out)
+    def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
+        state, kept_values, elements, constants = groups
         # What is written without being read, and the results, start as zeros that nobody sees.
-        unread = [_piece_shape(program.writes[i]) for i in written[len(donated) :]]
-        start = (*state, *map(_zeros, unread)), tuple(_zeros(v.aval) for v in program.jaxpr.outvars[n_written:])
+        unread = [_zeros(_stored_here(program.writes[i])) for i in written[len(donated) :]]
+        start = [v.array if isinstance(v, Piece) else v for v in state] + unread
+        nothing_yet = [_zeros(v.aval) for v in program.jaxpr.outvars[n_written:]]
 
-        def step(carry: Any, element: Sequence[Any]) -> tuple[Any, None]:
-            new, results = once(carry[0][: len(donated)], kept_arrays, element, constants)
-            return (tuple(new), tuple(results)), None
+        def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
+            values = [
+                Piece(v, layout) if isinstance(layout, Split) else v
+                for v, layout in zip(carry[0], layouts_in[0], strict=False)
+            ]
+            return run(values, kept_values, element, constants), None
 
-        last, _ = lax.scan(step, start, arguments, length=steps)
-        return _each(_leave, last, layouts_out)
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), elements, length=steps)[0]
+        return last
 
-    specs_in: Any = _each(lambda layout: layout.spec, layouts_in)
-    specs_out: Any = _each(lambda layout: layout.spec, layouts_out)
-    mapped = jax.shard_map(
-        _named(body, program.name),
-        mesh=mesh,
-        in_specs=specs_in,
-        out_specs=specs_out,
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
-    shardings = jax.tree_util.tree_map(lambda spec: NamedSharding(mesh, spec), specs_out)
-    call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
+    repeatedly = run if steps is None else run_in_a_loop
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -247,27 +252,63 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
+def evaluated(
+    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
+) -> list[Any]:
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
+    if localities is None:
+        return _jax.evaluate(jaxpr, values)
+    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
+
+
+def over_replicas_of(
+    mesh: Mesh,
+    run: Callable[..., Groups[Any]],
+    layouts_in: Groups[Layout],
+    layouts_out: Groups[Layout],
+    name: str,
+) -> Any:
+    """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
+
+    The arrays of its first group are donated.
+    """
+
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        return _each(_leave, run(*_each(_enter, groups, layouts_in)), layouts_out)
+
+    specs_in, specs_out = (
+        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
+    )
+    mapped = jax.shard_map(
+        _named(adapted(body, mesh), name),
+        mesh=mesh,
+        in_specs=specs_in,
+        out_specs=specs_out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
+    return jax.jit(_named(mapped, name), donate_argnums=0, out_shardings=shardings)
+
+
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:
     """``fn`` of each item, or of the items that belong together."""
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def _of_value(locality: Locality, mesh: Mesh) -> Layout:
+def of_value(locality: Locality, mesh: Mesh) -> Layout:
     """How an argument or result lies on the devices."""
     return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
 
 
 def _enter(stored: jax.Array, layout: Layout) -> Any:
     """What a replica has of a stored array."""
+    if isinstance(layout, Split):
+        return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
 
 
-def _in_pieces(array: Any, layout: Layout) -> Any:
-    """The same for the pass over pieces."""
-    return Piece(array, layout) if isinstance(layout, Split) else array
-
-
-def _piece_shape(use: Use) -> jax.ShapeDtypeStruct:
+def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
     """What a replica has of a variable's stored array."""
     shape, layout = use.aval.shape, use.layout
     if isinstance(layout, Split):

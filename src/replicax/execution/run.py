@@ -15,6 +15,7 @@ from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
 from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
+from replicax.execution.placed import is_placed, replicate_placed
 from replicax.execution.replicate import Executable, replicate
 from replicax.execution.together import check_same_step
 from replicax.locality import T
@@ -38,7 +39,7 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
     # Count first: the number of a call must be the same on all workers, whatever else is true of it.
     if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
         check_same_step(strategy, fn, args, kwargs, "as one compiled program")
-    computed = launch(strategy, executable, arguments.placed(extended.mesh))
+    computed = launch(strategy, executable, executable.placed(arguments))
     return results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
 
 
@@ -110,7 +111,10 @@ def prepare(
                 creations,
                 arguments.example_dims(),
             )
-            executable = replicate(program, strategy.extended.mesh)
+            if is_placed(program):
+                executable = replicate_placed(program, strategy.extended.mesh)
+            else:
+                executable = replicate(program, strategy.extended.mesh)
         except BaseException as error:
             creations.undo()
             if together:

@@ -114,6 +114,10 @@ def _run_group(
         except RaggedArgumentError as ragged:
             return run_ragged(strategy, step, (group.element,), None, ragged)
     assert program is not None
+    if not program.loops:  # a pipeline over logical devices is many programs, which keep the devices busy by themselves
+        for element in group.elements():
+            returned = run(strategy, step, (element,), None)
+        return returned
     extended = strategy.extended
     is_new = group.count not in program.repetitions
     repeated = program.repeated(group.count)

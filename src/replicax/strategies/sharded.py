@@ -34,7 +34,7 @@ class ShardedStrategy(Strategy):
     >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
     >>> with strategy.scope():
     ...     w = replicax.Variable(jnp.zeros((512, 4)), name="w")
-    >>> w.layout.describe(2), strategy.local_results(w)[0].shape
+    >>> w.layout.describe(strategy.extended.mesh), strategy.local_results(w)[0].shape
     ('split along dim 0 over 2 replicas', (256, 4))
     """
 

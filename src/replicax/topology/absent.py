@@ -29,11 +29,14 @@ def absent_devices(name: str) -> list[jax.Device]:
             f"the devices of {name!r} come from libtpu, which is not installed: pip install 'replicax[tpu]'. No TPU is "
             "needed. To run the step rather than compile it, emulate the slice: TPUClusterResolver(emulate=...)."
         )
-    # Without these libtpu looks for the machine that it is on, and waits for it.
+    # Without the first three libtpu looks for the machine that it is on, and waits for it. It lets only one process use
+    # it at a time, as if there were a TPU to share, and leaves logs behind: both are of no use here.
     alone = {
         "TPU_ACCELERATOR_TYPE": kind.accelerator_type(shape),
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_LOG_DIR": "disabled",
     }
     # Left to itself libtpu shows v4 as it was before megacore.
     options = {"chip_config_name": "megacore"} if kind.devices_per_chip < kind.cores_per_chip else {}

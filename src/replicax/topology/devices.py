@@ -68,10 +68,11 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
     found = tuple(resolve_device(d) for d in devices)
     if not found:
         raise ValueError("devices is empty: name at least one, or pass None for all local devices")
+    first: dict[jax.Device, int] = {}
     for i, device in enumerate(found):
-        if device in found[:i]:
+        if first.setdefault(device, i) < i:
             raise ValueError(
-                f"devices names {_name(device)} twice (entries {found.index(device)} and {i}): each replica needs "
+                f"devices names {_name(device)} twice (entries {first[device]} and {i}): each replica needs "
                 "a device of its own. replicax.use_cpu_devices(n) emulates more CPU devices."
             )
     return found
@@ -80,7 +81,7 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
 def resolve_device(device: str | jax.Device) -> jax.Device:
     """One device, from a JAX device or its name. Raises as :func:`resolve_devices` does."""
     if isinstance(device, jax.Device):
-        if device.process_index != jax.process_index():
+        if device.process_index != jax.process_index() and not _jax.is_absent(device):
             raise ValueError(
                 f"{_name(device)} belongs to process {device.process_index}, and this is process "
                 f"{jax.process_index()}: each names its own. replicax.MultiWorkerMirroredStrategy is the strategy for "

@@ -33,6 +33,21 @@ def logical_axes(count: int) -> dict[str, int]:
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
 
 
+def in_logical_mesh() -> bool:
+    """Whether what is traced now is for replicas with several logical devices.
+
+    >>> from replicax.topology.mesh import in_logical_mesh
+    >>> in_logical_mesh()
+    False
+    """
+    return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+
+
+def logical_device_mesh(mesh: Mesh, logical_device: int) -> Mesh:
+    """The part of a mesh that one logical device of each replica makes up."""
+    return replica_mesh(mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, logical_device])
+
+
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
     """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 

@@ -7,16 +7,19 @@ what one replica finds on its own device.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from replicax.locality import Locality, M, T
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
+from replicax.topology.partition import Axes, spec_of
 
 
 class Layout(Protocol):
@@ -27,12 +30,27 @@ class Layout(Protocol):
         """Of the value inside a step."""
 
     @property
+    def axes(self) -> Axes:
+        """How each replica's value is split over its logical devices; empty if it is not."""
+
+    @property
+    def logical_device(self) -> int | None:
+        """The one of each replica's logical devices that has it; ``None`` for all of them."""
+
+    @property
     def spec(self) -> PartitionSpec:
         """Of the stored array, in a program."""
 
     @property
+    def whole_spec(self) -> PartitionSpec:
+        """Of the value that is in it, of a layout in which all replicas have the same."""
+
+    @property
     def home(self) -> jax.Device | None:
         """The one device that has the stored array between programs; ``None`` if it stays on the mesh."""
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        """The part of the strategy's mesh that has the stored array."""
 
     def sharding(self, mesh: Mesh) -> Sharding:
         """Of the stored array, between programs."""
@@ -49,18 +67,36 @@ class Layout(Protocol):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the stored array, from that of one replica's value."""
 
-    def describe(self, replicas: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
         """Where the value is, in words."""
 
 
+@dataclasses.dataclass(frozen=True)
 class _Usual:
-    """Stored between programs as it is in them, and whole."""
+    """Stored between programs as it is in them, and whole.
 
-    spec: PartitionSpec
-    home: jax.Device | None = None
+    Attributes:
+      axes: how each replica's value is split over its logical devices; empty if it is not.
+      logical_device: the one of each replica's that has it; ``None`` for all of them.
+    """
+
+    axes: Axes = dataclasses.field(default=(), kw_only=True, repr=False)
+    logical_device: int | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    home: ClassVar[jax.Device | None] = None
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return spec_of(self.axes)
+
+    @property
+    def whole_spec(self) -> PartitionSpec:
+        return spec_of(self.axes)
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        return mesh if self.logical_device is None else logical_device_mesh(mesh, self.logical_device)
 
     def sharding(self, mesh: Mesh) -> Sharding:
-        return NamedSharding(mesh, self.spec)
+        return NamedSharding(self.mesh(mesh), self.spec)
 
     def whole(self, stored: Any) -> Any:
         return stored
@@ -68,13 +104,28 @@ class _Usual:
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
         return (whole,) * len(replicas)
 
+    def describe(self, mesh: Mesh) -> str:
+        replicas = mesh.shape[REPLICA_AXIS]
+        logical = mesh.size // replicas
+        where = self._on_replicas(replicas, logical if self.logical_device is None else 1)
+        if self.logical_device is not None:
+            return f"on logical device {self.logical_device}" + (f", {where}" if replicas > 1 else "")
+        if not any(self.axes):
+            return where
+        counts = [math.prod(mesh.shape[axis] for axis in dim) for dim in self.axes]
+        return f"{where + ', ' if replicas > 1 else ''}split {counts} over {logical} logical devices" + (
+            " of each" if replicas > 1 else ""
+        )
+
+    def _on_replicas(self, replicas: int, logical: int) -> str:
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored(_Usual):
     """The whole value on every replica."""
 
-    locality = M
-    spec = PartitionSpec()
+    locality: ClassVar[Locality] = M
 
     def stored(self, value: Any) -> Any:
         return value
@@ -82,8 +133,10 @@ class Mirrored(_Usual):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
-    def describe(self, replicas: int) -> str:
-        return "on one device" if replicas == 1 else f"mirrored on {replicas} replicas"
+    def _on_replicas(self, replicas: int, logical: int) -> str:
+        if replicas == 1:
+            return "on one device" if logical == 1 else f"mirrored on {logical} logical devices"
+        return f"mirrored on {replicas} replicas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +147,12 @@ class Central(Mirrored):
       home: the device.
     """
 
-    home: jax.Device
+    home: jax.Device  # type: ignore[misc]
 
     def sharding(self, mesh: Mesh) -> Sharding:
         return SingleDeviceSharding(self.home)
 
-    def describe(self, replicas: int) -> str:
+    def _on_replicas(self, replicas: int, logical: int) -> str:
         return f"on {self.home.platform}:{self.home.id}, for {replicas} replicas"
 
 
@@ -108,17 +161,21 @@ class Copies(_Usual):
     """A value of its own on every replica: ``[num_replicas, *shape]``."""
 
     replicas: int
-    locality = T
-    spec = PartitionSpec(REPLICA_AXIS)
+    locality: ClassVar[Locality] = T
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return spec_of(((), *self.axes), replica_dim=0)
 
     def stored(self, value: Any) -> Any:
-        return jnp.broadcast_to(value, self.stored_shape(jnp.shape(value)))
+        xp = _module_of(value)
+        return xp.broadcast_to(value, self.stored_shape(jnp.shape(value)))
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.replicas, *shape)
 
-    def describe(self, replicas: int) -> str:
-        return f"a copy on each of {replicas} replicas"
+    def _on_replicas(self, replicas: int, logical: int) -> str:
+        return f"a copy on each of {self.replicas} replicas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +196,11 @@ class Split(_Usual):
     size: int
     piece: int
     replicas: int
-    locality = M
+    locality: ClassVar[Locality] = M
 
     @property
-    def spec(self) -> PartitionSpec:  # type: ignore[override]
-        return PartitionSpec(*[None] * self.dim, REPLICA_AXIS)
+    def spec(self) -> PartitionSpec:
+        return spec_of((), replica_dim=self.dim)
 
     @property
     def filling(self) -> int:
@@ -153,7 +210,7 @@ class Split(_Usual):
     def stored(self, value: Any) -> Any:
         if not self.filling:
             return value
-        return jnp.pad(value, [(0, self.filling if d == self.dim else 0) for d in range(jnp.ndim(value))])
+        return _module_of(value).pad(value, [(0, self.filling if d == self.dim else 0) for d in range(jnp.ndim(value))])
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[: self.dim], self.replicas * self.piece, *shape[self.dim + 1 :])
@@ -165,8 +222,13 @@ class Split(_Usual):
         bounds = [min(i * self.piece, self.size) for i in range(self.replicas + 1)]
         return tuple(lax.slice_in_dim(whole, bounds[i], bounds[i + 1], axis=self.dim) for i in replicas)
 
-    def describe(self, replicas: int) -> str:
-        return f"split along dim {self.dim} over {replicas} replicas"
+    def _on_replicas(self, replicas: int, logical: int) -> str:
+        return f"split along dim {self.dim} over {self.replicas} replicas"
+
+
+def _module_of(value: Any) -> Any:
+    """NumPy for its arrays, so that they need not go to a device whole."""
+    return np if isinstance(value, np.ndarray) else jnp
 
 
 def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -> Layout:

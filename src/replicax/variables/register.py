@@ -13,6 +13,7 @@ from replicax import reduction
 from replicax.errors import LocalityError
 from replicax.topology.fingerprints import fingerprint
 from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.partition import over_replicas
 from replicax.variables.dtypes import is_key, kind_of
 from replicax.variables.layout import Copies
 
@@ -65,7 +66,7 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     return _from_first(variable, stored)
 
 
-def check_agreed(variable: Variable, value: jax.Array) -> None:
+def check_agreed(variable: Variable, value: Any) -> None:
     """Raise unless all workers assign the same value from outside a step.
 
     Raises:
@@ -73,7 +74,7 @@ def check_agreed(variable: Variable, value: jax.Array) -> None:
       DeadlockError: some assign nothing; see :meth:`replicax.topology.lockstep.Lockstep.share`.
     """
     lockstep = variable.strategy.extended.lockstep
-    if not lockstep.several or not value.is_fully_addressable:
+    if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
         return  # what lies on all workers has been computed by all
     differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
     if differing is not None:
@@ -85,7 +86,7 @@ def check_agreed(variable: Variable, value: jax.Array) -> None:
 
 def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
     """Replica 0's stored array, on all (one all-reduce)."""
-    spec = variable.layout.spec
+    spec = over_replicas(variable.layout.spec)
     generator = jax.random.key_impl(stored) if is_key(variable.dtype) else None
 
     def first(array: Any) -> Any:

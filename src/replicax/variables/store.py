@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
+from replicax.topology.partition import constrained
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.register import check_agreed
 from replicax.variables.slots import exchanging, lent
@@ -75,6 +77,10 @@ class ConcreteStore:
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
+        if variable.strategy.extended.is_absent and staging is not None:
+            shape = variable.slot.array.shape if variable.is_stacked else variable.shape
+            return jnp.zeros(shape, variable.dtype)  # of a program that only its shapes are wanted of
+        context.check_present(variable.strategy, f"reading {variable.describe()}")
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:
@@ -83,6 +89,7 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
+        context.check_present(variable.strategy, f"assigning {variable.describe()}")
         check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():
@@ -119,7 +126,7 @@ class DerivedStore:
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
             note_read(self._trace)
-            return self.values[variable]
+            return in_parts(variable, self.values[variable])
         return self.outer.read(variable)
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
@@ -212,6 +219,12 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
         "replicax.value_and_grad, which lets writes out; in a loop or branch (jax.lax.scan, while_loop, cond, jit, "
         "checkpoint) return the new value from the body and assign it afterwards."
     )
+
+
+def in_parts(variable: Variable, value: Any) -> Any:
+    """The traced ``value`` of ``variable``, and with it its gradient, split over logical devices as the variable is."""
+    axes = variable.layout.axes
+    return constrained(value, axes) if axes else value
 
 
 def note_read(own: Any) -> None:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import itertools
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
-from replicax.topology.placement import here, put
+from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
-from replicax.variables.layout import Copies, Layout, Mirrored, Split
-from replicax.variables.partitioners import checked_partitioner, layout_by
+from replicax.variables.layout import Copies, Layout, Split
+from replicax.variables.partitioners import checked_partitioner
+from replicax.variables.placement import Stored, layout_for, on_host
 from replicax.variables.register import agreed_initial
 from replicax.variables.rows import RowUpdates
 from replicax.variables.rules import (
@@ -44,21 +44,6 @@ _CHOOSE = (
     "but it differs between replicas, and the variable has no aggregation. Reduce the value first "
     "(replicax.get_replica_context().all_reduce), or create the variable with an aggregation."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """An initial value that is on its devices already.
-
-    Attributes:
-      array: the stored array.
-      layout: how it is stored.
-      shape: of the value.
-    """
-
-    array: jax.Array
-    layout: Layout
-    shape: tuple[int, ...]
 
 
 class _CreatedByStore(abc.ABCMeta):
@@ -92,11 +77,19 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
-      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's.
+      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
+      there are no ``partition_dimensions``.
+      partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
+        :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
+        parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so.
+        An optimizer keeps its slots in the same parts. By default each logical device has the whole.
+      logical_device: the one of each replica that has it. By default :meth:`Strategy.assign_to_logical_device` decides.
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
-        trainable or split; a partitioner that returns something else than it should, or is used with several workers.
+        trainable or split; a partitioner that returns something else than it should, or is used with several
+        workers; partition dimensions that don't
+      fit, or come with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -120,31 +113,29 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         synchronization: Synchronization | str = "auto",
         aggregation: Aggregation | str = "none",
         partitioner: Partitioner | None = None,
+        partition_dimensions: Sequence[int] | None = None,
+        logical_device: int | None = None,
     ) -> None:
         self.name = f"variable_{next(_counter)}" if name is None else name
         self.synchronization = parse_synchronization(synchronization)
         self.aggregation = parse_aggregation(aggregation)
         self.strategy: Strategy = context.get_strategy()
-        self.trainable = not self._is_on_read if trainable is None else bool(trainable)
-        if self._is_on_read and self.trainable:
+        self.trainable = not self.is_on_read if trainable is None else bool(trainable)
+        if self.is_on_read and self.trainable:
             raise ValueError(
                 f"variable {self.name!r}: an on-read variable can't be trainable, because its copies differ between "
                 "replicas; use synchronization='on_write'"
             )
-        if self._is_on_read and partitioner is not None:
+        if self.is_on_read and partitioner is not None:
             raise ValueError(
                 f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
                 "own; use Variable without a partitioner, or synchronization='on_write'"
             )
-        self._partitioner = checked_partitioner(partitioner) or self.strategy.extended.partitioner
+        self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
         self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
         self.number = self.strategy.extended.register.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
-
-    @property
-    def _is_on_read(self) -> bool:
-        return self.synchronization is Synchronization.ON_READ
 
     def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
         if isinstance(initial_value, PerReplica):
@@ -159,15 +150,19 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if isinstance(initial_value, Stored):
             self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
             return initial_value.array
-        if not callable(initial_value):
-            value = jnp.asarray(initial_value, dtype)
+        if not callable(initial_value) and not self.strategy.extended.is_absent:
+            value: Any = on_host(initial_value, dtype)
+            if value is None:
+                value = jnp.asarray(initial_value, dtype)
+                value = value if is_key(value.dtype) else np.array(value)
             self._set_kind(value.shape, value.dtype)
-            return self.to_storage(value if is_key(value.dtype) else np.array(value))
+            return self.to_storage(value)
 
+        initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval = _jax.traced_once(lambda: jnp.asarray(initial_value(), dtype))
+            program, aval = _jax.traced_once(lambda: jnp.asarray(initialise(), dtype))
             self._set_kind(aval.shape, aval.dtype)
-            return jax.jit(lambda: self.layout.stored(program()), out_shardings=self.sharding)()
+            return compute(lambda: self.layout.stored(program()), (), self.sharding)
 
     def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
@@ -178,25 +173,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if self.aggregation is not Aggregation.NONE and is_key(dtype):
             raise ValueError(f"variable {self.name!r}: random keys can't be combined; use aggregation='none'")
         self._aval = jax.ShapeDtypeStruct(shape, dtype)
-        self.layout = self._layout() if layout is None else layout
-
-    def _layout(self) -> Layout:
-        replicas = self.strategy.num_replicas_in_sync
-        if replicas == 1:
-            return self.strategy.extended.default_layout
-        if self._is_on_read:
-            return Copies(replicas)
-        split = layout_by(
-            None if is_key(self.dtype) else self._partitioner, self.name, self.shape, self.dtype, replicas
-        )
-        if isinstance(split, Mirrored):
-            return self.strategy.extended.default_layout
-        if self.strategy.extended.lockstep.several:
-            raise ValueError(
-                f"variable {self.name!r}: a variable can be split over the replicas of one process only; under "
-                f"{self.strategy!r} use Variable without a partitioner"
-            )
-        return split
+        self.layout = layout_for(self, *self._wishes) if layout is None else layout
 
     # --- what it is -------------------------------------------------------------------------------------
 
@@ -221,6 +198,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return self._aval.size
 
     @property
+    def is_on_read(self) -> bool:
+        """Whether each replica has a value of its own."""
+        return self.synchronization is Synchronization.ON_READ
+
+    @property
     def is_stacked(self) -> bool:
         """Whether each of several replicas has a copy of its own, held as ``[num_replicas, *shape]``."""
         return isinstance(self.layout, Copies)
@@ -235,15 +217,19 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return f"variable {self.name!r} ({kind_of(self)})"
 
     def __repr__(self) -> str:
-        replicas = self.strategy.num_replicas_in_sync
         with _jax.outside_tracing():
-            value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
-            if not value.is_fully_addressable:
-                value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
-            shown = np.array2string(np.asarray(value), threshold=20, edgeitems=2) if not is_key(self.dtype) else value
+            shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
-        where = self.layout.describe(replicas)
+        where = self.layout.describe(self.strategy.extended.mesh)
         return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
+
+    def _shown(self) -> str:
+        if self.strategy.extended.is_absent:
+            return "absent"
+        value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
+        if not value.is_fully_addressable:
+            value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
+        return str(value) if is_key(self.dtype) else np.array2string(np.asarray(value), threshold=20, edgeitems=2)
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -358,7 +344,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def _combined(self, value: Any) -> Any:
         """One value from the replicas' arrays, or rows."""
-        if self._is_on_read or self.aggregation is Aggregation.NONE:
+        if self.is_on_read or self.aggregation is Aggregation.NONE:
             return value
         replica = context.get_replica_context()
         assert replica is not None
@@ -367,8 +353,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return replica.all_reduce(self.aggregation.value, value)
 
     def _write(self, value: Any) -> Variable:
-        value = jnp.asarray(value, self.dtype)
-        must_agree = None if self._is_on_read else f"{self.describe()} was assigned a value, {_CHOOSE}"
+        if not (isinstance(value, np.ndarray) and isinstance(current_store(), ConcreteStore)):
+            value = jnp.asarray(value, self.dtype)
+        must_agree = None if self.is_on_read else f"{self.describe()} was assigned a value, {_CHOOSE}"
         current_store().write(self, value, must_agree)
         return self
 
@@ -379,7 +366,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
                 "strategy.reduce, or assign inside a step."
             )
-        value = jnp.asarray(value)
+        found = on_host(value, None)  # from the host each part goes to its device
+        value = jnp.asarray(value) if found is None else found
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
         self.check_casts(value)
@@ -404,7 +392,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The whole value, on every replica, of an on-write variable: gathered if it is split."""
         if not isinstance(self.layout, Split):
             return self.slot.array
-        everywhere = NamedSharding(self.strategy.extended.mesh, PartitionSpec())
+        everywhere = NamedSharding(self.layout.mesh(self.strategy.extended.mesh), self.layout.whole_spec)
         return jax.device_put(self.layout.whole(self.slot.array), everywhere)
 
     def __copy__(self) -> NoReturn:

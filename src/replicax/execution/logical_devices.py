@@ -1,0 +1,203 @@
+"""Model parallelism: how values of a step are spread over the logical devices of its replica."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.execution.marks import assign_p
+from replicax.nests import is_leaf, known
+from replicax.topology.mesh import in_logical_mesh
+from replicax.topology.partition import Axes, constrained, parted, spec_of
+from replicax.values import PerReplica, Stacked
+from replicax.variables.dtypes import kind_of
+from replicax.variables.placement import checked_logical_device
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replicax.strategy import Strategy
+
+
+class LogicalDevices:
+    """The part of :class:`replicax.Strategy` that is about the logical devices of each replica."""
+
+    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
+        """Split a value over the logical devices of its replica, and with it the work of computing with it.
+
+        The result equals ``tensor``; what is said is where its parts are. A compiler makes the rest follow: a
+        matrix product with a split operand is computed in parts, a convolution over a split image exchanges the
+        rows at the borders, and so does its gradient. Anywhere in a step, under ``jit``, ``scan``, ``vmap`` and
+        ``grad``, where the gradient of the value is split in the same way.
+
+        Args:
+          tensor: an array, of one replica's shape, or a variable; or a pytree of them. Outside a step a
+            ``PerReplica`` too: what a step gets split need not be whole on any device.
+          partition_dimensions: into how many parts to split each dim. Their product is the number of logical
+            devices of a replica.
+
+        Returns:
+          The same value, of the same locality. In the exact executor nothing is split, but all is checked.
+
+        Raises:
+          ValueError: not one positive int for each dim of ``tensor``; a product that is not the number of logical
+            devices; a dim whose size does not divide by its number of parts.
+          ContextError: called in another strategy's step.
+
+        Issues no collective by itself. What is computed from parts may need some.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> devices = np.array(jax.devices()).reshape(2, 4)  # 2 replicas of 4 logical devices
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(devices))
+        >>> def step(x, w):
+        ...     x = strategy.split_to_logical_devices(x, [2, 2])
+        ...     return x @ w
+        >>> program = strategy.extended.trace(step, args=(jnp.ones((64, 32)), jnp.ones((32, 8))))
+        >>> [(c.kind, c.bytes) for c in program.collectives()][:1]  # partial sums of 32 rows each
+        [('all-reduce', 1024)]
+        """
+        count = _strategy(self).extended.num_logical_devices
+
+        def split(value: Any, shape: tuple[int, ...], what: str) -> Any:
+            axes = parted(shape, partition_dimensions, count, f"split_to_logical_devices: {what}")
+            return _spread(_strategy(self), value, axes)
+
+        return _each("split_to_logical_devices", _strategy(self), tensor, split)
+
+    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Have a value whole on all logical devices of its replica.
+
+        Where a value is needed whole, such as the logits from which a loss is computed, it says so explicitly
+        what otherwise the compiler decides.
+
+        Args:
+          tensor: an array, of one replica's shape, or a variable; or a pytree of them.
+
+        Returns:
+          The same value, of the same locality.
+
+        Raises:
+          ContextError: called in another strategy's step.
+
+        If the value is split over the logical devices, one all-gather among those of each replica.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(2, 4)))
+        >>> def step(x):
+        ...     parts = strategy.split_to_logical_devices(x, [4, 1])
+        ...     return strategy.replicate_to_logical_devices(parts * 2)
+        >>> [c.kind for c in strategy.extended.trace(step, args=(jnp.ones((8, 3)),)).collectives()]
+        ['all-gather']
+        """
+        return _each(
+            "replicate_to_logical_devices",
+            _strategy(self),
+            tensor,
+            lambda value, shape, what: _spread(_strategy(self), value, ()),
+        )
+
+    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Have a value, and what is computed from it, on one logical device of its replica.
+
+        The operations that follow run there, and their memory is there, forward and backward: this is how a model's
+        stages get to devices of their own (pipeline parallelism). Of microbatches, in a Python loop in the step, the
+        devices work on different ones at the same time. The rules are in :mod:`replicax.execution.placement`; in short:
+
+        - What is computed from values on one logical device is computed there; its gradient, too.
+        - A variable goes where it is used, and lives there from then on: it, its gradient and its slots.
+        - What nothing is said of runs on device 0.
+        - An operation with operands on two devices is an error, and so is a variable that is used on two: nothing is
+          copied unasked, but for numbers and random keys.
+
+        Args:
+          tensor: an array, a variable, or a pytree of them.
+          logical_device_id: the logical device of the replica, from 0.
+
+        Returns:
+          The same value, of the same locality. In the exact executor nothing moves, but the id is checked.
+
+        Raises:
+          ValueError: there is no such logical device.
+          TypeError: ``logical_device_id`` is no int.
+          ContextError: called outside a step, or in another strategy's.
+          PlacementError: before the step runs, if something in it can't be placed.
+
+        Issues no collective. What is on another device is sent, in each replica by itself.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(4, 2)))
+        >>> with strategy.scope():
+        ...     first, second = (replicax.Variable(jnp.ones((64, 64)), name=name) for name in ("first", "second"))
+        >>> def step(x):
+        ...     h = jnp.tanh(x @ first)  # on logical device 0, as nothing is said
+        ...     h = strategy.assign_to_logical_device(h, 1)
+        ...     return jnp.mean(h @ second)
+        >>> float(strategy.run(step, args=(jnp.ones((8, 64)),)))
+        64.0
+        >>> sorted(d.id for d in second.value.devices())  # those of the replicas' logical devices 1
+        [1, 3, 5, 7]
+        """
+        strategy, method = _strategy(self), "assign_to_logical_device"
+        count = strategy.extended.num_logical_devices
+        device = checked_logical_device(logical_device_id, count, method)
+        if not context.in_step():
+            raise ContextError(f"{method} says where a step's operations run: call it inside a step (strategy.run)")
+
+        def assign(value: Any, shape: tuple[int, ...], what: str) -> Any:
+            value = jnp.asarray(value)
+            if not in_logical_mesh():
+                return value
+            return assign_p.bind(value, device=device, number=next(_assignments), back=False)
+
+        return _each(method, strategy, tensor, assign)
+
+    experimental_assign_to_logical_device = assign_to_logical_device
+    experimental_split_to_logical_devices = split_to_logical_devices
+    experimental_replicate_to_logical_devices = replicate_to_logical_devices
+
+
+_assignments = itertools.count()
+
+
+def _strategy(strategy: LogicalDevices) -> Strategy:
+    return cast("Strategy", strategy)
+
+
+def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
+    """``spread(array, shape of one replica's, name)`` of each leaf of a pytree."""
+    current = context.get_strategy()
+    if context.in_step() and current is not strategy:
+        raise ContextError(f"{method} of {strategy!r} was called in a step of {current!r}")
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path) or "the array"
+        if isinstance(leaf, Variable):
+            return spread(leaf.read_value(), leaf.shape, leaf.describe())
+        if isinstance(leaf, PerReplica):
+            if not isinstance(leaf.form, Stacked):
+                raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
+            aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
+            return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
+        value = leaf if isinstance(leaf, jax.Array | np.ndarray) else jnp.asarray(leaf)
+        return spread(value, value.shape, f"{name} ({kind_of(value)})")
+
+    return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
+
+
+def _spread(strategy: Strategy, value: Any, axes: Axes) -> Any:
+    if context.in_step() or strategy.extended.num_logical_devices == 1:
+        return value if isinstance(value, PerReplica) else constrained(jnp.asarray(value), axes)
+    mesh = strategy.extended.mesh
+    if isinstance(value, PerReplica):
+        assert isinstance(value.form, Stacked)
+        array = jax.device_put(value.form.array, NamedSharding(mesh, spec_of(((), *axes), 0)))
+        return PerReplica(Stacked(array), value.mask, value.dim)
+    return jax.device_put(value, NamedSharding(mesh, spec_of(axes)))

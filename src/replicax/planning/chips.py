@@ -1,0 +1,82 @@
+"""The chip table: what each generation of TPUs has, by public sources, for estimates.
+
+Every estimate is made from these figures and from the formulas in :mod:`replicax.planning.estimate`; pass a
+:class:`Chip` of your own to :func:`replicax.plan` where you know better, or for devices that are not in the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of chip.
+
+    Attributes:
+      name: such as ``"v5p"``.
+      flops: peak, for bfloat16 matrix products, per second.
+      memory: of its main memory (HBM) in bytes.
+      bandwidth: of its main memory, in bytes per second.
+      link: of one link to another chip, one way, in bytes per second.
+      links: how many it has.
+      usable: what the compiler gives a program of the main memory, in bytes; ``None`` means all of it.
+      sources: where the figures are from.
+
+    >>> import replicax
+    >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> replicax.plan(strategy, lambda: None, chip=chip).chip.name
+    'card'
+    """
+
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+    link: float = 0.0
+    links: int = 0
+    usable: float | None = None
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("flops", "memory", "bandwidth"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"Chip {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
+        for field in ("link", "links"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
+
+    def share(self, devices: int) -> Chip:
+        """What each of ``devices`` JAX devices of a chip has, if they share it evenly; links they use together."""
+        usable = None if self.usable is None else self.usable / devices
+        return dataclasses.replace(
+            self,
+            flops=self.flops / devices,
+            memory=self.memory / devices,
+            bandwidth=self.bandwidth / devices,
+            usable=usable,
+        )
+
+
+_DOCS = "https://docs.cloud.google.com/tpu/docs/"
+_CACM = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020"
+_V4 = "Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer, ISCA 2023, https://arxiv.org/abs/2304.01433"
+_USABLE = "usable memory: what the compiler of libtpu 0.0.42 says that it has, when a program does not fit"
+
+# Links: the documents give the sum over a chip's links and both ways; here it is one link, one way.
+CHIPS = {
+    chip.name: dataclasses.replace(chip, sources=(*chip.sources, _USABLE))
+    for chip in (
+        Chip("v2", 46e12, 16 * _GIB, 700e9, 62e9, 4, 2 * 7.48 * _GIB, (_CACM,)),
+        Chip("v3", 123e12, 32 * _GIB, 900e9, 82e9, 4, 2 * 15.48 * _GIB, (_CACM, _DOCS + "v3")),
+        Chip("v4", 275e12, 32 * _GIB, 1200e9, 50e9, 6, 30.75 * _GIB, (_V4, _DOCS + "v4")),
+        Chip("v5e", 197e12, 16 * _GIB, 819e9, 50e9, 4, 15.75 * _GIB, (_DOCS + "v5e",)),
+        Chip("v5p", 459e12, 95.74 * _GIB, 2765e9, 100e9, 6, 95.74 * _GIB, (_DOCS + "v5p",)),
+        Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.25 * _GIB, (_DOCS + "v6e",)),
+        Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.75 * _GIB, (_DOCS + "tpu7x",)),
+    )
+}
+"""By the generation's name, as in the names of topologies."""

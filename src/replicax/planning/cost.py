@@ -1,0 +1,205 @@
+"""The work of a compiled program on one device: arithmetic, and bytes to and from the device's main memory.
+
+Counted as XLA's ``HloCostAnalysis`` counts, with the difference that a loop counts as often as it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+from replicax.execution.hlo import Computation, Instruction, Module
+from replicax.planning.walk import Walk
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FREE = _words(
+    """
+    add-dependency after-all async-update bitcast call conditional constant get-tuple-element opt-barrier parameter
+    partition-id replica-id tuple while
+    """
+)
+_NO_ARITHMETIC = _words(
+    """
+    all-gather all-gather-done all-gather-start all-reduce-done all-to-all async-done async-start bitcast-convert
+    broadcast collective-permute collective-permute-done collective-permute-start concatenate copy copy-done
+    copy-start custom-call domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv
+    recv-done reshape reverse rng-get-and-update-state send send-done slice sort transpose
+    """
+)
+_SLICES = frozenset(["dynamic-slice", "slice", "gather"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one run costs one device.
+
+    Attributes:
+      matrix_flops: of matrix products and convolutions, two for each multiplication with its addition.
+      other_flops: of everything else, one for each number computed.
+      bytes: read from and written to main memory.
+      unknown_loops: loops of which it can't be told how often they run; they are counted once.
+    """
+
+    matrix_flops: int
+    other_flops: int
+    bytes: int
+    unknown_loops: tuple[str, ...] = ()
+
+
+def cost_of(module: Module) -> Cost:
+    """The cost of one run of a module.
+
+    >>> from replicax.execution.hlo import parse
+    >>> from replicax.planning.cost import cost_of
+    >>> cost_of(
+    ...     parse('''
+    ... ENTRY %main (x: f32[4,8], y: f32[8,3]) -> f32[4,3] {
+    ...   %x = f32[4,8]{1,0} parameter(0)
+    ...   %y = f32[8,3]{1,0} parameter(1)
+    ...   ROOT %z = f32[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }''')
+    ... )
+    Cost(matrix_flops=192, other_flops=0, bytes=272, unknown_loops=())
+    """
+    walk = Walk(module)
+    matrix = other = moved = 0
+    for executed in walk:
+        instruction, computation = executed.instruction, executed.computation
+        match instruction.opcode:
+            case "dot":
+                matrix += executed.times * _dot_flops(instruction, computation)
+            case "convolution":
+                matrix += executed.times * _convolution_flops(instruction, computation)
+            case "reduce" | "reduce-window":
+                other += executed.times * computation.instructions[instruction.operands[0]].bytes // _width(instruction)
+            case opcode if opcode not in _FREE and opcode not in _NO_ARITHMETIC:
+                other += executed.times * sum(math.prod(a.dims) for a in instruction.arrays)
+        if not executed.is_fused:
+            moved += executed.times * _bytes_moved(module, computation, instruction)
+    return Cost(matrix, other, moved, tuple(walk.unknown_loops))
+
+
+def _width(instruction: Instruction) -> int:
+    return max(1, instruction.arrays[0].bytes // max(1, math.prod(instruction.arrays[0].dims)))
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------
+
+
+def _dot_flops(instruction: Instruction, computation: Computation) -> int:
+    left = computation.instructions[instruction.operands[0]].arrays[0].dims
+    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
+    contracted = [left[int(d)] for d in found[1].split(",") if d] if found else []
+    return 2 * math.prod(instruction.arrays[0].dims) * math.prod(contracted)
+
+
+def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
+    """Two for each pair of an input and a kernel element that meet; elements of the padding do not count.
+
+    The compiler for TPUs writes matrix products as convolutions too.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    assert labels is not None, instruction.attributes
+    source, kernel = (computation.instructions[name].arrays[0].dims for name in instruction.operands[:2])
+    result = instruction.arrays[0].dims
+    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", instruction.attributes) or [""])[0]))
+    groups = {
+        name: int((re.findall(rf"{name}_group_count=(\d+)", instruction.attributes) or [1])[0])
+        for name in ("feature", "batch")
+    }
+    meetings = 1
+    for d in range(len(labels[1]) - 2):
+        size_in, size_kernel, size_out = (
+            dims[label.index(str(d))] for dims, label in zip((source, kernel, result), labels.groups(), strict=True)
+        )
+        stride, dilation, kernel_dilation = (
+            int(window[key].split("x")[d]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        low = int(window["pad"].split("x")[d].split("_")[0]) if "pad" in window else 0
+        at = np.arange(size_out)[:, None] * stride + np.arange(size_kernel) * kernel_dilation - low
+        met = (at >= 0) & (at <= (size_in - 1) * dilation) & (at % dilation == 0)
+        meetings *= int(met.sum())
+    features_in, batch = source[labels[1].index("f")], source[labels[1].index("b")]
+    features_out = result[labels[3].index("f")]
+    return 2 * (features_in // groups["feature"]) * features_out * (batch // groups["batch"]) * meetings
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def _bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+    opcode = instruction.opcode
+    if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
+        return 0
+    if opcode.endswith("-done"):
+        return _in_memory(instruction)
+    operands = [computation.instructions[name] for name in instruction.operands]
+    if opcode.endswith("-start"):
+        return sum(map(_in_memory, operands))
+    if opcode == "fusion":
+        fused = module.computations[instruction.called("calls")[0]]
+        read = sum(_read(module, fused, i, _in_memory(o)) for i, o in enumerate(operands) if _in_memory(o))
+        return read + _written(module, fused, fused.root, instruction)
+    if opcode in _SLICES:
+        return 2 * _in_memory(instruction)
+    if opcode in ("dynamic-update-slice", "scatter"):  # in place
+        return 2 * sum(map(_in_memory, operands[1:]))
+    return sum(map(_in_memory, operands)) + _in_memory(instruction)
+
+
+def _read(module: Module, fused: Computation, position: int, size: int) -> int:
+    """How much a fusion reads of an operand: only the slices of it that it uses, if it uses no more."""
+    parameter = next(
+        (i for i in fused.instructions.values() if i.opcode == "parameter" and i.arguments == str(position)), None
+    )
+    if parameter is None:
+        return 0
+    total, names = 0, {parameter.name}
+    for user in fused.instructions.values():
+        for place, name in enumerate(user.operands):
+            if name not in names:
+                continue
+            if user.opcode == "bitcast":
+                names.add(user.name)
+            elif user.opcode in _SLICES and place == 0:
+                total += user.bytes
+            elif user.opcode == "fusion":
+                total += _read(module, module.computations[user.called("calls")[0]], place, size)
+            elif not (user.opcode == "dynamic-update-slice" and place == 0):  # which works in place
+                return size
+    return min(size, total)
+
+
+def _written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
+    """How much a fusion writes: of a large array that it updates in place, only the update."""
+    arrays = fusion.arrays
+    results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(results) != len(arrays):
+        return _in_memory(fusion)
+    total = 0
+    for result, array in zip(results, arrays, strict=True):
+        home = fused
+        while result.opcode in ("bitcast", "fusion") and len(result.arrays) == 1:
+            if result.opcode == "bitcast":
+                result = home.instructions[result.operands[0]]
+            else:
+                home = module.computations[result.called("calls")[0]]
+                result = home.root
+        in_place = result.opcode == "dynamic-update-slice"
+        size = home.instructions[result.operands[1]].bytes if in_place else array.bytes
+        total += size if array.space == 0 else 0
+    return total
+
+
+def _in_memory(instruction: Instruction) -> int:
+    """The bytes of a result that lie in the device's main memory."""
+    if instruction.opcode == "constant":
+        return 0
+    return sum(array.bytes for array in instruction.arrays if array.space == 0)

@@ -1,0 +1,131 @@
+"""Estimates: how long a step takes at least, and how that grows with the number of replicas.
+
+The roofline: a device that computes at its peak needs ``matrix FLOPs / peak``, one whose memory is never idle
+``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. If all three overlap completely the
+step takes as long as the longest of them; if communication overlaps with nothing, as long as the longer of the first
+two, and the third. Real steps take longer than the first: no program reaches every peak.
+
+Scaling is weak: the batch of a replica stays as it is, so more replicas work on more examples. What a replica computes
+and moves then stays the same, and only the collectives change, by their formulas. They are taken from the program as it
+was compiled for the whole mesh, of which smaller ones are parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from replicax.planning.chips import Chip
+from replicax.planning.cost import Cost
+from replicax.planning.groups import CollectiveUse
+from replicax.planning.network import Network, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Seconds of one step.
+
+    Attributes:
+      compute: of matrix products at the chip's peak.
+      memory: of reads and writes at the memory's bandwidth.
+      communication: of all collectives, one after the other.
+    """
+
+    compute: float
+    memory: float
+    communication: float
+
+    @property
+    def overlapped(self) -> float:
+        """If computing, memory and network work at the same time: the least that the step can take."""
+        return max(self.compute, self.memory, self.communication)
+
+    @property
+    def sequential(self) -> float:
+        """If collectives overlap with nothing."""
+        return max(self.compute, self.memory) + self.communication
+
+    @property
+    def bound_by(self) -> str:
+        """What takes longest."""
+        return max(("compute", "memory", "communication"), key=lambda name: float(getattr(self, name)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingPoint:
+    """The same step on some number of replicas.
+
+    Attributes:
+      replicas: how many.
+      chips: the shape of the slice that they fill.
+      estimate: of the step.
+      efficiency: the speed of each replica, as a share of that of one alone, if collectives overlap with nothing.
+      efficiency_overlapped: the same, if everything overlaps.
+    """
+
+    replicas: int
+    chips: Shape
+    estimate: Estimate
+    efficiency: float
+    efficiency_overlapped: float
+
+
+def estimate_of(
+    cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network, grid: Shape | None = None
+) -> Estimate:
+    """The estimate of a step.
+
+    Args:
+      cost: on one device.
+      uses: its collectives.
+      device: what one JAX device has.
+      network: how the chips are linked.
+      grid: the replicas along each dim, if fewer than there are.
+    """
+    return Estimate(
+        compute=cost.matrix_flops / device.flops,
+        memory=cost.bytes / device.bandwidth,
+        communication=sum(use.count * network.seconds(use, grid) for use in uses),
+    )
+
+
+def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> tuple[ScalingPoint, ...]:
+    """Estimates from one replica to all; none if the replicas fill no box of chips."""
+    if network.grid is None:
+        return ()
+    between = [use for use in uses if "replica" in use.axes]
+    inside = [use for use in uses if "replica" not in use.axes]
+    alone = estimate_of(cost, inside, device, network)
+    counted = [(1, (1,) * len(network.grid), alone)]
+    for grid in _grids(network.grid):
+        replicas = math.prod(grid) * network.replicas_per_block
+        if replicas > 1:
+            estimate = estimate_of(cost, between, device, network, grid)
+            together = dataclasses.replace(alone, communication=alone.communication + estimate.communication)
+            counted.append((replicas, grid, together))
+    return tuple(
+        ScalingPoint(
+            replicas=replicas,
+            chips=network.place(grid),
+            estimate=estimate,
+            efficiency=_ratio(alone.sequential, estimate.sequential),
+            efficiency_overlapped=_ratio(alone.overlapped, estimate.overlapped),
+        )
+        for replicas, grid, estimate in counted
+    )
+
+
+def _grids(whole: Shape) -> list[Shape]:
+    """From one block to the whole, each time longer along one dim, the shortest that can grow."""
+    grids = [whole]
+    while math.prod(grids[-1]) > 1:
+        grid = list(grids[-1])
+        dim = max(range(len(grid)), key=lambda d: grid[d])
+        grid[dim] //= next(p for p in range(2, grid[dim] + 1) if grid[dim] % p == 0)
+        grids.append(tuple(grid))
+    return grids[::-1]
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 1.0

@@ -1,0 +1,179 @@
+"""The memory that a step needs on one device, and what takes it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicax import _jax
+from replicax.execution.hlo import Module
+from replicax.execution.replicate import Executable
+from replicax.planning.buffers import Allocation, Value
+from replicax.planning.groups import plain_name
+
+_KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+_ENOUGH = 200  # of the largest buffers in one allocation
+_OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """Arrays that are alike.
+
+    Attributes:
+      kind: ``"variable"``, ``"argument"``, ``"constant"`` (an array that the step closed over), ``"output"``, or
+        ``"temporary"``, which lives while the step runs.
+      name: of the variable or argument; of a temporary the operation, in JAX's words.
+      type: dtype and shape, of the part that is on one device.
+      bytes: of one of them; of a temporary with padding.
+      count: how many there are.
+      where: the line of the user's program that a temporary comes from, if that is known.
+    """
+
+    kind: str
+    name: str
+    type: str
+    bytes: int
+    count: int = 1
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of main memory that a step needs on one device.
+
+    Attributes:
+      arguments: what lies there before the step: variables, the batch, arrays that the step closed over.
+      outputs: what it leaves.
+      aliased: how much of the outputs takes the place of arguments, and so no memory: variables that are updated.
+      temporaries: what it needs in between, as the compiler has laid it out.
+      code: the program itself; 0 where that is not known.
+      capacity: what there is, as far as programs may use it; ``None`` if that is not known.
+      buffers: the largest ones. Temporaries need not all be alive at the same time.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    capacity: int | None
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """The peak: all that has to be there at the same time."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it is no more than there is; ``None`` if that is not known."""
+        return None if self.capacity is None else self.total <= self.capacity
+
+
+def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buffers: Iterable[Buffer]) -> Memory:
+    """The memory of a step, by its compiler's own layout.
+
+    Args:
+      found: the allocations of its program.
+      code: the size of the program itself.
+      capacity: what there is.
+      buffers: the largest ones.
+    """
+    sizes = collections.Counter[str]()
+    for allocation in found:
+        if allocation.is_argument:
+            sizes["arguments"] += allocation.size
+        if allocation.is_output:
+            sizes["outputs"] += allocation.size
+        if allocation.is_argument and allocation.is_output:
+            sizes["aliased"] += allocation.size
+        if allocation.is_temporary:
+            sizes["temporaries"] += allocation.size
+    names = ("arguments", "outputs", "aliased", "temporaries")
+    return Memory(**{name: sizes[name] for name in names}, code=code, capacity=capacity, buffers=tuple(buffers))
+
+
+# --- the largest buffers --------------------------------------------------------------------------------
+
+
+def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) -> Iterator[Buffer]:
+    """What lies in memory before and after the step.
+
+    Args:
+      executable: the step.
+      argument_names: of its traced arguments, in order.
+    """
+    uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
+    donated, kept, arguments, constants = inputs = executable.inputs()
+    for slots, group in ((executable.donated, donated), (executable.kept, kept)):
+        for slot, array in zip(slots, group, strict=True):
+            yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+    for name, array in zip(argument_names, arguments, strict=True):
+        yield Buffer("argument", name, _type(array), _bytes_on_device(array))
+    for array in constants:
+        yield Buffer("constant", "closed over", _type(array), _bytes_on_device(array))
+    written, results = executable.call.eval_shape(*inputs)
+    for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
+        yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+    for array in results:
+        yield Buffer("output", "returned", _type(array), _bytes_on_device(array))
+
+
+def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
+    """What a compiled step keeps in main memory while it runs; of what takes turns in one place, the largest."""
+    instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
+    for allocation in found:
+        taken: list[Value] = []
+        for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
+            if any(value.offset < v.offset + v.size and v.offset < value.offset + value.size for v in taken):
+                continue
+            taken.append(value)
+            if len(taken) > _ENOUGH:
+                break
+        for value in taken:
+            instruction = instructions.get(value.instruction)
+            name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
+            where = "" if instruction is None else _line(module.source(instruction))
+            yield Buffer("temporary", name, _in_numpys_words(value.type), value.size, 1, where)
+
+
+def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
+    """The largest of ``buffers``, by what those that are alike take together; alike ones as one."""
+    alike = collections.Counter(buffers)
+    joined = [dataclasses.replace(b, count=n) for b, n in alike.items()]
+    return sorted(joined, key=lambda b: (-b.bytes * b.count, b.kind, b.name))[:count]
+
+
+def _bytes_on_device(array: Any) -> int:
+    size = 1
+    for n in _shape_on_device(array):
+        size *= n
+    return size * int(getattr(array.dtype, "itemsize", 4))
+
+
+def _shape_on_device(array: Any) -> tuple[int, ...]:
+    sharding = getattr(array, "sharding", None)
+    return tuple(array.shape) if sharding is None else tuple(sharding.shard_shape(array.shape))
+
+
+def _type(array: Any) -> str:
+    name = getattr(array.dtype, "name", str(array.dtype))
+    return f"{name}[{','.join(map(str, _shape_on_device(array)))}]"
+
+
+def _in_numpys_words(type_: str) -> str:
+    """``bf16[2,3]{1,0}`` as ``bfloat16[2,3]``."""
+    text = type_.partition("{")[0].replace("pred[", "bool[")
+    return re.sub(r"^(bf|f|s|u|c)(?=\d)", lambda kind: _KINDS[kind[1]], text)
+
+
+def _line(frames: Sequence[tuple[str, int]]) -> str:
+    """The innermost line of the user's program."""
+    theirs = [(file, line) for file, line in frames if not file.startswith(_OURS)]
+    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""

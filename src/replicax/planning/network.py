@@ -1,0 +1,171 @@
+"""How long a collective takes on a torus of chips: the formulas, and where they are from.
+
+A collective over chips that lie along some dims of a torus uses the links along all of these dims at once. With
+``V`` the bytes that each device has when it is done (of a reduce-scatter, before), ``n`` chips, and ``B`` the sum over
+the dims of what a chip sends along one: twice a link where the dim wraps around (both ways), a link where it does not,
+and of that only the share that no other group of the same collective needs:
+
+======================  ==============================================
+all-gather              ``V (n - 1) / n / B + hops``
+reduce-scatter          the same
+all-reduce              twice that: the one, then the other
+all-to-all              ``V k / 4 / B`` of its longest dim of ``k`` chips
+collective-permute      ``V / link + 1 hop``
+======================  ==============================================
+
+A hop takes a microsecond, and there are as many as lie between the two chips furthest apart. Source: Austin et al.,
+"How to Scale Your Model", 2025, parts 2 and 3, https://jax-ml.github.io/scaling-book.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.planning.chips import Chip
+from replicax.planning.groups import CollectiveUse
+from replicax.topology.generations import generation_of
+from replicax.topology.mesh import REPLICA_AXIS
+
+HOP = 1e-6
+"""Seconds."""
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """The chips of a group along one dim.
+
+    Attributes:
+      chips: how many of the group's.
+      extent: from the first to the last, others' between them included.
+      wraps: whether the last one is linked to the first.
+    """
+
+    chips: int
+    extent: int
+    wraps: bool
+
+    @property
+    def links(self) -> float:
+        """How many links a chip sends along, one way each, that the group has for itself."""
+        return (2 if self.wraps else 1) * self.chips / self.extent
+
+    @property
+    def hops(self) -> float:
+        """How far apart the two furthest are."""
+        return self.extent / 2 if self.wraps else self.extent - 1
+
+
+def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> float:
+    """How long one collective takes, by the formulas above.
+
+    Args:
+      kind: as in :class:`Collective`.
+      whole: ``V``, in bytes.
+      lines: where the participants lie.
+      chip: what they are.
+
+    >>> from replicax.planning.chips import CHIPS
+    >>> from replicax.planning.network import Line, seconds_of
+    >>> ring = [Line(chips=16, extent=16, wraps=True)]
+    >>> round(1e3 * seconds_of("all-gather", 100e6, ring, CHIPS["v5e"]), 3)  # 100 MB × 15/16 at 2 × 50 GB/s, 8 hops
+    0.945
+    """
+    lines = [line for line in lines if line.chips > 1]
+    if not lines or not chip.link:
+        return whole / chip.bandwidth  # between devices of one chip: through its memory
+    n = math.prod(line.chips for line in lines)
+    bandwidth = chip.link * sum(line.links for line in lines)
+    hops = HOP * sum(line.hops for line in lines)
+    once = whole * (n - 1) / n / bandwidth + hops
+    match kind:
+        case "all-reduce":
+            return 2 * once
+        case "all-to-all":
+            longest = max(lines, key=lambda line: line.chips / line.links)
+            return whole * longest.chips / 4 / (chip.link * longest.links) + hops
+        case "collective-permute":
+            return whole / chip.link + HOP
+        case _:
+            return once
+
+
+class Network:
+    """The chips of a program's mesh, and how they are linked.
+
+    Args:
+      devices: of the mesh, ``[replicas, logical devices]``.
+      chip: what they are.
+
+    Attributes:
+      grid: how many replicas, or chips shared by some, lie along each dim; ``None`` if they fill no box.
+      replicas_per_block: how many replicas share each place of the grid: cores of one chip.
+    """
+
+    def __init__(self, devices: np.ndarray, chip: Chip) -> None:
+        self.chip = chip
+        self._flat: list[Any] = list(devices.flat)
+        self._generation = generation_of(self._flat[0].device_kind) if hasattr(self._flat[0], "coords") else None
+        if self._generation is None:  # no torus that we know: a ring of replicas
+            self._coordinates = np.repeat(np.arange(len(devices)), devices.shape[1])[:, None]
+        else:
+            self._coordinates = np.array([d.coords for d in self._flat])
+            self._coordinates -= self._coordinates.min(0)
+        self.shape: Shape = tuple(int(n) for n in self._coordinates.max(0) + 1)
+        block = self._coordinates[: devices.shape[1]]
+        self._block: Shape = tuple(len(set(along.tolist())) for along in block.T)
+        self.grid: Shape | None = None
+        self.replicas_per_block = 1
+        if all(size % part == 0 for size, part in zip(self.shape, self._block, strict=True)):
+            grid = tuple(size // part for size, part in zip(self.shape, self._block, strict=True))
+            per_block, rest = divmod(len(devices), math.prod(grid))
+            if not rest:
+                self.grid, self.replicas_per_block = grid, per_block
+
+    @property
+    def name(self) -> str:
+        """The chips along x, y and z: ``"8x8x8"``; empty if they have no places."""
+        return "" if self._generation is None else "x".join(map(str, self.shape[: self._generation.dims]))
+
+    def chips(self, grid: Shape) -> Shape:
+        """The shape, in chips, of the slice that has so many replicas along each dim."""
+        return tuple(n * part for n, part in zip(grid, self._block, strict=True))
+
+    def place(self, grid: Shape) -> Shape:
+        """The same, without a dim that this generation's slices do not have."""
+        return self.chips(grid)[: 3 if self._generation is None else self._generation.dims]
+
+    def lines(self, use: CollectiveUse, grid: Shape | None = None) -> list[Line]:
+        """Where the participants of a collective lie; or would, if there were only ``grid`` replicas."""
+        shape = self.shape if grid is None else self.chips(grid)
+        places = self._coordinates[list(use.members)]
+        lines = []
+        for dim, (wraps, along) in enumerate(zip(self._wrap(shape), places.T, strict=True)):
+            values = sorted(set(along.tolist()))
+            count, extent = len(values), values[-1] - values[0] + 1
+            around = count > 1 and extent + (values[1] - values[0]) - 1 >= self.shape[dim]
+            if around:
+                extent = self.shape[dim]
+            if grid is not None and self.grid is not None and REPLICA_AXIS in use.axes:
+                smaller = self.grid[dim] // grid[dim]
+                count, extent = max(1, count // smaller), max(1, extent // smaller)
+            lines.append(Line(count, max(extent, count), wraps and around and shape[dim] > 2))
+        return lines
+
+    def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
+        """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
+        chip = self.chip
+        if self._generation is None:  # all its links lead to the others
+            chip = dataclasses.replace(chip, link=chip.link * chip.links / 2)
+        return seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
+
+    def _wrap(self, shape: Shape) -> tuple[bool, ...]:
+        if self._generation is None:
+            return (True,) * len(shape)
+        return self._generation.wrap((shape[0], shape[1], shape[2]))

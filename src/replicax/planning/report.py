@@ -1,0 +1,150 @@
+"""``Plan``: what was found out about a step, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replicax.planning.chips import Chip
+from replicax.planning.cost import Cost
+from replicax.planning.estimate import Estimate, ScalingPoint
+from replicax.planning.groups import CollectiveUse
+from replicax.planning.memory import Memory
+from replicax.planning.words import bytes_in_words
+
+if TYPE_CHECKING:
+    import rich.console
+
+VERSION = 1
+"""Of the JSON: it grows when a field changes its meaning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveRow:
+    """A collective of the step.
+
+    Attributes:
+      kind: as in :class:`Collective`.
+      bytes: of its result on one device.
+      axes: the axes of the mesh along which its participants lie.
+      participants: how many devices take part together.
+      count: how often it is issued in one step.
+      where: in the traced program, in JAX's words.
+      seconds: the estimate for one issue; ``None`` without a chip.
+    """
+
+    kind: str
+    bytes: int
+    axes: tuple[str, ...]
+    participants: int
+    count: int
+    where: str
+    seconds: float | None
+
+    @classmethod
+    def of(cls, use: CollectiveUse, seconds: float | None) -> CollectiveRow:
+        """The row of a collective, with its estimate."""
+        return cls(use.kind, use.bytes, use.axes, use.participants, use.count, use.where, seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step needs on its devices; :func:`replicax.plan` makes it.
+
+    Everything is for one device (a JAX device: a TPU core, or a chip whose cores act as one) and one step. Memory is
+    what the compiler has laid out; FLOPs, bytes and collectives are counted in the compiled program, a loop as often as
+    it runs; seconds are estimates, by the formulas of :mod:`replicax.planning.estimate`, and no measurement.
+
+    Attributes:
+      step: the name of the step's function.
+      strategy: the kind of the strategy.
+      platform: ``"tpu"``, ``"cpu"`` or ``"gpu"``.
+      device_kind: what the devices say that they are.
+      devices: how many there are.
+      replicas: how many replicas share them.
+      mesh: the axes of the mesh, and their sizes.
+      is_absent: whether the devices are only described.
+      topology: the chips along x, y and z, such as ``"8x8x8"``; empty if that is not known.
+      fits: whether the memory suffices; ``None`` if its size is not known.
+      memory: see :class:`replicax.planning.memory.Memory`.
+      cost: see :class:`replicax.planning.cost.Cost`.
+      collectives: see :class:`CollectiveRow`.
+      estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
+      scaling: predictions from one replica to all; empty without a chip.
+      chip: the figures that estimates are made from.
+      trace_seconds: how long it took to trace the step.
+      compile_seconds: and to compile it.
+      words: what the compiler says of a step that does not fit.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> found = replicax.plan(strategy, lambda: replicax.get_replica_context().all_reduce("sum", 1.0))
+    >>> found.replicas, found.mesh, found.to_dict()["collectives"][0]["kind"]
+    (2, {'replica': 2}, 'all-reduce')
+    """
+
+    step: str
+    strategy: str
+    platform: str
+    device_kind: str
+    devices: int
+    replicas: int
+    mesh: dict[str, int]
+    is_absent: bool
+    fits: bool | None
+    memory: Memory
+    cost: Cost
+    chip: Chip | None
+    trace_seconds: float
+    compile_seconds: float
+    words: str = ""
+    topology: str = ""
+    collectives: tuple[CollectiveRow, ...] = ()
+    estimate: Estimate | None = None
+    scaling: tuple[ScalingPoint, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The plan in a line."""
+        devices = f"{self.devices:,} × {self.device_kind}" + (f" ({self.topology})" if self.topology else "")
+        return f"{self.step} on {self.replicas:,} replica{'' if self.replicas == 1 else 's'}, {devices}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, in a line."""
+        needed = f"{bytes_in_words(self.memory.total)} on each device"
+        if self.memory.capacity is None:
+            return f"needs {needed}; how much there is, is not known"
+        answer = "fits" if self.fits else "does not fit"
+        return f"{answer}: needs {needed}, of {bytes_in_words(self.memory.capacity)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as dicts, lists, strings and numbers."""
+        found = {"version": VERSION, **dataclasses.asdict(self)}
+        found["memory"]["total"] = self.memory.total
+        if self.estimate is not None:
+            found["estimate"] |= {"overlapped": self.estimate.overlapped, "sequential": self.estimate.sequential}
+        return found
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def write_html(self, path: str | Path) -> None:
+        """Write the plan as one page with its pictures, which needs nothing from outside."""
+        from replicax.planning.page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def print(self, console: rich.console.Console | None = None) -> None:
+        """Print the plan as tables."""
+        import rich.console
+
+        from replicax.planning.tables import print_plan
+
+        print_plan(self, console or rich.console.Console(highlight=False))
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.verdict}"

@@ -1,0 +1,50 @@
+"""A plan as tables on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replicax.planning.rows import Section, sections
+
+if TYPE_CHECKING:
+    import rich.console
+    import rich.table
+
+    from replicax.planning.report import Plan
+
+
+def print_plan(plan: Plan, console: rich.console.Console) -> None:
+    """Print the tables of a plan."""
+    from rich.markup import escape
+
+    colour = {True: "green", False: "red", None: "yellow"}[plan.fits]
+    console.print(f"[bold]{escape(plan.title)}[/]", soft_wrap=True)
+    console.print(f"[{colour}]{escape(plan.verdict)}[/]", soft_wrap=True)
+    console.print(
+        f"traced in {plan.trace_seconds:.1f} s, compiled in {plan.compile_seconds:.1f} s; mesh "
+        + escape(" × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())),
+        soft_wrap=True,
+    )
+    for section in sections(plan):
+        console.print()
+        console.print(_table(section))
+        if section.note:
+            console.print(f"[dim]{escape(section.note)}[/]")
+    if plan.chip is not None and plan.chip.sources:
+        console.print(
+            f"\n[dim]The figures of {escape(plan.chip.name)} are from {escape('; '.join(plan.chip.sources))}[/]"
+        )
+
+
+def _table(section: Section) -> rich.table.Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in section.columns:
+        right, long = column.startswith(">"), column in ("name", "where", "")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=not long, overflow="fold")
+    for row in section.rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -1,0 +1,175 @@
+"""``replicax plan``: as a user would start it, and every wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from replicax.cli import main
+
+REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+MODEL = """
+import jax, jax.numpy as jnp, replicax
+SIZE = 64
+def plan(strategy):
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.zeros((SIZE, SIZE)), name="w", aggregation="mean")
+    def step(x):
+        return w.assign(jnp.tanh(x @ w)).value.sum()
+    return step, jax.ShapeDtypeStruct((SIZE, SIZE), "float32")
+def too_large(strategy):
+    global SIZE
+    SIZE = 60_000
+    return plan(strategy)
+def wrong(strategy):
+    return lambda x: x
+def differs(strategy):
+    with strategy.scope():
+        v = replicax.Variable(0.0, name="v")
+    return (lambda x: v.assign(x)), jax.ShapeDtypeStruct((), "float32")
+def broken(strategy):
+    raise KeyError("layers")
+def refused(strategy):
+    return (lambda x: jnp.linalg.eig(x)[0]), jax.ShapeDtypeStruct((8, 8), "float32")
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(textwrap.dedent(MODEL))
+    return path
+
+
+def replicax_command(*args, cwd=None, **env):
+    return subprocess.run(
+        [*REPLICAX, "plan", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "JAX_PLATFORMS": "", "COLUMNS": "100", **env},
+    )
+
+
+@pytest.mark.parametrize("platforms", ["", "cpu"])
+def test_the_example_on_tpus(tmp_path, platforms: str) -> None:
+    page, data = tmp_path / "plan.html", tmp_path / "plan.json"
+    done = replicax_command(
+        os.path.join(ROOT, "examples", "digits.py"),
+        *("--topology", "v5e:4x4", "--html", page, "--json", data),
+        JAX_PLATFORMS=platforms,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # libtpu is quiet
+    lines = done.stdout.splitlines()
+    assert lines[0] == "train_step on 16 replicas, 16 × TPU v5 lite (4x4)"
+    assert re.match(r"fits: needs [\d.]+ MiB on each device, of 15.75 GiB", lines[1])
+    assert re.search(r"all-reduce +1 × +113.54 KiB +replica +16 ", done.stdout)
+    assert "Predicted scaling" in done.stdout
+    assert lines[-2:] == [f"Written: {page}", f"Written: {data}"]
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert json.loads(data.read_text())["replicas"] == 16
+
+
+def test_a_module_and_several_cores_for_a_replica(model) -> None:
+    done = replicax_command("model:plan", "--topology", "v5p:2x2x2", "--logical", "1x2x1x1", cwd=model.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step on 4 replicas, 8 × TPU v5 (2x2x2)\n")
+    assert "mesh replica 4 × logical0 2" in done.stdout
+
+
+def test_on_emulated_cpus(model) -> None:
+    done = replicax_command(model, "--replicas", 4, "--strategy", "sharded")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("step on 4 replicas, 4 × cpu\nneeds ")
+    assert "how much there is, is not known" in done.stdout
+    assert "Predicted" not in done.stdout
+
+
+# --- in this process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_place(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("model", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_large", r"^replicax plan: step does not fit: needs [\d.,]+ GiB on each device, of 15.75 GiB$"),
+        ("differs", r"model.py:differs: LocalityError: variable 'v' .* differs between replicas"),
+        ("broken", r"model.py:broken \(model.py:\d+\): KeyError: 'layers'"),
+        ("refused", r"model.py:refused.*: CompilationError: the step '<lambda>' was traced, but can't be compiled"),
+    ],
+)
+def test_what_can_not_run_fails(model, capsys, in_place, function: str, message: str) -> None:
+    assert main(["plan", f"{model}:{function}", "--topology", "v5e:2x2"]) == 1
+    printed = capsys.readouterr()
+    assert re.search(message, printed.err, re.MULTILINE), printed.err
+    assert ("The largest buffers" in printed.out) == (function == "too_large")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.py"], "there is no file missing.py"),
+        (["no_such_module:plan"], "no_such_module can't be imported: ModuleNotFoundError"),
+        (["{model}:nothing"], "has no function 'nothing'"),
+        (["{model}:NUMBER"], "has no function 'NUMBER'"),
+        (["{model}:a b"], "expected SCRIPT_OR_MODULE:FUNCTION"),
+        ([":plan"], "expected SCRIPT_OR_MODULE:FUNCTION"),
+        (["{model}:wrong", "--replicas", "8"], "must return (step, element_spec)"),
+        (["{model}", "--topology", "v5e:3x3"], "'v5e:3x3' is no TPU slice"),
+        (["{model}", "--topology", "v9:4x4"], "there is no TPU generation 'v9'; known: v2, v3"),
+        (["{model}", "--topology", "telepathy"], "'telepathy' is no TPU slice: expected a name such as 'v5e:4x4'"),
+        (["{model}", "--topology", "v5e:4x4", "--replicas", "4"], "--replicas is for emulated CPU devices"),
+        (["{model}", "--logical", "1x1x1x2"], "--logical needs --topology"),
+        (["{model}", "--topology", "v5p:2x2x2", "--logical", "two"], "must be cores along x, y, z and on a chip"),
+        (["{model}", "--topology", "v5p:2x2x2", "--logical", "1x1x4x1"], "exceeds the mesh"),
+        (
+            ["{model}", "--topology", "v5p:2x2x2", "--logical", "1x1x2x1", "--strategy", "sharded"],
+            "can't go together",
+        ),
+        (["{model}", "--replicas", "128"], "comes too late"),  # the devices of this process are made already
+        (["{model}", "--html", "nowhere/plan.html"], "there is no folder nowhere"),
+        (["{model}", "--strategy", "telepathy"], "invalid choice: 'telepathy'"),
+        ([], "the following arguments are required: SCRIPT_OR_MODULE"),
+    ],
+)
+def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None:
+    assert jax.devices()
+    assert main(["plan", *(a.replace("{model}", str(model)) for a in args)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert re.match(r"replicax( plan)?: error: ", printed.err)
+    assert printed.err.count("\n") == 1
+
+
+def test_without_libtpu(model, capsys, in_place, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    assert main(["plan", str(model), "--topology", "v5e:2x2"]) == 2
+    assert "libtpu, which is not installed: pip install 'replicax[tpu]'" in capsys.readouterr().err
+
+
+def test_the_parser_describes_the_function(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "def plan(strategy):" in capsys.readouterr().out

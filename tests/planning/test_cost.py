@@ -1,0 +1,108 @@
+"""Arithmetic and bytes, against XLA's own count where XLA counts right, and by hand where it does not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from replicax.execution.hlo import parse
+from replicax.planning.cost import cost_of
+from replicax.planning.walk import Walk
+from tests.planning.hlo_texts import LOOP
+
+
+def compiled(fn, *shapes):
+    return jax.jit(fn).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile()
+
+
+def conv(x, w, strides=(1, 1), **options):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=numbers, **options)
+
+
+PROGRAMS = {
+    "product": (lambda x, w: x @ w, (64, 96), (96, 32)),
+    "batched product": (lambda x, w: jnp.einsum("bij,bjk->bik", x, w), (8, 64, 96), (8, 96, 32)),
+    "convolution": (conv, (4, 16, 16, 8), (3, 3, 8, 16)),
+    "strided convolution": (lambda x, w: conv(x, w, (2, 2)), (4, 17, 16, 8), (3, 5, 8, 16)),
+    "grouped convolution": (lambda x, w: conv(x, w, feature_group_count=4), (4, 16, 16, 8), (3, 3, 2, 16)),
+    "dilated convolution": (lambda x, w: conv(x, w, rhs_dilation=(2, 3)), (4, 16, 16, 8), (3, 3, 8, 16)),
+    "convolution's gradients": (
+        lambda x, w: jax.grad(lambda x, w: (conv(x, w, (2, 2)) ** 2).sum(), (0, 1))(x, w),
+        (4, 16, 16, 8),
+        (3, 3, 8, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_as_xla_without_loops(name: str) -> None:
+    fn, *shapes = PROGRAMS[name]
+    program = compiled(fn, *shapes)
+    cost = cost_of(parse(program.as_text()))
+    theirs = program.cost_analysis()
+    assert 0 < cost.matrix_flops <= theirs["flops"]
+    assert cost.matrix_flops + cost.other_flops == pytest.approx(theirs["flops"], rel=0.05)
+    assert cost.bytes == pytest.approx(theirs["bytes accessed"], rel=0.35)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7])
+def test_a_loop_counts_as_often_as_it_runs(layers: int) -> None:
+    def looped(x, w):
+        return jax.lax.scan(lambda h, w: (jnp.sin(h @ w), None), x, w)[0]
+
+    def unrolled(x, w):
+        for i in range(layers):
+            x = jnp.sin(x @ w[i])
+        return x
+
+    shapes = (32, 64), (layers, 64, 64)
+    ours, plain = (cost_of(parse(compiled(fn, *shapes).as_text())) for fn in (looped, unrolled))
+    assert ours.matrix_flops == plain.matrix_flops == layers * 2 * 32 * 64 * 64
+    assert ours.unknown_loops == ()
+    # Each layer reads its own weights, not those of all.
+    assert layers * 4 * 64 * 64 <= ours.bytes <= layers * 8 * 4 * 64 * 64
+
+
+def test_a_loop_of_the_tpu_compiler() -> None:
+    cost = cost_of(parse(LOOP))
+    assert cost.matrix_flops == 6 * 2 * 4 * 8 * 8
+    assert cost.unknown_loops == ()
+    moved = (4 + 2 * 256) + (128 + 256 + 128) + 2 * 128 + 2 * 4  # slice, product, all-reduce, counter
+    assert cost.bytes == 6 * moved + 4  # and the counter's beginning
+
+
+@pytest.mark.parametrize("change", ["direction=LE", "constant(2)"])
+def test_a_loop_of_unknown_length_counts_once_and_is_named(change: str) -> None:
+    text = LOOP.replace("direction=LT", change) if "=" in change else LOOP.replace("constant(1)", change)
+    cost = cost_of(parse(text))
+    assert cost.unknown_loops == ("loop",)
+    assert cost.matrix_flops == 2 * 4 * 8 * 8
+
+
+def test_both_arms_of_a_branch() -> None:
+    def branch(p, x):
+        return jax.lax.cond(p[0] > 0, lambda: x @ x, lambda: x @ x.T)
+
+    cost = cost_of(parse(compiled(branch, (1,), (16, 16)).as_text()))
+    assert cost.matrix_flops == 2 * 2 * 16**3
+
+
+def test_memory_that_is_no_main_memory_costs_nothing() -> None:
+    text = """
+ENTRY %main (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024]{0:T(1024)} parameter(0)
+  %start = (f32[1024]{0:T(1024)S(1)}, f32[1024]{0:T(1024)}, u32[]{:S(2)}) copy-start(%x)
+  %near = f32[1024]{0:T(1024)S(1)} copy-done(%start)
+  %y = f32[1024]{0:T(1024)S(1)} add(%near, %near)
+  ROOT %z = f32[1024]{0:T(1024)} copy(%y)
+}"""
+    assert cost_of(parse(text)).bytes == 2 * 4096  # in once, out once
+
+
+def test_the_order_of_what_runs() -> None:
+    walked = [(e.instruction.name, e.times, e.is_fused) for e in Walk(parse(LOOP))]
+    assert walked[:6] == [(name, 1, False) for name in ("x", "ws", "zero", "copied", "start", "loop")]
+    assert ("hw", 6, False) in walked
+    assert ("slice", 6, True) in walked

@@ -1,0 +1,134 @@
+"""Formulas: against the numbers of their source, and against what must hold for any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from replicax.planning.chips import CHIPS, Chip
+from replicax.planning.cost import Cost
+from replicax.planning.estimate import estimate_of, scaling_of
+from replicax.planning.groups import CollectiveUse
+from replicax.planning.network import HOP, Line, Network, seconds_of
+
+CHIP = Chip("chip", flops=1e12, memory=1e9, bandwidth=1e11, link=1e9, links=6)
+
+
+def ring(n: int) -> Line:
+    return Line(n, n, wraps=True)
+
+
+def line(n: int) -> Line:
+    return Line(n, n, wraps=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "expected"),
+    [
+        ("all-gather", [ring(8)], 1e6 * 7 / 8 / 2e9 + 4 * HOP),
+        ("reduce-scatter", [ring(8)], 1e6 * 7 / 8 / 2e9 + 4 * HOP),
+        ("all-reduce", [ring(8)], 2 * (1e6 * 7 / 8 / 2e9 + 4 * HOP)),
+        ("all-gather", [line(8)], 1e6 * 7 / 8 / 1e9 + 7 * HOP),
+        ("all-gather", [ring(8), ring(4), line(1)], 1e6 * 31 / 32 / 4e9 + 6 * HOP),
+        ("all-gather", [Line(4, 8, wraps=True)], 1e6 * 3 / 4 / 1e9 + 4 * HOP),  # every second chip, of two groups
+        ("all-to-all", [ring(8)], 1e6 * 8 / 4 / 2e9 + 4 * HOP),
+        ("collective-permute", [ring(8)], 1e6 / 1e9 + HOP),
+        ("all-reduce", [], 1e6 / 1e11),  # within a chip
+    ],
+)
+def test_collectives(kind: str, lines: list[Line], expected: float) -> None:
+    assert seconds_of(kind, 1e6, lines, CHIP) == pytest.approx(expected)
+
+
+def test_the_all_gather_of_the_source() -> None:
+    # "How to Scale Your Model", part 3: bf16[2048, 8192] along 4 chips of v5e (4.5e10 B/s one way) that do not wrap.
+    chip = Chip("v5e", 1, 1, 1, link=4.5e10, links=4)
+    assert seconds_of("all-gather", 2 * 2048 * 8192, [line(4)], chip) == pytest.approx(3 / 4 * 745e-6, rel=0.02)
+
+
+def devices_of(shape: tuple[int, int, int], kind: str, cores: int = 1) -> np.ndarray:
+    made = [
+        SimpleNamespace(coords=(x, y, z), core_on_chip=core, device_kind=kind)
+        for z in range(shape[2])
+        for y in range(shape[1])
+        for x in range(shape[0])
+        for core in range(cores)
+    ]
+    return np.array(made, dtype=object)[:, None]
+
+
+def use_of(kind: str, members: int, axes: tuple[str, ...] = ("replica",), size: int = 10_000_000) -> CollectiveUse:
+    return CollectiveUse(kind, size, axes, members, tuple(range(members)), 1)
+
+
+def test_lines_of_a_whole_slice() -> None:
+    network = Network(devices_of((4, 8, 4), "TPU v5p"), CHIPS["v5p"])
+    assert (network.shape, network.grid, network.name) == ((4, 8, 4), (4, 8, 4), "4x8x4")
+    assert network.lines(use_of("all-reduce", 128)) == [ring(4), ring(8), ring(4)]
+    # Half of it has no full cubes any more, and so no wrap-around links.
+    assert network.lines(use_of("all-reduce", 128), (2, 8, 4)) == [line(2), line(8), line(4)]
+    flat = Network(devices_of((4, 16, 1), "TPU v5e"), CHIPS["v5e"])
+    assert flat.lines(use_of("all-reduce", 64)) == [line(4), ring(16), line(1)]
+
+
+def test_lines_of_replicas_of_four_chips() -> None:
+    devices = devices_of((4, 4, 4), "TPU v5p")[:, 0].reshape(4, 4, 4)  # z, y, x
+    blocks = devices.reshape(2, 2, 2, 2, 4).transpose(0, 2, 4, 1, 3).reshape(16, 4)  # a replica has 2 along z and y
+    network = Network(blocks, CHIPS["v5p"])
+    assert (network.grid, network.replicas_per_block) == ((4, 2, 2), 1)
+    inside = CollectiveUse("all-reduce", 8, ("logical0", "logical1"), 4, (0, 1, 2, 3), 1)
+    assert network.lines(inside) == [line(1), line(2), line(2)]
+    between = CollectiveUse("all-reduce", 8, ("replica",), 16, tuple(range(0, 64, 4)), 1)
+    assert network.lines(between) == [ring(4), Line(2, 4, True), Line(2, 4, True)]
+    assert network.chips((1, 1, 2)) == (1, 2, 4)
+
+
+def test_cores_of_a_chip_share_its_links() -> None:
+    network = Network(devices_of((4, 4, 1), "TPU v3", cores=2), CHIPS["v3"])
+    assert (network.grid, network.replicas_per_block) == ((4, 4, 1), 2)
+    assert network.lines(use_of("all-reduce", 32)) == [line(4), line(4), line(1)]
+    assert CHIPS["v3"].share(2).flops == CHIPS["v3"].flops / 2
+
+
+def test_scaling() -> None:
+    cost = Cost(matrix_flops=10**12, other_flops=0, bytes=10**9)
+    network = Network(devices_of((8, 8, 8), "TPU v5p"), CHIPS["v5p"])
+    uses = [use_of("all-reduce", 512, size=10**9)]
+    points = scaling_of(cost, uses, CHIPS["v5p"], network)
+    assert [p.replicas for p in points] == [2**i for i in range(10)]
+    assert points[-1].chips == (8, 8, 8)
+    assert points[-1].estimate == estimate_of(cost, uses, CHIPS["v5p"], network)
+    assert points[0].estimate.communication == 0
+    assert points[0].efficiency == 1.0
+    assert all(0 < p.efficiency <= 1 and p.efficiency <= p.efficiency_overlapped <= 1 for p in points)
+    assert len({(p.estimate.compute, p.estimate.memory) for p in points}) == 1  # the batch of a replica stays
+    assert points[-1].estimate.overlapped <= points[-1].estimate.sequential
+
+
+def test_scaling_of_an_odd_slice_and_of_a_ring() -> None:
+    cost, uses = Cost(1, 1, 1), [use_of("all-reduce", 24)]
+    odd = scaling_of(cost, uses, CHIPS["v5p"], Network(devices_of((2, 3, 4), "TPU v5p"), CHIPS["v5p"]))
+    assert [p.chips for p in odd] == [(1, 1, 1), (1, 1, 2), (2, 1, 2), (2, 3, 2), (2, 3, 4)]
+    assert [p.replicas for p in odd] == [1, 2, 4, 12, 24]
+    cards = np.array([SimpleNamespace(device_kind="card") for _ in range(8)], dtype=object)[:, None]
+    points = scaling_of(cost, [use_of("all-reduce", 8)], CHIP, Network(cards, CHIP))
+    assert [p.replicas for p in points] == [1, 2, 4, 8]
+    # A ring in which each has all its links to the others: 2 × V × 7/8 over six links, and eight half rounds of hops.
+    assert points[-1].estimate.communication == pytest.approx(2 * (1e7 * 7 / 8 / 6e9 + 4 * HOP))
+
+
+@pytest.mark.parametrize("change", [{"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}])
+def test_a_chip_that_can_not_be(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"Chip 'c': {next(iter(change))} must"):
+        Chip(**{"name": "c", "flops": 1, "memory": 1, "bandwidth": 1, **change})
+
+
+def test_the_table_has_sources_for_every_generation() -> None:
+    from replicax.topology.generations import GENERATIONS
+
+    assert set(CHIPS) == {g.name for g in GENERATIONS}
+    for chip in CHIPS.values():
+        assert chip.usable <= chip.memory
+        assert len(chip.sources) > 1

@@ -1,0 +1,123 @@
+"""The page and the tables: whole, legible for machines, and in need of nothing from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import io
+
+import jax
+import jax.numpy as jnp
+import pytest
+import rich.console
+
+import replicax
+from replicax.planning.page import page
+from replicax.planning.rows import sections
+from replicax.planning.tables import print_plan
+
+CHIP = replicax.Chip("card<1>", flops=1e15, memory=1e9, bandwidth=3e12, link=50e9, links=9, sources=("a & b",))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.zeros((64, 64)), name="<w> & co")
+
+    def step(x):
+        return replicax.get_replica_context().all_reduce("sum", jnp.sin(x @ w)), x @ w
+
+    return replicax.plan(strategy, step, jax.ShapeDtypeStruct((32, 64), jnp.float32), chip=CHIP)
+
+
+class Checker(html.parser.HTMLParser):
+    """Follows the tags of a page."""
+
+    VOID = frozenset(["meta", "br", "img", "hr", "link", "input"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.wanted: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attributes) -> None:
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href", "data", "action", "srcset") and not value.startswith("#"):
+                self.wanted.append(value)
+
+    def handle_startendtag(self, tag, attributes) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open, f"</{tag}> ends nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.text += data
+
+
+def checked(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
+    plan.write_html(tmp_path / "plan.html")
+    text = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    found = checked(text)
+    assert found.wanted == []
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(found.seen)
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert found.seen.count("svg") == 3
+    for section in sections(plan):
+        assert section.title in found.text
+        for row in section.rows:
+            assert all(cell in found.text for cell in row)
+    assert "<w> & co" in found.text
+    assert plan.verdict in found.text
+    assert "estimate" in found.text
+    assert "card<1>" in found.text
+
+
+@pytest.mark.parametrize(("fits", "mark"), [(True, "fits"), (False, "not"), (None, "unknown")])
+def test_the_verdict_is_coloured(plan, fits, mark) -> None:
+    other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, scaling=())
+    text = page(other)
+    assert f'<div class="verdict {mark}">' in text
+    assert "too <large>" in checked(text).text
+    assert checked(text).seen.count("svg") == 1
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_tables(plan, width: int) -> None:
+    console = rich.console.Console(file=io.StringIO(), width=width)
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    assert text.splitlines()[0] == plan.title
+    assert text.splitlines()[1] == plan.verdict
+    for section in sections(plan):
+        assert section.title in text
+    assert "all-reduce" in text
+    assert "replica" in text
+    assert "An estimate, no measurement" in text
+    assert max(map(len, text.splitlines()[3:])) <= width
+
+
+def test_every_section_says_what_its_numbers_are(plan) -> None:
+    found = {s.title: s for s in sections(plan)}
+    assert all(len(row) == len(s.columns) for s in found.values() for row in s.rows)
+    assert "no measurement" in found["Work of one device in one step"].note
+    assert "no measurement" in found["Predicted scaling"].note

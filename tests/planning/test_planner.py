@@ -1,0 +1,223 @@
+"""Plans, with the compilers for TPUs and for CPUs."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+WIDTH = 256
+
+
+def build(strategy, layers: int = 2, width: int = WIDTH, parts: int = 1):
+    """A training step of two-layer blocks, and what a replica of it takes."""
+    with strategy.scope():
+        split = {"up": [1, parts], "down": [parts, 1]} if parts > 1 else {}
+        blocks = [
+            [
+                replicax.Variable(
+                    lambda shape=shape: jnp.zeros(shape), name=f"{name}{i}", partition_dimensions=split.get(name)
+                )
+                for name, shape in (("up", (width, 4 * width)), ("down", (4 * width, width)))
+            ]
+            for i in range(layers)
+        ]
+        optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+    variables = [v for block in blocks for v in block]
+
+    def train_step(x):
+        def loss():
+            h = x
+            for up, down in blocks:
+                h = h + jax.nn.relu(h @ up) @ down
+            return replicax.compute_average_loss(jnp.square(h).mean(-1))
+
+        share, gradients = replicax.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return share
+
+    return train_step, jax.ShapeDtypeStruct((128, width), jnp.float32)
+
+
+PARAMETERS = 2 * 8 * WIDTH * WIDTH  # of two blocks
+FLOPS = 2 * 128 * PARAMETERS * 3 - 2 * 128 * 4 * WIDTH * WIDTH  # the first product needs no gradient by its input
+
+
+def tpu(name: str) -> replicax.TPUStrategy:
+    return replicax.TPUStrategy(replicax.TPUClusterResolver(topology=name))
+
+
+@pytest.fixture(scope="module")
+def on_tpus():
+    strategy = tpu("v5e:4x4")
+    return replicax.plan(strategy, *build(strategy))
+
+
+def test_a_step_on_tpus(on_tpus) -> None:
+    assert (on_tpus.step, on_tpus.strategy, on_tpus.platform) == ("train_step", "TPUStrategy", "tpu")
+    assert (on_tpus.replicas, on_tpus.devices, on_tpus.mesh, on_tpus.topology) == (16, 16, {"replica": 16}, "4x4")
+    assert on_tpus.is_absent
+    assert on_tpus.fits is True
+    assert on_tpus.chip.name == "v5e"
+
+
+def test_memory(on_tpus) -> None:
+    memory = on_tpus.memory
+    state, batch = 2 * 4 * PARAMETERS, 4 * 128 * WIDTH  # parameters and momenta
+    assert state + batch <= memory.arguments <= 1.01 * (state + batch)
+    assert memory.aliased == state
+    assert memory.outputs - memory.aliased < 10_000
+    assert memory.capacity == int(15.75 * 2**30)
+    assert memory.total == memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.code
+    names = {b.name: b for b in memory.buffers}
+    assert {"up0", "down0", "up1", "down1", "optimizer[0].trace[0]"} <= set(names)
+    assert (names["up0"].kind, names["up0"].type, names["up0"].bytes) == ("variable", "float32[256,1024]", 1 << 20)
+    assert memory.buffers == tuple(sorted(memory.buffers, key=lambda b: -b.bytes * b.count))
+
+
+def test_work(on_tpus) -> None:
+    assert on_tpus.cost.matrix_flops == FLOPS
+    assert on_tpus.cost.bytes > 3 * 4 * PARAMETERS
+    assert on_tpus.estimate.compute == pytest.approx(FLOPS / 197e12)
+    assert on_tpus.estimate.memory == pytest.approx(on_tpus.cost.bytes / 819e9)
+    assert on_tpus.estimate.communication == pytest.approx(sum(c.seconds * c.count for c in on_tpus.collectives))
+
+
+def test_collectives(on_tpus) -> None:
+    assert {(c.kind, c.axes, c.participants) for c in on_tpus.collectives} == {("all-reduce", ("replica",), 16)}
+    assert sum(c.bytes * c.count for c in on_tpus.collectives) == 4 * PARAMETERS
+
+
+def test_scaling(on_tpus) -> None:
+    assert [(p.replicas, p.chips) for p in on_tpus.scaling] == [
+        (1, (1, 1)),
+        (2, (1, 2)),
+        (4, (2, 2)),
+        (8, (2, 4)),
+        (16, (4, 4)),
+    ]
+    assert on_tpus.scaling[-1].estimate == on_tpus.estimate
+
+
+def test_as_data(on_tpus) -> None:
+    found = json.loads(on_tpus.to_json())
+    assert (found["version"], found["fits"], found["memory"]["total"]) == (1, True, on_tpus.memory.total)
+    assert found["collectives"][0]["axes"] == ["replica"]
+    assert found["estimate"]["sequential"] == on_tpus.estimate.sequential
+    assert found["scaling"][-1]["replicas"] == 16
+    assert str(on_tpus).startswith("train_step on 16 replicas, 16 × TPU v5 lite (4x4): fits: needs ")
+
+
+def test_the_same_work_on_any_number_of_chips(on_tpus) -> None:
+    strategy = tpu("v5p:16x16x24")
+    plan = replicax.plan(strategy, *build(strategy))
+    assert plan.replicas == 6144
+    assert plan.cost.matrix_flops == on_tpus.cost.matrix_flops
+    assert {c.participants for c in plan.collectives} == {6144}
+    assert [p.replicas for p in plan.scaling][::12] == [1, 6144]
+
+
+def test_a_replica_of_several_cores() -> None:
+    resolver = replicax.TPUClusterResolver(topology="v5p:2x2x4")
+    assignment = replicax.DeviceAssignment.build(resolver.topology, [1, 2, 2, 1], num_replicas=None)
+    strategy = replicax.TPUStrategy(resolver, assignment)
+    plan = replicax.plan(strategy, *build(strategy, parts=4))
+    assert (plan.replicas, plan.devices, plan.mesh) == (4, 16, {"replica": 4, "logical0": 2, "logical1": 2})
+    assert plan.cost.matrix_flops == FLOPS // 4
+    axes = {c.axes for c in plan.collectives}
+    assert axes == {("replica",), ("logical0", "logical1")}
+    assert next(b for b in plan.memory.buffers if b.name == "up0").type == "float32[256,256]"
+    assert [p.replicas for p in plan.scaling] == [1, 2, 4]
+    assert plan.scaling[0].estimate.communication > 0  # within the replica
+
+
+def test_a_step_that_does_not_fit() -> None:
+    strategy = tpu("v5e:2x2")
+    plan = replicax.plan(strategy, *build(strategy, width=16384))
+    assert plan.fits is False
+    assert plan.memory.total > plan.memory.capacity == int(15.75 * 2**30)
+    assert "exceeds available" in plan.words
+    assert plan.verdict.startswith("does not fit: needs ")
+    assert plan.memory.arguments >= 2 * 4 * 2 * 8 * 16384**2
+    assert {b.kind for b in plan.memory.buffers} == {"variable", "temporary"}
+    assert plan.cost.matrix_flops > 0
+
+
+def test_a_step_that_can_not_be_compiled() -> None:
+    strategy = tpu("v5e:2x2")
+    with pytest.raises(replicax.CompilationError, match=r"the step '<lambda>' was traced, but .* for TPU v5 lite: "):
+        replicax.plan(strategy, lambda x: jnp.linalg.eig(x)[0], jax.ShapeDtypeStruct((8, 8), jnp.float32))
+
+
+# --- devices that are there -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_on_cpus(replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    step, spec = build(strategy)
+    plan = replicax.plan(strategy, step, spec)
+    assert (plan.platform, plan.replicas, plan.fits) == ("cpu", replicas, None)
+    assert (plan.estimate, plan.scaling, plan.chip, plan.topology) == (None, (), None, "")
+    assert plan.cost.matrix_flops == FLOPS
+    state = 2 * 4 * PARAMETERS
+    assert plan.memory.aliased == state
+    assert "how much there is, is not known" in plan.verdict
+    assert bool(plan.collectives) == (replicas > 1)
+
+    [x] = strategy.distribute_dataset([np.ones((128 * replicas, WIDTH), np.float32)])
+    assert replicax.plan(strategy, step, x).memory.arguments == plan.memory.arguments  # a real element will do, too
+    strategy.run(step, args=(x,))  # and the step runs as before
+    assert strategy.extended.trace_count(step) == 1
+
+
+def test_sharded_variables_take_less(pair) -> None:
+    sharded = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    pieces, whole = (replicax.plan(s, *build(s)) for s in (sharded, pair))
+    assert pieces.memory.arguments < 0.6 * whole.memory.arguments
+    assert {"all-gather", "reduce-scatter"} <= {c.kind for c in pieces.collectives}
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(1e6, False), (1e12, True)])
+def test_with_a_chip_of_ones_own(pair, memory: float, fits: bool) -> None:
+    chip = replicax.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
+    plan = replicax.plan(pair, *build(pair), chip=chip)
+    assert plan.fits is fits
+    assert plan.estimate.compute == pytest.approx(FLOPS / 1e15)
+    assert [p.replicas for p in plan.scaling] == [1, 2]
+
+
+def test_a_step_of_nothing_and_elements_of_any_kind(pair) -> None:
+    assert replicax.plan(pair, lambda: None).collectives == ()
+    spec = {"x": jax.ShapeDtypeStruct((4, 3), np.float64), "scale": 2.0, "train": True, "none": None}
+    seen = []
+
+    def step(element):
+        seen.append(element)
+        return element["x"] * element["scale"]
+
+    plan = replicax.plan(pair, step, spec)
+    assert (seen[0]["x"].shape, seen[0]["train"], seen[0]["none"]) == ((4, 3), True, None)
+    assert [b.name for b in plan.memory.buffers if b.kind == "argument"] == ["element['x']", "element['scale']"]
+
+
+def test_wrong_arguments(pair) -> None:
+    with pytest.raises(TypeError, match=r"chip must be a replicax.Chip or None, got 'v5p'"):
+        replicax.plan(pair, lambda: None, chip="v5p")
+    with pytest.raises(TypeError, match="fn must be callable"):
+        replicax.plan(pair, "step")
+
+
+def test_sharded_over_absent_chips() -> None:
+    resolver = replicax.TPUClusterResolver(topology="v5e:4x4")
+    strategy = replicax.ShardedStrategy(list(resolver.devices.flat))
+    plan = replicax.plan(strategy, *build(strategy))
+    assert plan.memory.arguments < 1.1 * (2 * 4 * PARAMETERS / 16 + 4 * 128 * WIDTH)
+    assert {c.participants for c in plan.collectives} == {16}
