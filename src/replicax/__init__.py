@@ -40,6 +40,7 @@ from replicax.errors import (
 )
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
+from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
@@ -103,6 +104,7 @@ __all__ = [
     "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
+    "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",

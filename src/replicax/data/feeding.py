@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
+from replicax.data.staging import Staged
 from replicax.execution.placing import devices_here, example_mask, padded
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, PerReplica, Stacked
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from replicax.data.elements import Element
 
 
-def feeder(mesh: Mesh) -> Callable[[Element], Any]:
+def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
     """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     adopted = {threading.get_ident()}
 
-    def feed(element: Element) -> Any:
+    def feed(element: Element | Staged) -> Any:
         if threading.get_ident() not in adopted:
             adopt()
             adopted.add(threading.get_ident())
-        return fed(element, mesh)
+        return element.placed(mesh) if isinstance(element, Staged) else fed(element, mesh)
 
     return feed
 

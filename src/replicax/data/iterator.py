@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
+from replicax.data.running import Running
 from replicax.errors import ContextError
 from replicax.topology.workers import Series
 
 if TYPE_CHECKING:
     from replicax.data.dataset import DistributedDataset
-    from replicax.data.elements import Elements
     from replicax.data.reading import State
 
 _FORMAT = 1
@@ -41,7 +41,8 @@ class DistributedIterator(Iterator[Any]):
     def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
         self._streams = streams
         self._is_fresh = not position
-        self._running = _Running(self._dataset._opened(streams, position, batch), self._dataset._options.prefetch)
+        elements = self._dataset._opened(streams, position, batch)
+        self._running = Running(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
         self._end = weakref.finalize(self, self._running.end)
 
@@ -59,17 +60,20 @@ class DistributedIterator(Iterator[Any]):
                 "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
                 "outside and pass it to strategy.run(step, args=(element,))"
             )
+        return self._given(lambda running: running.next())
+
+    get_next = __next__
+
+    def _given(self, ask: Callable[[Running], Any]) -> Any:
         self._check_open()
         try:
-            element = next(self._running.iterator)
+            given = ask(self._running)
         except StopIteration:
             if self._is_fresh:
                 raise ValueError(f"the dataset, {self._dataset._source.kind}, gave no element. {WHY_EMPTY}") from None
             raise
         self._is_fresh = False
-        return element
-
-    get_next = __next__
+        return given
 
     def _check_open(self) -> None:
         if not self._end.alive:
@@ -99,7 +103,7 @@ class DistributedIterator(Iterator[Any]):
         if dataset._source.unrepeatable:
             raise ValueError(f"the place in this dataset can't be saved: {dataset._source.unrepeatable}")
         self._check_open()
-        native = self._running.iterator.get_state()
+        native = self._running.get_state()
         streams = self._streams
         if dataset._sharing.shared:
             streams = [{**streams[0], "native": native["batches"]}]
@@ -157,20 +161,3 @@ class DistributedIterator(Iterator[Any]):
             f"this is the state of {was} with batches of {[stream['rows'] for stream in streams]}, policy {policy}; "
             f"here are {dataset._feed.workers.count} worker(s), batches of {rows}, policy {now}: {why}"
         )
-
-
-class _Running:
-    """What reads for an iterator, in the background."""
-
-    def __init__(self, elements: Elements, ahead: int) -> None:
-        from grain import experimental
-
-        self._elements: Any = elements
-        self.iterator: Any = experimental.ThreadPrefetchDatasetIterator(elements, ahead) if ahead else elements
-
-    def end(self) -> None:
-        """End the threads, and let go of what they have read."""
-        self._elements.closing = True  # first: it may be waiting for other workers
-        self.iterator.close()
-        self._elements.close()
-        self.iterator = self._elements = None

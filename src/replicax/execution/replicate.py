@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
@@ -18,7 +20,7 @@ from replicax.execution.examples import dim_of_examples, example_places, shape_o
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
 from replicax.execution.pieces import Piece
-from replicax.execution.program import Program
+from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
@@ -65,6 +67,21 @@ class Executable:
     """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
     """Along which of their dims; ``None`` if that can't be told."""
+    steps: int | None = None
+    """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
+    repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
+    """What :meth:`repeated` has made."""
+
+    @property
+    def loops(self) -> bool:
+        """Whether :meth:`repeated` can run it several times in one call."""
+        return True
+
+    def repeated(self, steps: int) -> Executable:
+        """The same program, ``steps`` times in one call; see :func:`replicate`."""
+        if steps not in self.repetitions:
+            self.repetitions[steps] = replicate(self.program, self.mesh, steps)
+        return self.repetitions[steps]
 
     def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
@@ -81,7 +98,11 @@ class Executable:
         donated, kept = (
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         )
-        arguments = [self._stored(aval, of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        several = () if self.steps is None else (self.steps,)
+        arguments = [
+            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.mesh))
+            for aval, locality in self.program.arguments
+        ]
         return donated, kept, arguments, self.program.constants
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
@@ -101,7 +122,7 @@ class Executable:
         return collectives_in(self.compiled_text())
 
 
-def replicate(program: Program, mesh: Mesh) -> Executable:
+def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executable:
     """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
 
     Before, check that it means the same for all of them.
@@ -110,6 +131,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
     :mod:`replicax.execution.partition`). The layout of every output is pinned, so that the next call
     finds what it expects. Variables that are read and written are donated: their old arrays are reused.
+
+    With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
+    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one time
+    to the next, as they would from call to call; so localities are those of one time. Results are those of the last.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.
@@ -165,7 +190,25 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
 
-    call = over_replicas_of(mesh, run, layouts_in, layouts_out, program.name)
+    def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
+        state, kept_values, elements, constants = groups
+        # What is written without being read, and the results, start as zeros that nobody sees.
+        unread = [_zeros(_stored_here(program.writes[i])) for i in written[len(donated) :]]
+        start = [v.array if isinstance(v, Piece) else v for v in state] + unread
+        nothing_yet = [_zeros(v.aval) for v in program.jaxpr.outvars[n_written:]]
+
+        def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
+            values = [
+                Piece(v, layout) if isinstance(layout, Split) else v
+                for v, layout in zip(carry[0], layouts_in[0], strict=False)
+            ]
+            return run(values, kept_values, element, constants), None
+
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), elements, length=steps)[0]
+        return last
+
+    repeatedly = run if steps is None else run_in_a_loop
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -181,6 +224,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         travel=travel,
         padded=padded,
         example_dims=example_dims or (),
+        steps=steps,
     )
 
 
@@ -262,6 +306,18 @@ def _enter(stored: jax.Array, layout: Layout) -> Any:
     if isinstance(layout, Split):
         return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
+    """What a replica has of a variable's stored array."""
+    shape, layout = use.aval.shape, use.layout
+    if isinstance(layout, Split):
+        shape = (*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :])
+    return use.aval.update(shape=shape)
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _leave(value: jax.Array, layout: Layout) -> jax.Array:
