@@ -37,7 +37,8 @@ class Case:
       title: for the table.
       devices: on how many.
       steps: how many per dispatch.
-      against: ``"scan"`` or ``"run"``.
+      against: ``"scan"``, with groups of batches from the same kind of dataset; ``"staged"``, a scan with batches that
+        a thread written by hand puts together; or ``"run"``.
       width: of the hidden layers of the model.
       bar: the largest ratio that passes; ``None`` for a figure that is only shown.
       seconds: how long to measure in each process.
@@ -54,7 +55,12 @@ class Case:
 
 
 CASES = (
-    *(Case(f"scan_{n}x{k}", "over lax.scan by hand", n, k, "scan", 256, 1.03, 8.0) for n in (1, 2) for k in (1, 10, 100)),
+    *(
+        Case(f"scan_{n}x{k}", "over lax.scan by hand", n, k, "scan", 512, 1.03, 10.0)
+        for n in (1, 2)
+        for k in (1, 10, 100)
+    ),
+    Case("staged_100", "the same, with input by hand", 1, 100, "staged", 512, None, 8.0),
     *(Case(f"run_{k}", "over strategy.run, small", 1, k, "run", 16, 0.6 if k == 100 else None, 4.0) for k in (10, 100)),
 )
 
@@ -72,7 +78,8 @@ def measure_here(devices: int, turn: int, share: float) -> dict[str, Any]:
         if case.devices == devices:
             problem = _mlp(case.width)
             makers = [lambda p=problem, c=case: _many(p, c.steps)]
-            makers.append(lambda p=problem, c=case: (_by_hand if c.against == "scan" else _one_by_one)(p, c.steps))
+            others = {"scan": _by_hand, "staged": lambda p, k: _by_hand(p, k, staged=True), "run": _one_by_one}
+            makers.append(lambda p=problem, c=case, o=others: o[c.against](p, c.steps))
             made = {i: makers[i]() for i in ((1, 0) if turn % 2 else (0, 1))}
             sides = [made[0], made[1]]
             times = _measure.interleave([s.call for s in sides], case.seconds * share, warmup=max(2, 20 // case.steps))
@@ -111,14 +118,14 @@ def _mlp(width: int) -> Problem:
     import numpy as np
     import optax
 
-    sizes = width, width, width, 10
+    sizes = (784 if width > 64 else width), width, width, 10
     rng = np.random.default_rng(0)
     initial: list[Any] = []
     for n_in, n_out in itertools.pairwise(sizes):
         initial += [rng.normal(0, n_in**-0.5, (n_in, n_out)).astype(np.float32), np.zeros(n_out, np.float32)]
     rows = 128 if width > 64 else 8
     pool = [
-        (rng.normal(size=(rows, width)).astype(np.float32), rng.integers(10, size=rows).astype(np.int32))
+        (rng.normal(size=(rows, sizes[0])).astype(np.float32), rng.integers(10, size=rows).astype(np.int32))
         for _ in range(16)
     ]
 
@@ -192,8 +199,11 @@ def _one_by_one(problem: Problem, steps: int) -> Side:
     return Side(call, iterator.close, traces=lambda: len(traces))
 
 
-def _by_hand(problem: Problem, steps: int) -> Side:
-    """What somebody who knows JAX would write: donated state, a scan, groups of batches staged by a thread."""
+def _by_hand(problem: Problem, steps: int, staged: bool = False) -> Side:
+    """What somebody who knows JAX would write: donated state, and a scan over batches that lie side by side.
+
+    With ``staged`` a thread puts them there; without, they come from a dataset as those of ``run_steps`` do.
+    """
     import jax
     import numpy as np
     import optax
@@ -201,8 +211,9 @@ def _by_hand(problem: Problem, steps: int) -> Side:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     n = jax.device_count()
+    spec = PartitionSpec("replica") if n > 1 else PartitionSpec()  # [devices, K, …]; on one device [K, …]
     mesh = Mesh(np.array(jax.devices()), ("replica",))
-    everywhere, along = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
+    everywhere, along = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, spec)
     params = jax.device_put(list(problem.initial), everywhere, may_alias=False)
     state = jax.device_put((params, problem.tx.init(params)), everywhere)
     rows = len(problem.pool[0][0])
@@ -215,19 +226,46 @@ def _by_hand(problem: Problem, steps: int) -> Side:
         return (optax.apply_updates(params, updates), opt_state), loss
 
     def many(state: Any, batches: Any) -> Any:
-        state, losses = lax.scan(step, state, jax.tree.map(lambda x: x[0], batches))
+        state, losses = lax.scan(step, state, jax.tree.map(lambda x: x[0], batches) if n > 1 else batches)
         return state, losses[-1]
 
     mapped = jax.shard_map(
         many,
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("replica")),
+        in_specs=(PartitionSpec(), spec),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
     jitted = jax.jit(mapped, donate_argnums=0, out_shardings=everywhere)
 
-    staged: queue.Queue[Any] = queue.Queue(maxsize=2)
+    next_group, close = _staged(problem, steps, along) if staged else _from_dataset(problem, steps)
+
+    def call() -> None:
+        nonlocal state
+        state, loss = jitted(state, next_group())
+        loss.block_until_ready()
+
+    return Side(call, close)
+
+
+def _from_dataset(problem: Problem, steps: int) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """Groups as ``run_steps`` gets them."""
+    iterator = _replicax(problem)[2]
+
+    def next_group() -> Any:
+        [taken] = iterator._running.take(steps, True)[0]
+        return tuple(taken.group.arrays)
+
+    return next_group, iterator.close
+
+
+def _staged(problem: Problem, steps: int, along: Any) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """Groups that a thread puts together, two ahead."""
+    import jax
+    import numpy as np
+
+    n, rows = jax.device_count(), len(problem.pool[0][0])
+    waiting: queue.Queue[Any] = queue.Queue(maxsize=2)
     closed = threading.Event()
 
     def stage() -> None:
@@ -235,24 +273,19 @@ def _by_hand(problem: Problem, steps: int) -> Side:
         while not closed.is_set():
             columns = zip(*itertools.islice(batches, steps), strict=True)
             split = [np.stack([a.reshape(n, rows // n, *a.shape[1:]) for a in column], axis=1) for column in columns]
-            staged.put(tuple(jax.device_put(split, along)))
+            waiting.put(tuple(jax.device_put([s[0] for s in split] if n == 1 else split, along)))
 
     thread = threading.Thread(target=stage, daemon=True)
     thread.start()
 
-    def call() -> None:
-        nonlocal state
-        state, loss = jitted(state, staged.get())
-        loss.block_until_ready()
-
     def close() -> None:
         closed.set()
         while thread.is_alive():
-            while not staged.empty():
-                staged.get_nowait()
+            while not waiting.empty():
+                waiting.get_nowait()
             thread.join(0.01)
 
-    return Side(call, close)
+    return waiting.get, close
 
 
 # --- all of them ----------------------------------------------------------------------------------------

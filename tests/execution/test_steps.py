@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -502,12 +503,9 @@ def test_an_empty_dataset_says_so(pair) -> None:
 )
 def test_outputs_that_are_none(pair, use, error, message, debug) -> None:
     iterator = iter(pair.distribute_dataset(numbered(3)))
-    with pytest.raises(error, match=message):
-        if debug:
-            with replicax.debug():
-                pair.run_steps(use, iterator, 2)
-        else:
-            pair.run_steps(use, iterator, 2)
+    executor = replicax.debug() if debug else contextlib.nullcontext()
+    with executor, pytest.raises(error, match=message):
+        pair.run_steps(use, iterator, 2)
     assert pair.run_steps(nothing, iterator, 5).steps == 3
 
 
@@ -544,7 +542,9 @@ def test_outputs_whose_shape_changes(pair) -> None:
         ctx.set_last_step_output("all", x, "sum")
 
     iterator = iter(pair.distribute_dataset([np.zeros(4, np.float32)] * 2 + [np.zeros(2, np.float32)]))
-    with pytest.raises(ValueError, match=r"output\['all'\] is float32\[2\] in step 0 of these, and float32\[1\] in step 2"):
+    with pytest.raises(
+        ValueError, match=r"output\['all'\] is float32\[2\] in step 0 of these, and float32\[1\] in step 2"
+    ):
         pair.run_steps(step, iterator, 3)
     assert int(count) == 0
     assert pair.run_steps(step, iterator, 2).steps == 2
@@ -559,7 +559,9 @@ def test_initial_loop_values_must_match(pair) -> None:
         return pair.run_steps(step, iterator, 2, initial_loop_values=initial).last_step_outputs
 
     assert float(run({"loss": jnp.float32(0)})["loss"]) == 5.0
-    with pytest.raises(ValueError, match=r"output\['loss'\] is float32\[2\] in initial_loop_values, and float32\[\] in"):
+    with pytest.raises(
+        ValueError, match=r"output\['loss'\] is float32\[2\] in initial_loop_values, and float32\[\] in"
+    ):
         run({"loss": np.zeros(2, np.float32)})
     with pytest.raises(ValueError, match=r"output\['other'\] is float32\[\] in initial_loop_values, and missing in"):
         run({"loss": jnp.float32(0), "other": jnp.float32(0)})

@@ -30,7 +30,9 @@ def train(strategy: replicax.Strategy | None = None) -> dict[str, Any]:
         count.assign_add(1)
         seen.assign_add(jnp.int32(x.shape[0]))
         ctx.set_last_step_output("loss", loss, "sum")
-        replicax.get_replica_context().merge_call(lambda _, v: ctx.set_last_step_output("rows", v), args=(losses.sum(),))
+        replicax.get_replica_context().merge_call(
+            lambda _, v: ctx.set_last_step_output("rows", v), args=(losses.sum(),)
+        )
 
     data = list(np.random.default_rng(0).normal(size=(7, 8, 3)).astype(np.float32))
     dataset = strategy.distribute_dataset([*data, data[0][:6]])

@@ -6,7 +6,6 @@ so that all take the same number of steps, and know when replicas have different
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pickle
 from collections.abc import Callable, Sequence
@@ -99,7 +98,7 @@ class Elements(grain.DatasetIterator):
         self._position = position
         self._is_over = False
         self._left = 0
-        self._held: tuple[Element | Exception, Any] | None = None
+        self._held: tuple[Element | Exception, bytes] | None = None
         self._spare: Rows | None = None
         self.closing = False
         """Set to call off a wait for other workers."""
@@ -116,10 +115,10 @@ class Elements(grain.DatasetIterator):
 
     def _next_element(self) -> Element:
         if self._held is not None:
-            (element, _), self._held = self._held, None
-            if isinstance(element, Exception):
-                raise element
-            return element
+            (held, _), self._held = self._held, None
+            if isinstance(held, Exception):
+                raise held
+            return held
         while not self._is_over:
             element = self._divided()
             if element is None:
@@ -131,13 +130,17 @@ class Elements(grain.DatasetIterator):
                 return element
         raise StopIteration
 
+    def _state_kept(self) -> bytes:
+        """The state as it is now, whatever becomes of its parts."""
+        return pickle.dumps(self.get_state())
+
     def _several(self, steps: int) -> Taken:
         """The next elements of one kind, at most so many that ``steps`` are complete."""
         if self._of_steps != steps or not self._left:
             self._of_steps, self._left = steps, steps
-        states = [copy.deepcopy(self.get_state())]
+        states = [self._state_kept()]
         first = self._next_element()
-        states.append(copy.deepcopy(self.get_state()))
+        states.append(self._state_kept())
         if not first.alike:
             self._left -= 1
             return Taken(Single(self._place(first)), states)
@@ -154,13 +157,14 @@ class Elements(grain.DatasetIterator):
                 self._held = element, states[-1]
                 break
             staged.add(element)
-            states.append(copy.deepcopy(self.get_state()))
+            states.append(self._state_kept())
         self._left -= staged.count
         return Taken(self._place(staged), states)
 
     def get_state(self) -> dict[str, Any]:
         if self._held is not None:
-            return self._held[1]
+            state: dict[str, Any] = pickle.loads(self._held[1])
+            return state
         rows = None if self._rows is None else list(self._rows)
         return {"batches": self._parent.get_state(), "position": self._position, "rows": rows}
 

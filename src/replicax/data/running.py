@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class Running:
         self._owner = owner
         # Elements that have been read together, and not all taken; and the state after the last that was.
         self._left: collections.deque[Taken] = collections.deque()
-        self._state: Any = None
+        self._state: bytes | None = None
 
     def next(self) -> Any:
         """The next element.
@@ -88,7 +89,7 @@ class Running:
 
     def get_state(self) -> Any:
         """The state after the element that was given last."""
-        return self._iterator.get_state() if self._state is None else self._state
+        return self._iterator.get_state() if self._state is None else pickle.loads(self._state)
 
     def end(self) -> None:
         """End the threads, and let go of what they have read."""
@@ -99,13 +100,13 @@ class Running:
         self._iterator = self._elements = self._owner = None
 
     def _received(self, staged: bool) -> Taken:
-        before = self.get_state()
+        before = pickle.dumps(self.get_state())
         element = next(self._iterator)
         if isinstance(element, Taken):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return Taken(group, [before, self._iterator.get_state()])
+        return Taken(group, [before, pickle.dumps(self._iterator.get_state())])
 
     def _first(self, most: int) -> Taken:
         taken = self._left.popleft()

@@ -20,11 +20,11 @@ class Taken:
 
     Attributes:
       group: the elements.
-      states: one more than there are elements.
+      states: pickled, one more than there are elements.
     """
 
     group: Group | Single
-    states: list[Any]
+    states: list[bytes]
 
     def split(self, count: int) -> tuple[Taken, Taken]:
         """The first ``count`` elements, and the others."""
@@ -97,8 +97,8 @@ def source_of(iterator: Any, extended: StrategyExtended) -> IteratorSource:
         )
     if iterator._dataset._feed.owner is not extended:
         raise ValueError(
-            "strategy.run_steps(fn, iterator, steps): the iterator's dataset was distributed by another strategy, whose "
-            "replicas have the elements: distribute the dataset with this one"
+            "strategy.run_steps(fn, iterator, steps): the iterator's dataset was distributed by another strategy, "
+            "whose replicas have the elements: distribute the dataset with this one"
         )
     iterator._check_open()
     return IteratorSource(iterator)

@@ -147,8 +147,8 @@ def _parsed(name: str, op: Any) -> Aggregation | None:
         parsed = Aggregation(choice.lower())
     except (AttributeError, ValueError):
         raise ValueError(
-            f"set_last_step_output({name!r}, …): reduce_op must be 'sum', 'mean', 'only_first_replica', 'none' or None, "
-            f"got {op!r}"
+            f"set_last_step_output({name!r}, …): reduce_op must be 'sum', 'mean', 'only_first_replica', 'none' or "
+            f"None, got {op!r}"
         ) from None
     return None if parsed is Aggregation.NONE else parsed
 
@@ -162,8 +162,8 @@ def _as_output(name: str, leaf: Any) -> Any:
             return leaf
     if not isinstance(leaf, ARRAYS):
         raise TypeError(
-            f"set_last_step_output: {name} is {type(leaf).__name__} {leaf!r}, and no array or number: for other objects "
-            "there is set_non_tensor_output"
+            f"set_last_step_output: {name} is {type(leaf).__name__} {leaf!r}, and no array or number: for other "
+            "objects there is set_non_tensor_output"
         )
     array = jnp.asarray(leaf)
     # Strongly typed, as what goes from step to step is.

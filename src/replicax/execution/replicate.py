@@ -133,8 +133,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     finds what it expects. Variables that are read and written are donated: their old arrays are reused.
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
-    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one time
-    to the next, as they would from call to call; so localities are those of one time. Results are those of the last.
+    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
+    time to the next, as they would from call to call; so localities are those of one time. Results are the last ones.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.

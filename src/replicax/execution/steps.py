@@ -25,6 +25,7 @@ from replicax.execution.replicate import Executable
 from replicax.execution.run import launch, prepare, results, run
 from replicax.execution.together import check_same_step
 from replicax.nests import known
+from replicax.variables.dtypes import is_key
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -48,6 +49,7 @@ class Step(functools.partial):  # type: ignore[type-arg]  # so that its key is t
     """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context."""
 
     fn: Callable[..., Any]
+    __name__: str
 
     def __new__(cls, fn: Callable[..., Any]) -> Step:
         """The step of ``fn``."""
@@ -85,10 +87,14 @@ def run_steps(
     groups, error = source.take(steps, not exact)
     if exact:
         groups = [Single(element) for group in groups for element in group.elements()]
-    step, done, returned = Step(fn), 0, None
+    step, done = Step(fn), 0
+    returned: Any = None
     try:
-        programs = [prepare(strategy, step, (g.described,), None, True)[0] if isinstance(g, Group) else None for g in groups]
-        _check_outputs(step.__name__, programs, groups, initial_loop_values)
+        programs = [
+            prepare(strategy, step, (g.described,), None, True)[0] if isinstance(g, Group) else None for g in groups
+        ]
+        if len(groups) > 1 or initial_loop_values is not None:
+            _check_outputs(step.__name__, programs, groups, initial_loop_values)
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             returned = _run_group(strategy, step, group, program, exact)
             done = number + 1
@@ -102,9 +108,7 @@ def run_steps(
     return MultiStepContext._of(returned, count)
 
 
-def _run_group(
-    strategy: Strategy, step: Step, group: Group | Single, program: Executable | None, exact: bool
-) -> Any:
+def _run_group(strategy: Strategy, step: Step, group: Group | Single, program: Executable | None, exact: bool) -> Any:
     """What the last step of a group returns."""
     if isinstance(group, Single):
         if exact:
@@ -143,7 +147,7 @@ def _check_outputs(
     if initial is not None:
         if not isinstance(initial, dict):
             raise ValueError(f"initial_loop_values must be a dict with a value for each output, got {initial!r}")
-        expected = _kinds({n: v for n, v in initial.items()})
+        expected = _kinds(initial)
     start = 0
     for group, program in zip(groups, programs, strict=True):
         if program is not None:
@@ -156,7 +160,7 @@ def _check_outputs(
 
 def _outputs(program: Program) -> Any:
     """The kinds of one replica's outputs."""
-    avals = [v.aval for v in program.jaxpr.outvars[len(program.writes) :]]
+    avals: list[Any] = [v.aval for v in program.jaxpr.outvars[len(program.writes) :]]
     leaves = [
         r.value if r.index is None else jax.ShapeDtypeStruct(avals[r.index].shape, avals[r.index].dtype)
         for r in program.results
@@ -168,16 +172,13 @@ def _kinds(outputs: Any) -> dict[str, str]:
     """By path: dtype and shape of each output."""
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(known(outputs))[0]:
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-            leaf = jax.numpy.asarray(leaf)
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.dtype
-        found[jax.tree_util.keystr(path)] = f"{dtype}{list(leaf.shape)}"
+        array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+        dtype = array.dtype if is_key(array.dtype) else jax.dtypes.canonicalize_dtype(array.dtype)
+        found[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
     return found
 
 
-def _difference(
-    name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int
-) -> str:
+def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int) -> str:
     where = f"step {start}" if count == 1 else f"steps {start} to {start + count - 1}"
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
     return (
