@@ -19,7 +19,7 @@ from replicax.data.input_context import shares
 from replicax.data.options import PartialBatch
 from replicax.data.reading import OwnRows
 from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
-from replicax.topology.workers import Series
+from replicax.topology.workers import CalledOff, Series
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,9 @@ class Elements(grain.DatasetIterator):
         self._is_over = False
         self._spare: Rows | None = None
         self.closing = False
-        """Set to call off a wait for other workers."""
+        """Set when nobody wants the element any more that is just being made."""
+        self.is_placing = False
+        """Whether ``place`` is at work."""
 
     def __next__(self) -> Any:
         self._assert_not_closed()
@@ -106,8 +108,17 @@ class Elements(grain.DatasetIterator):
                 continue
             else:
                 self._position += 1
-                return self._place(element)
+                return self._placed(element)
         raise StopIteration
+
+    def _placed(self, element: Element) -> Any:
+        self.is_placing = True
+        try:
+            if self.closing:
+                raise CalledOff
+            return self._place(element)
+        finally:
+            self.is_placing = False
 
     def get_state(self) -> dict[str, Any]:
         rows = None if self._rows is None else list(self._rows)

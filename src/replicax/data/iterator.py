@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
+from replicax.data.background import Ahead
 from replicax.errors import ContextError
 from replicax.topology.workers import Series
 
 if TYPE_CHECKING:
     from replicax.data.dataset import DistributedDataset
-    from replicax.data.elements import Elements
     from replicax.data.reading import State
 
 _FORMAT = 1
@@ -39,11 +39,12 @@ class DistributedIterator(Iterator[Any]):
         self._begin(dataset._fresh(), 0)
 
     def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
+        running = Ahead(self._dataset._opened(streams, position, batch), self._dataset._options.prefetch)
         self._streams = streams
         self._is_fresh = not position
-        self._running = _Running(self._dataset._opened(streams, position, batch), self._dataset._options.prefetch)
+        self._running = running
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
-        self._end = weakref.finalize(self, self._running.end)
+        self._end = weakref.finalize(self, running.close)
 
     def __next__(self) -> Any:
         """The next element.
@@ -59,9 +60,8 @@ class DistributedIterator(Iterator[Any]):
                 "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
                 "outside and pass it to strategy.run(step, args=(element,))"
             )
-        self._check_open()
         try:
-            element = next(self._running.iterator)
+            element = next(self._running)
         except StopIteration:
             if self._is_fresh:
                 raise ValueError(f"the dataset, {self._dataset._source.kind}, gave no element. {WHY_EMPTY}") from None
@@ -71,12 +71,12 @@ class DistributedIterator(Iterator[Any]):
 
     get_next = __next__
 
-    def _check_open(self) -> None:
-        if not self._end.alive:
-            raise ValueError("the iterator has been closed: iter(dataset) makes another one")
-
     def close(self) -> None:
-        """End the threads, and free what was read ahead. May be called again."""
+        """End the threads, and free what was read ahead. May be called again, and by any thread.
+
+        A thread that is waiting for a slow source ends as soon as that lets it; nobody waits for it longer than a
+        second.
+        """
         self._end()
 
     def __enter__(self) -> DistributedIterator:
@@ -98,8 +98,7 @@ class DistributedIterator(Iterator[Any]):
         dataset = self._dataset
         if dataset._source.unrepeatable:
             raise ValueError(f"the place in this dataset can't be saved: {dataset._source.unrepeatable}")
-        self._check_open()
-        native = self._running.iterator.get_state()
+        native = self._running.get_state()
         streams = self._streams
         if dataset._sharing.shared:
             streams = [{**streams[0], "native": native["batches"]}]
@@ -157,20 +156,3 @@ class DistributedIterator(Iterator[Any]):
             f"this is the state of {was} with batches of {[stream['rows'] for stream in streams]}, policy {policy}; "
             f"here are {dataset._feed.workers.count} worker(s), batches of {rows}, policy {now}: {why}"
         )
-
-
-class _Running:
-    """What reads for an iterator, in the background."""
-
-    def __init__(self, elements: Elements, ahead: int) -> None:
-        from grain import experimental
-
-        self._elements: Any = elements
-        self.iterator: Any = experimental.ThreadPrefetchDatasetIterator(elements, ahead) if ahead else elements
-
-    def end(self) -> None:
-        """End the threads, and let go of what they have read."""
-        self._elements.closing = True  # first: it may be waiting for other workers
-        self.iterator.close()
-        self._elements.close()
-        self.iterator = self._elements = None
