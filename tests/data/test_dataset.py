@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import grain
 import jax
 import jax.numpy as jnp
@@ -43,6 +46,53 @@ def test_every_replica_gets_its_share_in_order(strategy, name) -> None:
             np.testing.assert_array_equal(a["y"], b["y"])
 
 
+class Holder:
+    def generate(self, n=1):
+        for _ in range(n):
+            yield np.zeros(4)
+
+    __call__ = generate
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (Holder().generate, "Holder.generate"),
+        (Holder(), "Holder"),
+        (functools.partial(Holder().generate, n=1), "Holder.generate"),
+        (functools.partial(functools.partial(Holder().generate), n=1), "Holder.generate"),
+        (lambda: iter([np.zeros(4)]), "<lambda>"),
+    ],
+    ids=["method", "object", "partial", "partial of partial", "returns an iterator"],
+)
+def test_functions_that_give_iterators(pair, function, kind, capsys) -> None:
+    dataset = pair.distribute_dataset(function)
+    assert [len(list(dataset)) for _ in range(2)] == [1, 1]
+    assert dataset.plan().source.startswith("the generator function ")
+    assert kind in capsys.readouterr().out
+
+
+def test_functions_that_do_not(pair) -> None:
+    with pytest.raises(TypeError, match=r"without arguments.*missing a required argument: 'n'.*functools\.partial"):
+        pair.distribute_dataset(lambda n: iter([np.zeros(n)]))
+    with pytest.raises(TypeError, match="must give an iterator over batches .*, got 3"):
+        next(iter(pair.distribute_dataset(lambda: 3)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Example:
+    x: np.ndarray
+    y: np.ndarray
+
+
+def test_any_pytree_of_arrays_is_a_dataset(pair) -> None:
+    dataset = pair.distribute_dataset(Example(np.arange(12).reshape(3, 4), np.zeros((3, 4))))
+    assert dataset.cardinality == 3
+    got = [pair.gather(element.x, 0).tolist() for element in dataset]
+    assert got == np.arange(12).reshape(3, 4).tolist()
+
+
 def test_components_have_the_per_replica_shape(pair) -> None:
     element = next(iter(pair.distribute_dataset(BATCHES)))
     assert isinstance(element["x"], replicax.PerReplica)
@@ -84,6 +134,28 @@ def test_an_iterator_ends(pair) -> None:
         ({"x": 3}, ValueError, r"element 1\['x'\] is a scalar"),
         ((np.zeros(4), np.zeros(2)), ValueError, r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"),
         ({"name": "x"}, TypeError, r"element 1\['name'\] is str 'x'; a batch is a pytree of arrays"),
+        ({"x": []}, ValueError, r"element 1 is {'x': \[\]}, in which there are no arrays"),
+        (None, ValueError, "element 1 is None, in which there are no arrays"),
+        (
+            np.zeros(4, "m8[s]"),
+            TypeError,
+            r"element 1 is an array of dtype timedelta64\[s\], which is no array of numbers",
+        ),
+        (
+            np.zeros(4, [("a", "f4")]),
+            TypeError,
+            r"element 1 is an array of dtype \[\('a', '<f4'\)\], which is no array",
+        ),
+        (
+            np.zeros(4, np.longdouble),
+            TypeError,
+            "element 1 is an array of dtype float128, which is no array of numbers",
+        ),
+        (
+            jax.random.split(jax.random.key(0), 4),
+            TypeError,
+            "element 1 is an array of dtype key<fry>, which is no array",
+        ),
     ],
 )
 def test_what_is_no_batch(pair, batch, error, message) -> None:
@@ -136,6 +208,23 @@ def test_an_exception_in_the_dataset_reaches_the_caller(pair) -> None:
     next(iterator)
     with pytest.raises(OSError, match="disk on fire"):
         next(iterator)
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.bfloat16, jnp.int4, np.uint8, np.float16, np.complex64])
+def test_all_dtypes_of_arrays(strategy, dtype) -> None:
+    batch = np.array([0, 1, 1, 0]).astype(dtype)
+    dataset = strategy.distribute_dataset([batch])
+    assert dataset.element_spec.dtype == dtype
+    [element] = dataset
+    got = strategy.gather(element, 0)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(got), batch)
+
+
+def test_many_leaves(pair) -> None:
+    batch = {f"leaf {i}": np.full((2, 3), i, np.int32) for i in range(500)}
+    got = list(pair.distribute_dataset([batch] * 3))
+    assert [int(element[f"leaf {i}"].values[1][0, 2]) for i in (0, 499) for element in got] == [0] * 3 + [499] * 3
 
 
 # --- make_numpy_dataset ---------------------------------------------------------------------------------

@@ -76,3 +76,16 @@ def test_what_comes_next_is_what_would_have_come(source) -> None:
     second = Run(lambda context: make(source, np.arange(20), 3))
     second.restore(first.state())
     assert batches(second) == whole[3:]
+
+
+def test_batches_of_no_rows_are_gone_past_like_others() -> None:
+    def batches():
+        for start, stop in ((0, 4), (4, 4), (4, 8), (8, 8), (8, 12)):
+            yield np.arange(start, stop)
+
+    for steps in range(6):
+        first = Run(lambda context: batches)
+        seen = first.seen(steps)
+        second = Run(lambda context: batches)
+        second.restore(first.state())
+        assert seen + second.seen() == collections.Counter(range(12))

@@ -136,11 +136,11 @@ class DistributedDataset:
 
         batches = self._reading.opened(self._reading.fresh(None, None))
         try:
-            batch = next(batches, None)
+            batch = next(batches)
+        except StopIteration:
+            return None
         finally:
             batches.close()
-        if batch is None:
-            return None
         checker = Checker(self._feed.replicas)
         rows = checker.rows(batch, "element 0")
         return checker.tree, rows

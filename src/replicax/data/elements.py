@@ -73,6 +73,10 @@ class _News:
     error: str | None = None
 
 
+_NOTHING: Any = object()
+"""In place of a batch, at the end; None is a batch, if a wrong one."""
+
+
 class Elements(grain.DatasetIterator):
     """The elements of one pass, each given to ``place``.
 
@@ -168,8 +172,8 @@ class Elements(grain.DatasetIterator):
 
     def _rows_of_all(self) -> tuple[list[Rows], tuple[int, ...]] | None:
         """This worker's rows of a batch that all workers have."""
-        batch = next(self._parent, None)
-        if batch is None:
+        batch = next(self._parent, _NOTHING)
+        if batch is _NOTHING:
             return None
         own = isinstance(batch, OwnRows)
         rows = self._checker.rows(batch.rows if own else batch, self._where())
@@ -184,15 +188,15 @@ class Elements(grain.DatasetIterator):
         if self._division.whole:
             parts = []
             for _ in mine:
-                batch = next(self._parent, None)
-                if batch is None:
+                batch = next(self._parent, _NOTHING)
+                if batch is _NOTHING:
                     break
                 parts.append(self._checker.rows(batch, self._where()))
             is_over = not parts
         else:
-            batch = next(self._parent, None)
-            is_over = batch is None
-            rows = None if batch is None else self._checker.rows(batch, self._where())
+            batch = next(self._parent, _NOTHING)
+            is_over = batch is _NOTHING
+            rows = None if is_over else self._checker.rows(batch, self._where())
             parts = [] if rows is None else _cut(rows, 0, shares(rows.size, len(mine)))
         if parts:
             self._kinds = parts[0].kinds()

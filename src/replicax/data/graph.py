@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import grain
-from grain import experimental
 
 
 def chain(dataset: Any) -> list[Any]:
@@ -142,14 +141,3 @@ def with_files(root: Any, files: tuple[str, ...]) -> Any:
     source = file_source(root)
     other = source.with_files(files)
     return other if source is root else grain.MapDataset.source(other)
-
-
-# --- elements -------------------------------------------------------------------------------------------
-
-
-def spec_of(dataset: Any) -> Any:
-    """The pytree of shapes and dtypes of the elements, if Grain can tell without reading any; else ``None``."""
-    try:
-        return experimental.get_element_spec(dataset) if hasattr(experimental, "get_element_spec") else None
-    except Exception:
-        return None
