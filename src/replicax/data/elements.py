@@ -66,10 +66,11 @@ class Element:
 class _News:
     """What one worker tells the others of its part of an element."""
 
-    sizes: tuple[int, ...]
-    kinds: tuple[tuple[Leaf, ...], ...]
-    is_over: bool
-    skeleton: Any
+    sizes: tuple[int, ...] = ()
+    kinds: tuple[tuple[Leaf, ...], ...] = ()
+    is_over: bool = True
+    skeleton: Any = None
+    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none."""
     error: str | None = None
 
 
@@ -96,6 +97,7 @@ class Elements(grain.DatasetIterator):
         self._kinds: tuple[Leaf, ...] | None = None
         self._position = position
         self._is_over = False
+        self._is_first = True
         self._spare: Rows | None = None
         self.closing = False
         """Set when nobody wants the element any more that is just being made."""
@@ -148,7 +150,7 @@ class Elements(grain.DatasetIterator):
             try:
                 parts, is_over = self._take_of_own()
             except Exception as error:  # the others would wait
-                self._tell(division.exchange, _News((), (), True, None, f"{type(error).__name__}: {error}"))
+                self._tell(division.exchange, _News(error=f"{type(error).__name__}: {error}"))
                 raise
             news = self._agreed(division.exchange, parts, is_over)
             over = [worker.is_over for worker in news]
@@ -208,12 +210,31 @@ class Elements(grain.DatasetIterator):
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        skeleton = None if tree is None else jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+        skeleton = None
+        if self._is_first and tree is not None:
+            skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         news = self._tell(exchange, _News(sizes, tuple({part.kinds() for part in parts}), is_over, skeleton))
         for worker, other in enumerate(news):
             if other.error is not None:
                 raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
+        if self._is_first:
+            self._check_all_alike(news)
+            self._is_first = False
         return news
+
+    def _check_all_alike(self, news: Sequence[_News]) -> None:
+        """Whether the workers' elements have one structure; later ones are each like that worker's first."""
+        described = {}
+        for worker, other in enumerate(news):
+            if other.kinds:
+                names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in other.kinds[0]]
+                tree = jax.tree_util.tree_structure(other.skeleton)
+                described[worker] = str(jax.tree_util.tree_unflatten(tree, names))
+        if len(set(described.values())) > 1:
+            raise TypeError(
+                f"{self._where()} has other structures, dtypes or ranks on some workers than on others: "
+                + "; ".join(f"worker {worker} has {description}" for worker, description in described.items())
+            )
 
     def _tell(self, exchange: Series, news: _News) -> list[_News]:
         return [pickle.loads(data) for data in exchange.exchange(pickle.dumps(news), called_off=lambda: self.closing)]

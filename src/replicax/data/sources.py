@@ -40,7 +40,7 @@ def as_source(dataset: Any, method: str) -> Source:
     """
     import grain  # heavy: loaded when used
 
-    from replicax.data import replay
+    from replicax.data import graph, replay
 
     name = type(dataset).__name__
     unrepeatable, length = None, None
@@ -50,9 +50,9 @@ def as_source(dataset: Any, method: str) -> Source:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset):
-        return Source(dataset, f"a {name}", unrepeatable, len(dataset))
+        return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):
-        return Source(dataset, f"a {name}")
+        return Source(dataset, f"a {name}", length=graph.length(dataset))
     if isinstance(dataset, grain.DataLoader):
         return Source(replay.Loaded(dataset), f"a {name}")
     if _is_function(dataset):
