@@ -120,3 +120,12 @@ def check(step) -> None:
     for element in step:
         if element.filled is not None:
             assert len({stack.shape[1] for stack in element.filled}) == 1
+
+
+def steps_of(run):
+    """What each replica got in each step."""
+    return [[_row_ids(part) for element in step for part in element.parts] for step in run.steps()]
+
+
+def _row_ids(part):
+    return tuple(np.asarray(part.leaves[0]).tolist())

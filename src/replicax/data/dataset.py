@@ -59,7 +59,7 @@ class DistributedDataset:
             self._sharing = Sharing(AutoShardPolicy.OFF, "each worker has a dataset of its own")
         else:
             assert isinstance(options.auto_shard_policy, AutoShardPolicy)
-            self._sharing = sharing_of(self._reading, options.auto_shard_policy, feed.workers.count)
+            self._sharing = sharing_of(self._reading, options.auto_shard_policy, feed)
         if self._reading.length == 0:
             raise ValueError(f"{method}: the dataset, {source.kind}, is empty. {WHY_EMPTY}")
         self._passes = itertools.count()
