@@ -29,10 +29,11 @@ class Taken:
     mask: list[int] | None
 
 
-def feeds(workers: int, replicas: int) -> list[Feed]:
-    """Of ``workers``, each with ``replicas`` replicas."""
+def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[Feed]:
+    """Of ``workers``, each with ``replicas`` replicas, or with so many."""
     everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
-    ranges = tuple(range(w * replicas, (w + 1) * replicas) for w in range(workers))
+    counts = (replicas,) * workers if isinstance(replicas, int) else replicas
+    ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
     return [Feed(worker, ranges, lambda: _taken, name) for worker in everyone]
 
