@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data import feeding
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 
@@ -179,16 +180,34 @@ def test_what_is_no_dataset(pair, dataset, message) -> None:
         pair.distribute_dataset(dataset)
 
 
-def test_a_buffer_that_is_filled_again(pair) -> None:
+@pytest.mark.parametrize("rows", [4, 5])  # 5 do not divide
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_buffer_that_is_filled_again(rows, replicas) -> None:
     class Refilled:
         def __iter__(self):
-            buffer = np.zeros((4, 1000), np.float32)
+            memory = np.zeros(rows * 4000 + 64, np.uint8)
+            aligned = memory[-memory.ctypes.data % 64 :][: rows * 4000]  # so that JAX could take it as it is
+            buffer = aligned.view(np.float32).reshape(rows, 1000)
             for i in range(20):
                 buffer[:] = i
                 yield buffer
 
-    kept = list(pair.distribute_dataset(Refilled()))
-    assert [float(pair.gather(batch, 0)[0, 0]) for batch in kept] == list(range(20))
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    kept = list(strategy.distribute_dataset(Refilled()))
+    for i, batch in enumerate(kept):
+        np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((rows, 1000), i))
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch) -> None:
+    examples = np.arange(rows * 300, dtype=np.float32).reshape(-1, 3)
+    iterator = iter(pair.distribute_dataset(grain.MapDataset.source(examples).batch(rows)))
+    next(iterator)
+    monkeypatch.setattr(feeding, "_stacked", None)
+    monkeypatch.setattr(feeding, "_copied", None)
+    for i, batch in enumerate(iterator, 1):
+        np.testing.assert_array_equal(np.asarray(pair.gather(batch, 0)), examples[i * rows : (i + 1) * rows])
+    assert i == 99
 
 
 def test_next_inside_a_step(pair) -> None:

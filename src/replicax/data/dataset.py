@@ -191,7 +191,7 @@ class DistributedDataset:
             raise ValueError(f"the dataset, {self._source.kind}, is empty. {WHY_EMPTY}")
         if sizes:
             return int(sizes.pop())
-        self._batch = max(largest, self._feed.workers.count)
+        self._batch = largest if all(self._feed.rows_of_workers(largest)) else self._feed.replicas
         return self._batch
 
     def _fresh(self) -> list[State]:
@@ -231,4 +231,5 @@ class DistributedDataset:
             exchange=exchange,
             whole=self._whole,
             rows=rows,
+            new=self._reading.gives_new_arrays,
         )

@@ -33,6 +33,7 @@ class Division:
       exchange: how workers with streams of their own agree; ``None`` if all have the same stream.
       whole: whether a batch is one replica's, rather than one for all.
       rows: what each replica gets of a full batch; ``None``: as much as of the first.
+      new: whether each batch is in new arrays that nobody else has.
     """
 
     replicas: int
@@ -41,6 +42,7 @@ class Division:
     exchange: Series | None = None
     whole: bool = False
     rows: tuple[int, ...] | None = None
+    new: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Element:
       sizes: how many examples each replica of all workers has.
       alike: whether all replicas have arrays of the same shapes.
       filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
+      together: all parts, one after the other, in arrays that nobody else has; ``None`` if they have to be copied,
+        because the dataset may fill them again.
     """
 
     tree: Any
@@ -60,6 +64,7 @@ class Element:
     sizes: tuple[int, ...]
     alike: bool
     filled: list[Any] | None = None
+    together: Rows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +145,14 @@ class Elements(grain.DatasetIterator):
     def _divided(self) -> Element | None:
         """The next element; ``None`` if no worker has anything left."""
         division = self._division
+        together = None
         if division.exchange is None:
             taken = self._rows_of_all()
             if taken is None:
                 return None
-            parts, sizes = taken
+            rows, sizes = taken
+            parts = _cut(rows, 0, sizes[division.mine.start : division.mine.stop])
+            together = rows if division.new else None
             alike = len(set(sizes)) == 1
         else:
             try:
@@ -170,9 +178,9 @@ class Elements(grain.DatasetIterator):
         filled = None
         if division.partial is PartialBatch.PAD:
             filled, alike = self._filled(parts, sizes), True
-        return Element(self._checker.tree, parts, sizes, alike, filled)
+        return Element(self._checker.tree, parts, sizes, alike, filled, together)
 
-    def _rows_of_all(self) -> tuple[list[Rows], tuple[int, ...]] | None:
+    def _rows_of_all(self) -> tuple[Rows, tuple[int, ...]] | None:
         """This worker's rows of a batch that all workers have."""
         batch = next(self._parent, _NOTHING)
         if batch is _NOTHING:
@@ -182,7 +190,7 @@ class Elements(grain.DatasetIterator):
         sizes = shares(batch.size if own else rows.size, self._division.replicas)
         mine = self._division.mine
         start = 0 if own else sum(sizes[: mine.start])
-        return _cut(rows, start, sizes[mine.start : mine.stop]), tuple(sizes)
+        return rows.part(start, sum(sizes[mine.start : mine.stop])), tuple(sizes)
 
     def _take_of_own(self) -> tuple[list[Rows], bool]:
         """This worker's rows of a stream of its own (none, if there never were any), and whether there are no more."""

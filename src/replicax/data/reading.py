@@ -39,6 +39,7 @@ class Reading(Protocol):
       drops_remainder: whether a last batch that is not full is left out.
       length: how many batches there are; ``None`` if it can't be seen.
       files: those that the dataset is made from; ``None`` if workers can't read some of them only.
+      gives_new_arrays: whether each batch is in arrays that were made for it, and that nobody else has.
       known_by: what tells the dataset from others, whose states are no use to it; goes into JSON.
     """
 
@@ -47,6 +48,7 @@ class Reading(Protocol):
     drops_remainder: bool
     length: int | None
     files: tuple[str, ...] | None
+    gives_new_arrays: bool
     known_by: dict[str, Any]
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
@@ -96,6 +98,13 @@ def _rows_of(above: list[Any], batch: Any) -> int | None:
     if batch is None or not graph.stacks_examples(batch) or not all(map(graph.keeps_elements, above)):
         return None
     return graph.batch_size(batch)
+
+
+def _are_as_stacked(above: list[Any], batch: Any) -> bool:
+    """Whether elements are what Grain itself makes of the examples of a batch."""
+    if batch is None or not graph.stacks_examples(batch):
+        return False
+    return all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
 
 
 class OwnRows:
@@ -152,8 +161,7 @@ class Numbered:
         self.files: tuple[str, ...] | None = tuple(files.files) if can_divide else None
         self.known_by = {"examples": len(self._examples)}
         # A function of the user's may make batches that depend on all their examples, such as padded ones.
-        unchanged = all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
-        self.reads_own_rows = unchanged and graph.stacks_examples(batch)
+        self.reads_own_rows = self.gives_new_arrays = _are_as_stacked(above, batch)
 
     def examples_of(self, files: Sequence[str] | None) -> Any:
         """The examples that come from some of the files."""
@@ -222,6 +230,7 @@ class Filed:
         self.batch_size = _rows_of(above, batch)
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         self.files: tuple[str, ...] | None = tuple(graph.file_source(self._root).files)
+        self.gives_new_arrays = _are_as_stacked(above, batch)
         self.known_by = {"files": len(self.files)}
         has_positions = hasattr(self._root, "with_positions")
         self._can_split = has_positions and all(map(graph.has_parents_state, self._below[:-1]))
@@ -282,6 +291,7 @@ class Whole:
     """What nothing is known of but the order; see :class:`Reading`."""
 
     files: tuple[str, ...] | None = None
+    gives_new_arrays = False
 
     def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         self._source = source
