@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from examples import spatial, transformer
+from examples import pipeline, spatial, transformer
 from tests.execution.programs import third_party
 
 
@@ -49,6 +49,20 @@ def test_a_spatially_split_convolution() -> None:
         assert_close(ours.numpy(), theirs.numpy())
     kinds = {c.kind for c in program.collectives()}
     assert kinds == {"collective-permute", "all-reduce"}  # no image is gathered anywhere
+
+
+@third_party
+def test_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "LAYERS", 1)
+    monkeypatch.setattr(pipeline, "MICROBATCHES", 2)
+    losses, stages, program = pipeline.train(pipeline.make_strategy(), 4)
+    monkeypatch.setattr(pipeline, "STAGES", 1)
+    monkeypatch.setattr(pipeline, "LAYERS", 2)
+    expected, [plain], _ = pipeline.train(replicax.OneDeviceStrategy("cpu:0"), 4)
+    assert_close(losses, expected)
+    for ours, theirs in zip([w for stage in stages for w in stage], plain, strict=True):
+        assert_close(ours.numpy(), theirs.numpy())
+    assert [d.variables for d in program.placement().devices] == [4, 3]  # a weight and two slots; and Adam's count
 
 
 # --- the documents' own ---------------------------------------------------------------------------------

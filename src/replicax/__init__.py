@@ -34,11 +34,13 @@ from replicax.errors import (
     DeadlockError,
     ExecutorWarning,
     LocalityError,
+    PlacementError,
     RetraceWarning,
     TraceError,
 )
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
+from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
@@ -102,11 +104,13 @@ __all__ = [
     "Mean",
     "MinSizePartitioner",
     "MirroredStrategy",
+    "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
     "PartialBatch",
     "PerReplica",
+    "PlacementError",
     "Plan",
     "ReduceOp",
     "ReplicaContext",

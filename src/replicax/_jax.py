@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -25,6 +26,8 @@ from jax._src.clusters import cloud_tpu_cluster as _clusters
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.literals import TypedNdArray as _TypedNdArray
 from jax.extend import core as _extend
 from jaxlib import _jax as _jaxlib
 
@@ -368,6 +371,21 @@ def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
     return primitive
 
 
+def two_way_primitive(name: str) -> Primitive:
+    """An identity on one array whose transpose is itself with ``back`` turned round; other params stay as they are."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda aval, **_: aval)
+    _mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
+    _batching.defvectorized(primitive)
+
+    def transpose(cotangent: Any, _x: Any, *, back: bool, **params: Any) -> list[Any]:
+        return [primitive.bind(cotangent, back=not back, **params)]
+
+    _ad.deflinear2(primitive, transpose)
+    return primitive
+
+
 def input_primitive(name: str) -> Primitive:
     """A primitive without operands that stands for an input of the program that is still being traced."""
     primitive = Primitive(name)
@@ -398,6 +416,28 @@ def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
     return getattr(body, "jaxpr", body), operands
 
 
+def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
+    """A program of these equations, with the name of another one."""
+    effects = frozenset().union(*(e.effects for e in equations))
+    return replace_inputs(like, invars, equations, outvars).replace(effects=effects)
+
+
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls Python functions on the host."""
+    return any("callback" in e.primitive.name or any(map(calls_back, sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
+def acts_outside(equation: Equation) -> bool:
+    """Whether an equation does something besides computing its results (prints, calls back, …)."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+def constants_of(equation: Equation) -> Sequence[Any]:
+    """What the one program that an equation applies has closed over."""
+    programs = [p for p in equation.params.values() if isinstance(p, ClosedJaxpr)]
+    return programs[0].consts if programs else ()
+
+
 def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
     """``jaxpr`` with other inputs, equations and outputs."""
     return jaxpr.replace(
@@ -424,6 +464,18 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
     program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape
+
+
+def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
+    """A function that computes some results of ``fn`` from what they depend on.
+
+    Returns:
+      The function, and the positions of the arguments that it takes.
+    """
+    closed = jax.make_jaxpr(fn)(*avals)
+    wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
+    jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
+    return _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
 
 
 def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
@@ -457,6 +509,69 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
 def host_function(equation: Equation) -> Any:
     """The Python function that a ``pure_callback`` calls."""
     return getattr(equation.params["callback"], "callback_func", None)
+
+
+def abstract_mesh(mesh: Any) -> Any:
+    """What programs inside ``shard_map(mesh=mesh)`` over all of its axes know of the mesh."""
+    kinds = (jax.sharding.AxisType.Manual,) * len(mesh.axis_names)
+    return mesh.abstract_mesh.update(axis_types=kinds)
+
+
+def fresh(atom: Any, mesh: Any) -> Any:
+    """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
+    aval = _aval_on(atom.aval, mesh)
+    if not isinstance(atom, Literal):
+        return _core.Var(aval)
+    value = atom.val
+    if isinstance(value, _TypedNdArray):  # which has an abstract value of its own
+        value = _TypedNdArray(np.asarray(value), aval)
+    return _core.Literal(value, aval)
+
+
+def _aval_on(aval: Any, mesh: Any) -> Any:
+    if not isinstance(aval, ShapedArray):
+        return aval
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
+    return aval.update(sharding=sharding)
+
+
+def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:
+    """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
+    with equation.ctx.manager:  # which puts back at its end what is changed here
+        _config.abstract_mesh_context_manager.set_local(mesh)
+        ctx = _core.JaxprEqnContext()
+    params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
+    return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
+
+
+def _param_on(value: Any, mesh: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(_program_on(value.jaxpr, mesh), value.consts)
+    if isinstance(value, Jaxpr):
+        return _program_on(value, mesh)
+    if isinstance(value, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(mesh, value.spec)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
+        return type(value)(_param_on(v, mesh) for v in value)
+    return value
+
+
+def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:
+    env: dict[Any, Any] = {}
+
+    def moved(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return fresh(atom, mesh)
+        if atom not in env:
+            env[atom] = atom if isinstance(atom, _core.DropVar) else fresh(atom, mesh)
+        return env[atom]
+
+    return jaxpr.replace(
+        constvars=[moved(v) for v in jaxpr.constvars],
+        invars=[moved(v) for v in jaxpr.invars],
+        eqns=[on_mesh(e, [moved(v) for v in e.invars], [moved(v) for v in e.outvars], mesh) for e in jaxpr.eqns],
+        outvars=[moved(v) for v in jaxpr.outvars],
+    )
 
 
 def is_mutable(atom: Any) -> bool:

@@ -23,6 +23,14 @@ class DeadlockError(ValueError):
     """
 
 
+class PlacementError(ValueError):
+    """An operation can't be placed on a logical device.
+
+    Raised while a step is traced, for example when an operation has operands on two of them, and would need a copy that
+    nobody has asked for (see :meth:`replicax.Strategy.assign_to_logical_device`).
+    """
+
+
 class ContextError(RuntimeError):
     """A function was called in the wrong context, or contexts were left in the wrong order.
 

@@ -11,10 +11,12 @@ from replicax import context, data
 from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.logical_devices import LogicalDevices
+from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.ragged import run_ragged
 from replicax.execution.run import check_call, run
+from replicax.execution.steps import checked_steps, run_steps
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
 
@@ -163,6 +165,53 @@ class Strategy(LogicalDevices):
             if chosen is not None:
                 raise
             return run_ragged(self, fn, args, kwargs, ragged)
+
+    def run_steps(
+        self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
+    ) -> MultiStepContext:
+        """Run ``fn`` for the next ``steps`` elements of ``iterator``, as one compiled program with a loop inside.
+
+        The same result as ``strategy.run`` for one element after the other, at the cost of one dispatch. While the loop
+        runs, the next ``steps`` elements are read and put on the devices, so ask for the same number each time; the
+        iterator's ``InputOptions.prefetch`` counts such groups then.
+
+        Args:
+          fn: ``fn(ctx, *inputs)``, the step, written for one replica: a :class:`MultiStepContext`, and the element, of
+            which a tuple is unpacked. What it returns is ignored; ``ctx`` takes what the caller shall see.
+          iterator: ``iter(strategy.distribute_dataset(…))``.
+          steps: how many, at least 1. At the end of the pass those that are left are run.
+          initial_loop_values: not needed. If given, a dict with a value for each output: kind and shape are checked.
+
+        Returns:
+          The :class:`MultiStepContext`, with the outputs of the last step, and how many have run.
+
+        Raises:
+          StopIteration: the iterator has no element at all.
+          TypeError, ValueError: not an iterator of this strategy's; ``steps`` less than 1; outputs that differ in shape
+            from step to step or from ``initial_loop_values``.
+          LocalityError, DeadlockError, ContextError: as :meth:`run`. All of these before anything runs, with every
+            variable as it was, and the elements still to come.
+          Exception: whatever the dataset raised, after the steps on the elements before have run.
+
+        An element whose replicas differ in size is a step of its own, on the exact executor; one of another shape is in
+        a loop of its own. Inside :func:`replicax.debug` each step runs on the exact executor.
+
+        >>> import replicax, numpy as np
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     total = replicax.Variable(0.0, name="total", aggregation="sum")
+        >>> def step(ctx, x):
+        ...     total.assign_add(x.sum())
+        ...     ctx.set_last_step_output("sum", x.sum(), "sum")
+        >>> batches = iter(strategy.distribute_dataset([np.full(4, float(i)) for i in range(5)]))
+        >>> strategy.run_steps(step, batches, steps=3).last_step_outputs, float(total)
+        ({'sum': Array(8., dtype=float32)}, 12.0)
+        >>> strategy.run_steps(step, batches, steps=3).steps, float(total)  # the last two
+        (2, 40.0)
+        """
+        check_call(self, fn, (), "strategy.run_steps")
+        source = data.source_of(iterator, self.extended)
+        return run_steps(self, fn, source, checked_steps(steps), initial_loop_values)
 
     # --- looking across replicas ------------------------------------------------------------------------
 

@@ -58,6 +58,12 @@ def test_means_are_over_what_there_is(results, name, partial) -> None:
     assert means == [[mean] * 4 for mean in (3.5, 11.5, 19.5, 24.5)]
 
 
+def test_a_padded_batch_on_both_executors(results) -> None:
+    owned = [[[0.0, 2.0], [4.0, 6.0]], [[8.0], []]]
+    for result, own in zip(results, owned, strict=True):
+        assert result["padded"] == [(4.0, [0.0, 2.0, 4.0, 6.0, 8.0], own)] * 2
+
+
 def test_each_worker_made_its_own_dataset(results) -> None:
     told = [result["from_function"][0] for result in results]
     assert told == [[replicax.InputContext(2, i, 4)] for i in range(2)]

@@ -109,10 +109,27 @@ def continued(files, batch, size, states):
     return results
 
 
+def padded_on_both_executors():
+    """Of a padded batch, once compiled and once not: its mean, its examples, and those that this worker has."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    batches = [np.arange(8.0, dtype=np.float32), np.arange(5.0, dtype=np.float32)]
+    [_, element] = strategy.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    results = []
+    for executor in ("compiled", "per_replica"):
+        options = replicax.RunOptions(executor=executor)
+        values = strategy.run(lambda x: x * 2, args=(element,), options=options)
+        share = strategy.run(replicax.compute_average_loss, args=(values,), options=options)
+        own = [np.asarray(v).tolist() for v in strategy.local_results(values)]
+        whole = np.asarray(strategy.gather(values, axis=0)).tolist()
+        results.append((float(strategy.reduce("sum", share)), whole, own))
+    return results
+
+
 def everything(files, size, batch):
     """All of it, in one launch."""
     return {
         "epochs": epochs(files, size, batch),
+        "padded": padded_on_both_executors(),
         "from_function": from_function(size, 8),
         "interrupted": interrupted(files, batch, size, 2),
     }

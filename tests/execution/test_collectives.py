@@ -26,6 +26,19 @@ def test_instructions(line: str, expected: list[Collective]) -> None:
     assert collectives_in(line) == expected
 
 
+def test_links_of_one_chain_are_one_collective() -> None:
+    chain = 'channel_id={}, frontend_attributes={{chain_id="{}"}}'
+    text = "\n".join(
+        [
+            f"  %g.1 = f32[8] all-gather(%a), {chain.format(4, 1)}",
+            f"  %g.2 = f32[8] all-gather(%b), {chain.format(4, 1)}",
+            f"  %g.3 = f32[4] all-gather(%c), {chain.format(5, 2)}",
+            "  %g.4 = f32[4] all-gather(%c), channel_id=5",
+        ]
+    )
+    assert [c.bytes for c in collectives_in(text)] == [32, 16, 16]
+
+
 def test_every_kind_of_a_real_program(pair) -> None:
     def step(x):
         ctx = replicax.get_replica_context()

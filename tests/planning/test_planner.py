@@ -172,7 +172,7 @@ def test_on_cpus(replicas: int) -> None:
     assert "how much there is, is not known" in plan.verdict
     assert bool(plan.collectives) == (replicas > 1)
 
-    x = strategy.distribute_values_from_function(lambda ctx: np.ones((128, WIDTH), np.float32))
+    [x] = strategy.distribute_dataset([np.ones((128 * replicas, WIDTH), np.float32)])
     assert replicax.plan(strategy, step, x).memory.arguments == plan.memory.arguments  # a real element will do, too
     strategy.run(step, args=(x,))  # and the step runs as before
     assert strategy.extended.trace_count(step) == 1

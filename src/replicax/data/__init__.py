@@ -7,6 +7,7 @@ from replicax.data.iterator import DistributedIterator
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch, checked_input_options
 from replicax.data.plan import InputPlan
 from replicax.data.sources import numpy_examples
+from replicax.data.taking import source_of
 from replicax.data.values import ValueContext, values_from_function
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "checked_input_options",
     "feed_of",
     "numpy_examples",
+    "source_of",
     "values_from_function",
 ]

@@ -6,6 +6,7 @@ so that all take the same number of steps, and know when replicas have different
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ from replicax.data.input_context import shares
 from replicax.data.options import PartialBatch
 from replicax.data.reading import OwnRows
 from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
+from replicax.data.staging import Staged
+from replicax.data.taking import Taken
+from replicax.execution.groups import Single
 from replicax.topology.workers import CalledOff, Series
 
 
@@ -93,7 +97,9 @@ class Elements(grain.DatasetIterator):
       position: the number of the first element, for messages.
     """
 
-    def __init__(self, batches: Any, division: Division, place: Callable[[Element], Any], position: int = 0) -> None:
+    def __init__(
+        self, batches: Any, division: Division, place: Callable[[Element | Staged], Any], position: int = 0
+    ) -> None:
         super().__init__(batches)
         self._division = division
         self._place = place
@@ -103,14 +109,30 @@ class Elements(grain.DatasetIterator):
         self._position = position
         self._is_over = False
         self._is_first = True
+        self._left = 0
+        self._held: tuple[Element | Exception, Any] | None = None
         self._spare: Rows | None = None
         self.closing = False
         """Set when nobody wants the element any more that is just being made."""
         self.is_placing = False
         """Whether ``place`` is at work."""
+        self.steps: int | None = None
+        """How many elements to give at once, as a :class:`Taken`; ``None``: each on its own. Set from any thread."""
+        self._of_steps: int | None = None
 
     def __next__(self) -> Any:
         self._assert_not_closed()
+        steps = self.steps
+        if steps is not None:
+            return self._several(steps)
+        return self._placed(self._next_element())
+
+    def _next_element(self) -> Element:
+        if self._held is not None:
+            (element, _), self._held = self._held, None
+            if isinstance(element, Exception):
+                raise element
+            return element
         while not self._is_over:
             element = self._divided()
             if element is None:
@@ -119,10 +141,10 @@ class Elements(grain.DatasetIterator):
                 continue
             else:
                 self._position += 1
-                return self._placed(element)
+                return element
         raise StopIteration
 
-    def _placed(self, element: Element) -> Any:
+    def _placed(self, element: Element | Staged) -> Any:
         self.is_placing = True
         try:
             if self.closing:
@@ -131,7 +153,36 @@ class Elements(grain.DatasetIterator):
         finally:
             self.is_placing = False
 
+    def _several(self, steps: int) -> Taken:
+        """The next elements of one kind, at most so many that ``steps`` are complete."""
+        if self._of_steps != steps or not self._left:
+            self._of_steps, self._left = steps, steps
+        states = [copy.deepcopy(self.get_state())]
+        first = self._next_element()
+        states.append(copy.deepcopy(self.get_state()))
+        if not first.alike:
+            self._left -= 1
+            return Taken(Single(self._placed(first)), states)
+        staged = Staged(first, self._left)
+        while staged.count < self._left:
+            try:
+                element = self._next_element()
+            except StopIteration:
+                break
+            except Exception as error:  # after those that have come before it
+                self._held = error, states[-1]
+                break
+            if not staged.takes(element):
+                self._held = element, states[-1]
+                break
+            staged.add(element)
+            states.append(copy.deepcopy(self.get_state()))
+        self._left -= staged.count
+        return Taken(self._placed(staged), states)
+
     def get_state(self) -> dict[str, Any]:
+        if self._held is not None:
+            return self._held[1]
         rows = None if self._rows is None else list(self._rows)
         return {"batches": self._parent.get_state(), "position": self._position, "rows": rows}
 
@@ -139,6 +190,7 @@ class Elements(grain.DatasetIterator):
         self._parent.set_state(state["batches"])
         self._position = state["position"]
         self._is_over = False
+        self._held = None
 
     # --- dividing ---------------------------------------------------------------------------------------
 

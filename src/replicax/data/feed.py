@@ -15,6 +15,7 @@ from replicax.topology.workers import Workers
 
 if TYPE_CHECKING:
     from replicax.data.elements import Element
+    from replicax.data.staging import Staged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Feed:
       ranges: which replicas each worker feeds.
       placer: makes the function that puts elements on the devices.
       name: to tell the dataset from others, the same on all workers.
+      owner: of the replicas.
     """
 
     workers: Workers
     ranges: tuple[range, ...]
-    placer: Callable[[], Callable[[Element], Any]]
+    placer: Callable[[], Callable[[Element | Staged], Any]]
     name: str = "input"
+    owner: StrategyExtended | None = None
 
     @property
     def replicas(self) -> int:
@@ -72,4 +75,4 @@ def feed_of(extended: StrategyExtended) -> Feed:
         mine = list(group)
         ranges.append(range(mine[0], mine[-1] + 1))
     number = next(_numbers.setdefault(extended, itertools.count()))
-    return Feed(extended.workers, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}")
+    return Feed(extended.workers, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}", extended)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
+from replicax.data.staging import Staged
 from replicax.execution.placing import devices_here, example_mask, padded
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, PerReplica, Stacked
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
     from replicax.data.elements import Element
 
 
-def feeder(mesh: Mesh) -> Callable[[Element], Any]:
+def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
     """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # identities of threads are used again
     here.adopted = True
 
-    def feed(element: Element) -> Any:
+    def feed(element: Element | Staged) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return fed(element, mesh)
+        return element.placed(mesh) if isinstance(element, Staged) else fed(element, mesh)
 
     return feed
 

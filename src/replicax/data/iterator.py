@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
-from replicax.data.background import Ahead
 from replicax.data.options import AutoShardPolicy
+from replicax.data.running import Running
 from replicax.errors import ContextError
 from replicax.topology.workers import Series
 
@@ -40,12 +40,13 @@ class DistributedIterator(Iterator[Any]):
         self._begin(dataset._fresh(), 0)
 
     def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
-        running = Ahead(self._dataset._opened(streams, position, batch), self._dataset._options.prefetch)
+        elements = self._dataset._opened(streams, position, batch)
+        running = Running(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
         self._streams = streams
         self._is_fresh = not position
         self._running = running
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
-        self._end = weakref.finalize(self, running.close)
+        self._end = weakref.finalize(self, running.end)
 
     def __next__(self) -> Any:
         """The next element.
@@ -61,16 +62,24 @@ class DistributedIterator(Iterator[Any]):
                 "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
                 "outside and pass it to strategy.run(step, args=(element,))"
             )
+        return self._given(lambda running: running.next())
+
+    get_next = __next__
+
+    def _given(self, ask: Callable[[Running], Any]) -> Any:
+        self._check_open()
         try:
-            element = next(self._running)
+            given = ask(self._running)
         except StopIteration:
             if self._is_fresh:
                 raise ValueError(f"the dataset, {self._dataset._source.kind}, gave no element. {WHY_EMPTY}") from None
             raise
         self._is_fresh = False
-        return element
+        return given
 
-    get_next = __next__
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise ValueError("the iterator has been closed: iter(dataset) makes another one")
 
     def close(self) -> None:
         """End the threads, and free what was read ahead. May be called again, and by any thread.
@@ -99,6 +108,7 @@ class DistributedIterator(Iterator[Any]):
         dataset = self._dataset
         if dataset._source.unrepeatable:
             raise ValueError(f"the place in this dataset can't be saved: {dataset._source.unrepeatable}")
+        self._check_open()
         native = self._running.get_state()
         streams = self._streams
         if dataset._sharing.shared:

@@ -187,4 +187,5 @@ def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
 
 
 def _use(variable: Variable) -> Use:
-    return Use(variable.slot, variable.layout, jax.ShapeDtypeStruct(variable.shape, variable.dtype), variable.name)
+    aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    return Use(variable.slot, variable.layout, aval, variable.name, weakref.ref(variable))

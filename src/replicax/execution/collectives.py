@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from replicax.execution import hlo
 
@@ -38,7 +39,28 @@ def collectives_in(text: str) -> list[Collective]:
     >>> collectives_in("%r = (f32[8,2]{1,0}, s32[]) all-reduce(%a, %b), channel_id=1")
     [Collective(kind='all-reduce', bytes=68, arrays=2)]
     """
-    return [found for instruction in hlo.instructions(text) if (found := as_collective(instruction)) is not None]
+    issued: dict[str, str] = {}
+    return [
+        found
+        for instruction in hlo.instructions(text)
+        if (found := as_collective(instruction)) is not None and not is_repeated(instruction, issued)
+    ]
+
+
+def is_repeated(instruction: hlo.Instruction, issued: dict[str, str]) -> bool:
+    """Whether an instruction is a further link of a collective that has been met.
+
+    The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
+    under other names, and with one channel.
+
+    Args:
+      instruction: a collective.
+      issued: the names of those that have been met, by their channels; grows.
+    """
+    channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+    if channel is None or "chain_id=" not in instruction.attributes:
+        return False
+    return issued.setdefault(channel[1], instruction.name) != instruction.name
 
 
 def as_collective(instruction: hlo.Instruction) -> Collective | None:

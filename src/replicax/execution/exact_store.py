@@ -93,8 +93,8 @@ class ExactStore:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
+    device = variable.strategy.extended.worker_devices[replica]
     if not variable.is_stacked:
-        device = variable.strategy.extended.worker_devices[replica]
         return jax.device_put(here(variable.from_storage()), device, may_alias=False)
     [shard] = [s for s in slices_of(variable.slot.array) if (s.index[0].start or 0) == replica]
-    return jnp.squeeze(shard.data, 0)
+    return jax.device_put(jnp.squeeze(shard.data, 0), device)

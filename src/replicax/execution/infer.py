@@ -17,7 +17,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError, LocalityError
-from replicax.execution.marks import Obligation, mark_p
+from replicax.execution.marks import Obligation, assign_p, mark_p
 from replicax.locality import Locality, M, R, T
 from replicax.reduction import alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
@@ -132,7 +132,7 @@ class _Pass:
                 )
             agreeing = name in _AGREEING and params.get("axis_index_groups") is None
             return [R if agreeing else T] * count, operands
-        if name == "optimization_barrier":
+        if name == "optimization_barrier" or primitive is assign_p:
             return operands, operands
         if name in _WRITES:
             joined = _join(operands) | (T if divergence else M)

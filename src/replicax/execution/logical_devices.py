@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -11,10 +12,13 @@ from jax.sharding import NamedSharding
 
 from replicax import context
 from replicax.errors import ContextError
+from replicax.execution.marks import assign_p
 from replicax.nests import is_leaf, known
+from replicax.topology.mesh import in_logical_mesh
 from replicax.topology.partition import Axes, constrained, parted, spec_of
 from replicax.values import PerReplica, Stacked
 from replicax.variables.dtypes import kind_of
+from replicax.variables.placement import checked_logical_device
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -100,8 +104,67 @@ class LogicalDevices:
             lambda value, shape, what: _spread(_strategy(self), value, ()),
         )
 
+    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Have a value, and what is computed from it, on one logical device of its replica.
+
+        The operations that follow run there, and their memory is there, forward and backward: this is how a model's
+        stages get to devices of their own (pipeline parallelism). Of microbatches, in a Python loop in the step, the
+        devices work on different ones at the same time. The rules are in :mod:`replicax.execution.placement`; in short:
+
+        - What is computed from values on one logical device is computed there; its gradient, too.
+        - A variable goes where it is used, and lives there from then on: it, its gradient and its slots.
+        - What nothing is said of runs on device 0.
+        - An operation with operands on two devices is an error, and so is a variable that is used on two: nothing is
+          copied unasked, but for numbers and random keys.
+
+        Args:
+          tensor: an array, a variable, or a pytree of them.
+          logical_device_id: the logical device of the replica, from 0.
+
+        Returns:
+          The same value, of the same locality. In the exact executor nothing moves, but the id is checked.
+
+        Raises:
+          ValueError: there is no such logical device.
+          TypeError: ``logical_device_id`` is no int.
+          ContextError: called outside a step, or in another strategy's.
+          PlacementError: before the step runs, if something in it can't be placed.
+
+        Issues no collective. What is on another device is sent, in each replica by itself.
+
+        >>> import jax, numpy as np, jax.numpy as jnp, replicax
+        >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(4, 2)))
+        >>> with strategy.scope():
+        ...     first, second = (replicax.Variable(jnp.ones((64, 64)), name=name) for name in ("first", "second"))
+        >>> def step(x):
+        ...     h = jnp.tanh(x @ first)  # on logical device 0, as nothing is said
+        ...     h = strategy.assign_to_logical_device(h, 1)
+        ...     return jnp.mean(h @ second)
+        >>> float(strategy.run(step, args=(jnp.ones((8, 64)),)))
+        64.0
+        >>> sorted(d.id for d in second.value.devices())  # those of the replicas' logical devices 1
+        [1, 3, 5, 7]
+        """
+        strategy, method = _strategy(self), "assign_to_logical_device"
+        count = strategy.extended.num_logical_devices
+        device = checked_logical_device(logical_device_id, count, method)
+        if not context.in_step():
+            raise ContextError(f"{method} says where a step's operations run: call it inside a step (strategy.run)")
+
+        def assign(value: Any, shape: tuple[int, ...], what: str) -> Any:
+            value = jnp.asarray(value)
+            if not in_logical_mesh():
+                return value
+            return assign_p.bind(value, device=device, number=next(_assignments), back=False)
+
+        return _each(method, strategy, tensor, assign)
+
+    experimental_assign_to_logical_device = assign_to_logical_device
     experimental_split_to_logical_devices = split_to_logical_devices
     experimental_replicate_to_logical_devices = replicate_to_logical_devices
+
+
+_assignments = itertools.count()
 
 
 def _strategy(strategy: LogicalDevices) -> Strategy:

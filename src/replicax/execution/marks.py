@@ -4,6 +4,9 @@ Whether a value is the same on all replicas is not known while the step's Python
 "this must be mirrored, because it is assigned to a mirrored variable" becomes a *mark* on the value: an
 identity primitive with a number, which the pass in :mod:`replicax.execution.infer` finds wherever it ended up,
 inside a loop or inside a gradient. In compiled code a mark is nothing at all.
+
+Other things that can be said of a value only while it is traced are primitives of the same kind: that it is a
+variable's, and that it is to be on a certain logical device.
 """
 
 from __future__ import annotations
@@ -32,3 +35,10 @@ What comes after ``x`` is only tied to it: the mark is there as long as any of i
 
 variable_p = _jax.input_primitive("replicax_variable")
 """``y = variable[aval=a index=i]``: ``y`` is the value at the start of the step of the i-th variable it uses."""
+
+assign_p = _jax.two_way_primitive("replicax_assign")
+"""``y = assign[device=k number=n back=False] x``: ``y`` is ``x``, on logical device ``k``.
+
+Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x`` was. In code that knows nothing of
+places it is nothing at all. Each has a number of its own; see :mod:`replicax.execution.placement`.
+"""

@@ -21,7 +21,7 @@ from replicax.execution.placing import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import is_leaf, known
 from replicax.topology.fingerprints import Fingerprint, fingerprint
-from replicax.topology.placement import put
+from replicax.topology.placement import put_among
 from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.variable import Variable
 
@@ -192,8 +192,7 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
         for s in stores
     ]
     if variable.is_stacked:
-        stacked = stack(values, extended.mesh)
-        return put(stacked, variable.sharding) if variable.layout.axes else stacked
+        return put_among(stack(values, extended.mesh), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
     unwritten = None if all(written) else fingerprint(local_value(variable, stores[0].communicator.replica))
     if not _equal([w[0] if w else unwritten for w in written]):

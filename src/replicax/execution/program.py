@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -13,6 +14,9 @@ from replicax.execution.marks import Obligation
 from replicax.locality import Locality
 from replicax.variables.layout import Layout
 from replicax.variables.slots import Slot
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +39,7 @@ class Use:
     """Of one replica's value."""
     name: str
     """The variable's."""
+    variable: weakref.ref[Variable]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -7,17 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.execution.adapt import adapted
+from replicax.execution.arguments import Arguments
 from replicax.execution.collectives import Collective, collectives_in
 from replicax.execution.example_places import UNKNOWN, Place, Rows
 from replicax.execution.examples import dim_of_examples, example_places, shape_of
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
 from replicax.execution.pieces import Piece
-from replicax.execution.program import Program
+from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
@@ -64,6 +67,21 @@ class Executable:
     """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
     """Along which of their dims; ``None`` if that can't be told."""
+    steps: int | None = None
+    """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
+    repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
+    """What :meth:`repeated` has made."""
+
+    @property
+    def loops(self) -> bool:
+        """Whether :meth:`repeated` can run it several times in one call."""
+        return True
+
+    def repeated(self, steps: int) -> Executable:
+        """The same program, ``steps`` times in one call; see :func:`replicate`."""
+        if steps not in self.repetitions:
+            self.repetitions[steps] = replicate(self.program, self.mesh, steps)
+        return self.repetitions[steps]
 
     def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
@@ -80,12 +98,20 @@ class Executable:
         donated, kept = (
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         )
-        arguments = [self._stored(aval, _of_value(locality, self.mesh)) for aval, locality in self.program.arguments]
+        several = () if self.steps is None else (self.steps,)
+        arguments = [
+            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.mesh))
+            for aval, locality in self.program.arguments
+        ]
         return donated, kept, arguments, self.program.constants
 
     def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
         return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
+
+    def placed(self, arguments: Arguments) -> list[Any]:
+        """The arguments of a call where the program takes them."""
+        return arguments.placed(self.mesh)
 
     def compiled_text(self) -> str:
         """The optimised HLO of the program, as one device runs it."""
@@ -96,7 +122,7 @@ class Executable:
         return collectives_in(self.compiled_text())
 
 
-def replicate(program: Program, mesh: Mesh) -> Executable:
+def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executable:
     """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
 
     Before, check that it means the same for all of them.
@@ -105,6 +131,10 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
     :mod:`replicax.execution.partition`). The layout of every output is pinned, so that the next call
     finds what it expects. Variables that are read and written are donated: their old arrays are reused.
+
+    With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
+    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one time
+    to the next, as they would from call to call; so localities are those of one time. Results are those of the last.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.infer.infer`.
@@ -130,7 +160,7 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     result_localities = outputs[n_written:]
     padded = example_dims = None
     if program.example_dims is not None:
-        padded, example_dims = _where_examples_are(program, outputs)
+        padded, example_dims = where_examples_are(program, outputs)
 
     position = {use.slot: i for i, use in enumerate(program.reads)}
     # Variables that are read as well come first among the written, in the order of the donated.
@@ -141,43 +171,44 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [_of_value(locality, mesh) for _, locality in program.arguments],
+        [of_value(locality, mesh) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            _of_value(locality if several or (padded and padded[i]) else M, mesh)
+            of_value(locality if several or (padded and padded[i]) else M, mesh)
             for i, locality in enumerate(result_localities)
         ],
     )
 
-    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        local = _each(_enter, groups, layouts_in)
-        reads: dict[int, Any] = dict(zip([*donated, *kept], [*local[0], *local[1]], strict=True))
-        values = [*(reads[i] for i in range(len(program.reads))), *local[2], *local[3]]
-        if localities is None:
-            results = _jax.evaluate(program.jaxpr, values)
-        else:
-            wanted = [use.layout if isinstance(use.layout, Split) else None for use in program.writes]
-            wanted += [None] * len(result_localities)
-            results = partitioned(program.jaxpr, values, wanted, localities)
-        return _each(_leave, ([results[i] for i in written], results[n_written:]), layouts_out)
+    def run(*groups: list[Any]) -> Groups[Any]:
+        reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
+        values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
+        wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
+        results = evaluated(program.jaxpr, values, wanted, localities)
+        return [results[i] for i in written], results[n_written:]
 
-    specs_in, specs_out = (
-        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
-    )
-    mapped = jax.shard_map(
-        _named(adapted(body, mesh), program.name),
-        mesh=mesh,
-        in_specs=specs_in,
-        out_specs=specs_out,
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
-    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
-    call = jax.jit(_named(mapped, program.name), donate_argnums=0, out_shardings=shardings)
+    def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
+        state, kept_values, elements, constants = groups
+        # What is written without being read, and the results, start as zeros that nobody sees.
+        unread = [_zeros(_stored_here(program.writes[i])) for i in written[len(donated) :]]
+        start = [v.array if isinstance(v, Piece) else v for v in state] + unread
+        nothing_yet = [_zeros(v.aval) for v in program.jaxpr.outvars[n_written:]]
+
+        def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
+            values = [
+                Piece(v, layout) if isinstance(layout, Split) else v
+                for v, layout in zip(carry[0], layouts_in[0], strict=False)
+            ]
+            return run(values, kept_values, element, constants), None
+
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), elements, length=steps)[0]
+        return last
+
+    repeatedly = run if steps is None else run_in_a_loop
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -193,10 +224,11 @@ def replicate(program: Program, mesh: Mesh) -> Executable:
         travel=travel,
         padded=padded,
         example_dims=example_dims or (),
+        steps=steps,
     )
 
 
-def _where_examples_are(
+def where_examples_are(
     program: Program, localities: Sequence[Locality]
 ) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
     """Which results have rows that may be padding, and along which dim."""
@@ -220,12 +252,51 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
+def evaluated(
+    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
+) -> list[Any]:
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
+    if localities is None:
+        return _jax.evaluate(jaxpr, values)
+    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
+
+
+def over_replicas_of(
+    mesh: Mesh,
+    run: Callable[..., Groups[Any]],
+    layouts_in: Groups[Layout],
+    layouts_out: Groups[Layout],
+    name: str,
+) -> Any:
+    """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
+
+    The arrays of its first group are donated.
+    """
+
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        return _each(_leave, run(*_each(_enter, groups, layouts_in)), layouts_out)
+
+    specs_in, specs_out = (
+        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
+    )
+    mapped = jax.shard_map(
+        _named(adapted(body, mesh), name),
+        mesh=mesh,
+        in_specs=specs_in,
+        out_specs=specs_out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
+    return jax.jit(_named(mapped, name), donate_argnums=0, out_shardings=shardings)
+
+
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:
     """``fn`` of each item, or of the items that belong together."""
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def _of_value(locality: Locality, mesh: Mesh) -> Layout:
+def of_value(locality: Locality, mesh: Mesh) -> Layout:
     """How an argument or result lies on the devices."""
     return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
 
@@ -235,6 +306,18 @@ def _enter(stored: jax.Array, layout: Layout) -> Any:
     if isinstance(layout, Split):
         return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
+    """What a replica has of a variable's stored array."""
+    shape, layout = use.aval.shape, use.layout
+    if isinstance(layout, Split):
+        shape = (*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :])
+    return use.aval.update(shape=shape)
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _leave(value: jax.Array, layout: Layout) -> jax.Array:

@@ -15,6 +15,7 @@ from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
 from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
+from replicax.execution.placed import is_placed, replicate_placed
 from replicax.execution.replicate import Executable, replicate
 from replicax.execution.together import check_same_step
 from replicax.locality import T
@@ -38,7 +39,21 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
     # Count first: the number of a call must be the same on all workers, whatever else is true of it.
     if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
         check_same_step(strategy, fn, args, kwargs, "as one compiled program")
-    placed = arguments.placed(strategy.extended.mesh)
+    computed = launch(strategy, executable, executable.placed(arguments))
+    return results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
+
+
+def launch(strategy: Strategy, executable: Executable, placed: Sequence[Any]) -> Sequence[jax.Array]:
+    """Run a program on the present values of its variables, and leave the new ones.
+
+    Args:
+      strategy: whose replicas run it.
+      executable: the program.
+      placed: its arguments, on the replicas' devices.
+
+    Returns:
+      What it computes.
+    """
     with launching:
         if lent:
             _take_back(executable)
@@ -52,13 +67,13 @@ def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         call = executable.call
         timeout = executable.program.timeout
         if timeout is not None:
-            call = functools.partial(call_watched, call, extended, timeout)
+            call = functools.partial(call_watched, call, strategy.extended, timeout)
         group.arrays, computed = call(donated, kept, placed, executable.program.constants)
         if travel is not None:
             group.arrays = jax.device_put(group.arrays, travel.homes)
         if lent:
             lent.difference_update(executable.written)
-    return _results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
+    return computed
 
 
 def prepare(
@@ -96,7 +111,10 @@ def prepare(
                 creations,
                 arguments.example_dims(),
             )
-            executable = replicate(program, strategy.extended.mesh)
+            if is_placed(program):
+                executable = replicate_placed(program, strategy.extended.mesh)
+            else:
+                executable = replicate(program, strategy.extended.mesh)
         except BaseException as error:
             creations.undo()
             if together:
@@ -108,20 +126,20 @@ def prepare(
     return executable, arguments
 
 
-def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Raise unless ``strategy`` may run ``fn`` from here.
+def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], method: str = "strategy.run") -> None:
+    """Raise unless ``strategy`` may run ``fn`` from here, with ``method``.
 
     Raises:
       ContextError: called inside a step, in another strategy's scope, or while JAX traces.
       TypeError: ``fn`` is not callable, or ``args`` no tuple.
     """
-    context.check_cross_replica(strategy, "strategy.run", "A step can't run another: call the function itself.")
+    context.check_cross_replica(strategy, method, "A step can't run another: call the function itself.")
     if context.in_step():
-        raise ContextError("strategy.run was called in a merge_fn, inside a step that is still running")
+        raise ContextError(f"{method} was called in a merge_fn, inside a step that is still running")
     if _jax.current_trace() is not _no_trace:
-        raise ContextError("strategy.run compiles the step itself: call it outside jax.jit, jax.grad and the like")
+        raise ContextError(f"{method} compiles the step itself: call it outside jax.jit, jax.grad and the like")
     if not callable(fn):
-        raise TypeError(f"strategy.run(fn, args=(), kwargs=None): fn must be callable, got {fn!r}")
+        raise TypeError(f"{method}(fn, …): fn must be callable, got {fn!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"strategy.run(fn, args): args must be a tuple of arguments, got {args!r}; for one: args=(x,)")
 
@@ -133,7 +151,8 @@ def _take_back(executable: Executable) -> None:
         lent.discard(slot)
 
 
-def _results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:
+def results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:
+    """What the step returned, from what its program has computed."""
     leaves = []
     padded = executable.padded
     for result in executable.program.results:

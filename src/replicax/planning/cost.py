@@ -27,9 +27,10 @@ _FREE = _words(
 )
 _NO_ARITHMETIC = _words(
     """
-    async-done async-start bitcast-convert broadcast concatenate copy copy-done copy-start custom-call domain
-    dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv recv-done reshape reverse
-    rng-get-and-update-state send send-done slice sort transpose
+    all-gather all-gather-done all-gather-start all-reduce-done all-to-all async-done async-start bitcast-convert
+    broadcast collective-permute collective-permute-done collective-permute-start concatenate copy copy-done
+    copy-start custom-call domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv
+    recv-done reshape reverse rng-get-and-update-state send send-done slice sort transpose
     """
 )
 _SLICES = frozenset(["dynamic-slice", "slice", "gather"])

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from replicax.execution.collectives import Collective, as_collective
+from replicax.execution.collectives import Collective, as_collective, is_repeated
 from replicax.execution.hlo import Instruction, Module
 from replicax.planning.walk import Walk
 
@@ -58,9 +58,10 @@ def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
     [('all-reduce', 32, ('replica',), 2)]
     """
     found: dict[tuple[object, ...], CollectiveUse] = {}
+    issued: dict[str, str] = {}
     for executed in Walk(module):
         collective = as_collective(executed.instruction)
-        if collective is None:
+        if collective is None or is_repeated(executed.instruction, issued):
             continue
         collective = _as_issued(collective, executed.computation.name, module)
         members = _members(executed.instruction, tuple(axes.values()))

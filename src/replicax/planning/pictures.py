@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from replicax.planning.words import bytes_in_words, seconds_in_words
+from replicax.planning.words import bytes_in_words, seconds_in_words, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,20 +31,21 @@ def memory_picture(plan: Plan) -> Figure:
         "temporaries": memory.temporaries,
         "program": memory.code,
     }
+    scale, unit = unit_of(max(memory.total, memory.capacity or 0))
     start = 0.0
     for name, size in parts.items():
         label = f"{name} {bytes_in_words(size)}"
-        axes.barh(0, size / 2**30, left=start, height=0.6, color=_COLOURS[name], edgecolor=_PAPER, label=label)
-        start += size / 2**30
+        axes.barh(0, size / scale, left=start, height=0.6, color=_COLOURS[name], edgecolor=_PAPER, label=label)
+        start += size / scale
     if memory.capacity is not None:
-        capacity = memory.capacity / 2**30
+        capacity = memory.capacity / scale
         axes.axvline(capacity, color=_INK, linewidth=2)
         side = {"ha": "right", "x": capacity - 0.006 * max(capacity, start)}
         axes.text(y=0.46, s=f"there is {bytes_in_words(memory.capacity)}", va="center", color=_INK, fontsize=9, **side)
-    axes.set_xlim(0, 1.04 * max(start, (memory.capacity or 0) / 2**30))
+    axes.set_xlim(0, 1.04 * max(start, (memory.capacity or 0) / scale) or 1)
     axes.set_ylim(-0.4, 0.62)
     axes.set_yticks([])
-    axes.set_xlabel("GiB on each device", color=_INK)
+    axes.set_xlabel(f"{unit} on each device", color=_INK)
     figure.legend(frameon=False, labelcolor=_INK, ncols=4, loc="outside lower center", fontsize=9)
     return figure
 

@@ -13,10 +13,13 @@ def bytes_in_words(size: float) -> str:
     >>> bytes_in_words(3 * 2**29), bytes_in_words(12)
     ('1.50 GiB', '12 B')
     """
-    for unit, name in _BYTES:
-        if size >= unit:
-            return f"{size / unit:,.2f} {name}"
-    return f"{size:,.0f} B"
+    unit, name = unit_of(size)
+    return f"{size:,.0f} B" if unit == 1 else f"{size / unit:,.2f} {name}"
+
+
+def unit_of(size: float) -> tuple[int, str]:
+    """The unit that suits a size: how many bytes it has, and its name."""
+    return next(((unit, name) for unit, name in _BYTES if size >= unit), (1, "B"))
 
 
 def count_in_words(number: float) -> str:

@@ -43,6 +43,11 @@ def in_logical_mesh() -> bool:
     return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
 
 
+def logical_device_mesh(mesh: Mesh, logical_device: int) -> Mesh:
+    """The part of a mesh that one logical device of each replica makes up."""
+    return replica_mesh(mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, logical_device])
+
+
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
     """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 

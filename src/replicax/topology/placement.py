@@ -75,6 +75,18 @@ def _are_absent(shardings: Any) -> bool:
     return bool(leaves) and _jax.is_absent(next(iter(leaves[0].device_set)))
 
 
+def put_among(value: Any, sharding: Sharding) -> jax.Array:
+    """``value`` as an array with ``sharding``: without a copy, if it is there already, among other places."""
+    if not isinstance(value, jax.Array) or value.sharding == sharding:
+        return put(value, sharding)
+    wanted = sharding.addressable_devices_indices_map(value.shape)
+    present = value.sharding.addressable_devices_indices_map(value.shape)
+    if any(device not in present or present[device] != index for device, index in wanted.items()):
+        return put(value, sharding)
+    shards = {shard.device: shard.data for shard in value.addressable_shards}
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, [shards[device] for device in wanted])
+
+
 def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
     return value if index is None or all(i == slice(None) for i in index) else value[index]
 

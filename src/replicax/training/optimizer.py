@@ -14,7 +14,7 @@ from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf
-from replicax.topology.placement import compute, put
+from replicax.topology.placement import compute, put, put_among
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
 from replicax.variables.placement import Stored
@@ -110,16 +110,25 @@ class Optimizer:
             return self.tx.init([v.layout.whole(array) for v, array in zip(variables, stored, strict=True)])
 
         mesh = variables[0].strategy.extended.mesh
-        arrays = [put(v.slot.array, NamedSharding(mesh, v.layout.spec)) for v in variables]
-        paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, arrays))
+        present = [v.slot.array for v in variables]
+        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in present]
+        paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, avals))
         layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]
 
-        def stored(arrays: list[Any]) -> list[Any]:
-            leaves = jax.tree_util.tree_leaves(initial(arrays))
+        def stored(*arrays: Any) -> list[Any]:
+            leaves = jax.tree_util.tree_leaves(initial(list(arrays)))
             return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
 
-        values = compute(stored, (arrays,), [NamedSharding(mesh, layout.spec) for layout in layouts])
-        values = [put(value, layout.sharding(mesh)) for value, layout in zip(values, layouts, strict=True)]
+        values: list[Any] = [None] * len(layouts)
+        for device in {layout.logical_device: None for layout in layouts}:
+            # Each logical device makes its own slots, and sees no others.
+            own = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
+            where = layouts[own[0]].mesh(mesh)
+            make, needed = _jax.partly(stored, avals, own)
+            operands = [put_among(present[i], NamedSharding(where, variables[i].layout.spec)) for i in needed]
+            made = compute(make, operands, [NamedSharding(where, layouts[i].spec) for i in own])
+            for i, value in zip(own, made, strict=True):
+                values[i] = put(value, layouts[i].sharding(mesh))
         slots = [
             Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
             for value, layout, (path, leaf) in zip(values, layouts, paths, strict=True)

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from replicax.locality import Locality, M, T
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.topology.partition import Axes, spec_of
 
 
@@ -34,6 +34,10 @@ class Layout(Protocol):
         """How each replica's value is split over its logical devices; empty if it is not."""
 
     @property
+    def logical_device(self) -> int | None:
+        """The one of each replica's logical devices that has it; ``None`` for all of them."""
+
+    @property
     def spec(self) -> PartitionSpec:
         """Of the stored array, in a program."""
 
@@ -44,6 +48,9 @@ class Layout(Protocol):
     @property
     def home(self) -> jax.Device | None:
         """The one device that has the stored array between programs; ``None`` if it stays on the mesh."""
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        """The part of the strategy's mesh that has the stored array."""
 
     def sharding(self, mesh: Mesh) -> Sharding:
         """Of the stored array, between programs."""
@@ -70,9 +77,11 @@ class _Usual:
 
     Attributes:
       axes: how each replica's value is split over its logical devices; empty if it is not.
+      logical_device: the one of each replica's that has it; ``None`` for all of them.
     """
 
     axes: Axes = dataclasses.field(default=(), kw_only=True, repr=False)
+    logical_device: int | None = dataclasses.field(default=None, kw_only=True, repr=False)
     home: ClassVar[jax.Device | None] = None
 
     @property
@@ -83,8 +92,11 @@ class _Usual:
     def whole_spec(self) -> PartitionSpec:
         return spec_of(self.axes)
 
+    def mesh(self, mesh: Mesh) -> Mesh:
+        return mesh if self.logical_device is None else logical_device_mesh(mesh, self.logical_device)
+
     def sharding(self, mesh: Mesh) -> Sharding:
-        return NamedSharding(mesh, self.spec)
+        return NamedSharding(self.mesh(mesh), self.spec)
 
     def whole(self, stored: Any) -> Any:
         return stored
@@ -95,7 +107,9 @@ class _Usual:
     def describe(self, mesh: Mesh) -> str:
         replicas = mesh.shape[REPLICA_AXIS]
         logical = mesh.size // replicas
-        where = self._on_replicas(replicas, logical)
+        where = self._on_replicas(replicas, logical if self.logical_device is None else 1)
+        if self.logical_device is not None:
+            return f"on logical device {self.logical_device}" + (f", {where}" if replicas > 1 else "")
         if not any(self.axes):
             return where
         counts = [math.prod(mesh.shape[axis] for axis in dim) for dim in self.axes]

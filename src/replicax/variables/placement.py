@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from replicax.errors import PlacementError
 from replicax.topology.partition import parted
+from replicax.topology.placement import put_among
 from replicax.variables.dtypes import is_key
-from replicax.variables.layout import Copies, Layout, Mirrored
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.partitioners import layout_by
+from replicax.variables.slots import launching
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -35,7 +39,10 @@ class Stored:
 
 
 def layout_for(
-    variable: Variable, partitioner: Partitioner | None, partition_dimensions: Sequence[int] | None
+    variable: Variable,
+    partitioner: Partitioner | None,
+    partition_dimensions: Sequence[int] | None,
+    logical_device: int | None,
 ) -> Layout:
     """How ``variable``, of which the rest is known, is to lie on the devices of its strategy.
 
@@ -43,11 +50,23 @@ def layout_for(
       variable: the variable.
       partitioner: splits it over the replicas; by default the strategy's.
       partition_dimensions: split it over the logical devices of each replica; then the default does not.
+      logical_device: the one of each replica that is to have it.
 
     Raises:
       ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
-        partitioner and partition dimensions. A partitioner that returns something else than it should.
+        partitioner and partition dimensions. A partitioner that returns something else than it should. No such logical
+        device, or partition dimensions as well.
     """
+    if logical_device is not None:
+        count = variable.strategy.extended.num_logical_devices
+        if partition_dimensions is not None:
+            raise ValueError(
+                f"{variable.describe()} can't be split over the logical devices and live on one of them: choose one of "
+                "partition_dimensions and logical_device"
+            )
+        device = checked_logical_device(logical_device, count, variable.describe())
+        layout = layout_for(variable, partitioner, None, None)
+        return on_logical_device(layout, device) if count > 1 else layout
     extended = variable.strategy.extended
     replicas = extended.num_replicas
     usual = extended.default_layout
@@ -78,6 +97,46 @@ def layout_for(
         )
     axes = parted(variable.shape, partition_dimensions, extended.num_logical_devices, variable.describe())
     return Copies(replicas, axes=axes) if variable.is_on_read and replicas > 1 else Mirrored(axes=axes)
+
+
+def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
+    """The number of a logical device.
+
+    Raises:
+      TypeError: it is no int.
+      ValueError: a replica has no such logical device.
+    """
+    try:
+        if isinstance(logical_device, bool):
+            raise TypeError
+        device = operator.index(logical_device)
+    except TypeError:
+        raise TypeError(f"{what}: the id of a logical device must be an int, got {logical_device!r}") from None
+    if not 0 <= device < count:
+        raise ValueError(
+            f"{what}: there is no logical device {device}: a replica has {count}, with the ids 0 to {count - 1}"
+        )
+    return device
+
+
+def on_logical_device(layout: Layout, logical_device: int) -> Layout:
+    """The same layout on one logical device of each replica.
+
+    Raises:
+      PlacementError: what is split over the logical devices, or on one device for all replicas, can't be there.
+    """
+    if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
+        raise PlacementError("what is split over the logical devices, or on a device for all, can't be on one of each")
+    return dataclasses.replace(layout, logical_device=logical_device)
+
+
+def move(variable: Variable, logical_device: int) -> None:
+    """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
+    with launching:
+        variable.layout = on_logical_device(variable.layout, logical_device)
+        variable.slot.array = put_among(variable.slot.array, variable.sharding)
+    for cache in list(variable.slot.caches):
+        cache.forget(variable.slot)  # programs that would look for it where it was
 
 
 def on_host(value: Any, dtype: Any) -> np.ndarray[Any, Any] | None:

@@ -79,10 +79,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
       partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
       there are no ``partition_dimensions``.
-    partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
-      :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
-      parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so. An
-      optimizer keeps its slots in the same parts. By default each logical device has the whole.
+      partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
+        :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
+        parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so.
+        An optimizer keeps its slots in the same parts. By default each logical device has the whole.
+      logical_device: the one of each replica that has it. By default :meth:`Strategy.assign_to_logical_device` decides.
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
@@ -113,6 +114,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         aggregation: Aggregation | str = "none",
         partitioner: Partitioner | None = None,
         partition_dimensions: Sequence[int] | None = None,
+        logical_device: int | None = None,
     ) -> None:
         self.name = f"variable_{next(_counter)}" if name is None else name
         self.synchronization = parse_synchronization(synchronization)
@@ -129,7 +131,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
                 "own; use Variable without a partitioner, or synchronization='on_write'"
             )
-        self._wishes = checked_partitioner(partitioner), partition_dimensions
+        self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
         self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
         self.number = self.strategy.extended.register.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
@@ -390,7 +392,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The whole value, on every replica, of an on-write variable: gathered if it is split."""
         if not isinstance(self.layout, Split):
             return self.slot.array
-        everywhere = NamedSharding(self.strategy.extended.mesh, self.layout.whole_spec)
+        everywhere = NamedSharding(self.layout.mesh(self.strategy.extended.mesh), self.layout.whole_spec)
         return jax.device_put(self.layout.whole(self.slot.array), everywhere)
 
     def __copy__(self) -> NoReturn:

@@ -1,0 +1,111 @@
+"""What reads for an iterator: in the background, one element at a time or several together."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.data.background import Ahead
+from replicax.data.taking import Taken
+from replicax.execution.groups import Single, group_of
+
+if TYPE_CHECKING:
+    from replicax.data.elements import Elements
+    from replicax.extended import StrategyExtended
+
+
+class Running:
+    """A pass that is going on.
+
+    Args:
+      elements: what it reads.
+      ahead: how many elements, or groups of them, wait on the devices.
+      owner: of the replicas.
+    """
+
+    def __init__(self, elements: Elements, ahead: int, owner: StrategyExtended | None) -> None:
+        self._elements = elements
+        self._iterator = Ahead(elements, ahead)
+        self._owner = owner
+        # Elements that have been read together, and not all taken; and the state after the last that was.
+        self._left: collections.deque[Taken] = collections.deque()
+        self._state: Any = None
+
+    def next(self) -> Any:
+        """The next element.
+
+        Raises:
+          StopIteration: there is none.
+          Exception: whatever the dataset raised.
+        """
+        if not self._left:
+            element = next(self._iterator)
+            if not isinstance(element, Taken):
+                self._state = None
+                return element
+            self._left.append(element)
+        taken = self._first(1)
+        self._state = taken.states[-1]
+        return taken.group.elements()[0]
+
+    def take(self, steps: int, staged: bool) -> tuple[list[Taken], Exception | None]:
+        """The next elements, and what is wrong with the one after them if an error stands there.
+
+        Args:
+          steps: how many; fewer if there are no more.
+          staged: whether to read so many together from now on.
+
+        Raises:
+          StopIteration, Exception: as :meth:`next`, if there is no element before.
+        """
+        if staged:
+            self._elements.steps = steps
+        takens: list[Taken] = []
+        while steps:
+            try:
+                if not self._left:
+                    self._left.append(self._received(staged))
+            except StopIteration:
+                if not takens:
+                    raise
+                break
+            except Exception as error:
+                if not takens:
+                    raise
+                return takens, error
+            takens.append(self._first(steps))
+            self._state = takens[-1].states[-1]
+            steps -= takens[-1].group.count
+        return takens, None
+
+    def give_back(self, takens: Sequence[Taken]) -> None:
+        """These, the last of what was taken, come next again."""
+        if takens:
+            self._left.extendleft(reversed(takens))
+            self._state = takens[0].states[0]
+
+    def get_state(self) -> Any:
+        """The state after the element that was given last."""
+        return self._iterator.get_state() if self._state is None else self._state
+
+    def end(self) -> None:
+        """End the threads, and let go of what they have read."""
+        self._iterator.close()
+        self._left.clear()
+
+    def _received(self, staged: bool) -> Taken:
+        before = self.get_state()
+        element = next(self._iterator)
+        if isinstance(element, Taken):
+            return element
+        assert self._owner is not None
+        group = group_of(element, self._owner.mesh) if staged else Single(element)
+        return Taken(group, [before, self._iterator.get_state()])
+
+    def _first(self, most: int) -> Taken:
+        taken = self._left.popleft()
+        if taken.group.count > most:
+            taken, rest = taken.split(most)
+            self._left.appendleft(rest)
+        return taken

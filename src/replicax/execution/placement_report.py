@@ -1,0 +1,83 @@
+"""The report of a placed program: where each operation and byte is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceReport:
+    """What one logical device of a replica has and does.
+
+    Attributes:
+      logical_device: its number.
+      regions: how many programs are launched there in a run.
+      operations: how many operations of each kind they have.
+      variables: how many variables live there.
+      variable_bytes: their size on one device: parameters, and an optimizer's slots.
+      argument_bytes: of the step's arguments, those that are used there, of one replica.
+      temporary_bytes: what the greediest of the programs needs while it runs, as its compiler tells.
+    """
+
+    logical_device: int
+    regions: int
+    operations: collections.Counter[str]
+    variables: int
+    variable_bytes: int
+    argument_bytes: int
+    temporary_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What is sent from one logical device to another in a run, for one replica.
+
+    Attributes:
+      origin: from which.
+      target: to which.
+      values: how many arrays.
+      bytes: how large they are together.
+    """
+
+    origin: int
+    target: int
+    values: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementReport:
+    """Where each operation and byte of a step is; see :meth:`PlacedExecutable.placement`. Print it.
+
+    Attributes:
+      name: of the step.
+      devices: one report for each logical device.
+      transfers: between them.
+    """
+
+    name: str
+    devices: tuple[DeviceReport, ...]
+    transfers: tuple[Transfer, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} on {len(self.devices)} logical devices, each of one replica:"]
+        for d in self.devices:
+            lines.append(
+                f"  {d.logical_device}: {d.operations.total()} operations in {d.regions} programs; "
+                f"{d.variables} variables of {_size(d.variable_bytes)}, arguments {_size(d.argument_bytes)}, "
+                f"temporaries {_size(d.temporary_bytes)}"
+            )
+            common = ", ".join(f"{name} {count}" for name, count in d.operations.most_common(6))
+            lines.append(f"     {common}")
+        for t in self.transfers:
+            lines.append(f"  {t.origin} → {t.target}: {t.values} values, {_size(t.bytes)}")
+        return "\n".join(lines)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,187 @@
+"""Steps: many of them in one dispatch.
+
+A group of elements is gone through by the captured program of one step, in a loop on the devices (see
+:func:`replicax.execution.replicate.replicate`). So it means what the steps mean one at a time, its Python runs once for
+all lengths of groups, and an element that no compiled program can hold is a step of its own, on the exact executor.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.groups import Group, Single
+from replicax.execution.multi_step import MultiStepContext
+from replicax.execution.options import default_options
+from replicax.execution.per_replica import run_per_replica
+from replicax.execution.program import Program
+from replicax.execution.ragged import run_ragged
+from replicax.execution.replicate import Executable
+from replicax.execution.run import launch, prepare, results, run
+from replicax.execution.together import check_same_step
+from replicax.nests import known
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class Source(Protocol):
+    """Where elements come from."""
+
+    def take(self, steps: int, staged: bool) -> tuple[list[Group | Single], Exception | None]:
+        """The next elements: at least one; fewer than ``steps`` if there are no more, or an error stands in between.
+
+        Raises:
+          StopIteration, Exception: there is none, or the error comes at once.
+        """
+
+    def give_back(self, groups: Sequence[Group | Single]) -> None:
+        """These have not been used: the last of what :meth:`take` gave."""
+
+
+class Step(functools.partial):  # type: ignore[type-arg]  # so that its key is that of the function and a mark
+    """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context."""
+
+    fn: Callable[..., Any]
+
+    def __new__(cls, fn: Callable[..., Any]) -> Step:
+        """The step of ``fn``."""
+        self = super().__new__(cls, fn, "run_steps")
+        self.fn = fn
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        return self
+
+    def __call__(self, element: Any) -> Any:
+        ctx = MultiStepContext()
+        self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
+        return ctx._closed()
+
+
+def checked_steps(steps: Any) -> int:
+    """``steps`` as an int.
+
+    Raises:
+      ValueError: it is not a number of at least 1.
+    """
+    try:
+        count = 0 if isinstance(steps, bool) else operator.index(steps)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"strategy.run_steps(fn, iterator, steps): steps must be an int of at least 1, got {steps!r}")
+    return count
+
+
+def run_steps(
+    strategy: Strategy, fn: Callable[..., Any], source: Source, steps: int, initial_loop_values: Any
+) -> MultiStepContext:
+    """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
+    exact = default_options().executor == "per_replica"
+    groups, error = source.take(steps, not exact)
+    if exact:
+        groups = [Single(element) for group in groups for element in group.elements()]
+    step, done, returned = Step(fn), 0, None
+    try:
+        programs = [prepare(strategy, step, (g.described,), None, True)[0] if isinstance(g, Group) else None for g in groups]
+        _check_outputs(step.__name__, programs, groups, initial_loop_values)
+        for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
+            returned = _run_group(strategy, step, group, program, exact)
+            done = number + 1
+    except BaseException:
+        source.give_back(groups[done:])
+        raise
+    count = sum(group.count for group in groups)
+    if error is not None:
+        error.add_note(f"{count} of the {steps} steps of this run_steps have been run, on the elements before.")
+        raise error
+    return MultiStepContext._of(returned, count)
+
+
+def _run_group(
+    strategy: Strategy, step: Step, group: Group | Single, program: Executable | None, exact: bool
+) -> Any:
+    """What the last step of a group returns."""
+    if isinstance(group, Single):
+        if exact:
+            return run_per_replica(strategy, step, (group.element,), None)
+        try:
+            return run(strategy, step, (group.element,), None)
+        except RaggedArgumentError as ragged:
+            return run_ragged(strategy, step, (group.element,), None, ragged)
+    assert program is not None
+    if not program.loops:  # a pipeline over logical devices is many programs, which keep the devices busy by themselves
+        for element in group.elements():
+            returned = run(strategy, step, (element,), None)
+        return returned
+    extended = strategy.extended
+    is_new = group.count not in program.repetitions
+    repeated = program.repeated(group.count)
+    if extended.lockstep.several and extended.calls.is_to_compare() | is_new:
+        how = f"{group.count} times in one compiled program"
+        check_same_step(strategy, step, (group.described,), None, how)
+    computed = launch(strategy, repeated, group.inputs)
+    return results(repeated, computed, strategy.num_replicas_in_sync, group.mask if repeated.padded else None)
+
+
+# --- outputs --------------------------------------------------------------------------------------------
+
+
+def _check_outputs(
+    name: str, programs: Sequence[Executable | None], groups: Sequence[Group | Single], initial: Any
+) -> None:
+    """Raise unless all steps have the same outputs.
+
+    Raises:
+      ValueError: they have not; the message names the first that differs.
+    """
+    expected, whose = None, "initial_loop_values"
+    if initial is not None:
+        if not isinstance(initial, dict):
+            raise ValueError(f"initial_loop_values must be a dict with a value for each output, got {initial!r}")
+        expected = _kinds({n: v for n, v in initial.items()})
+    start = 0
+    for group, program in zip(groups, programs, strict=True):
+        if program is not None:
+            found = _kinds(_outputs(program.program))
+            if expected is not None and found != expected:
+                raise ValueError(_difference(name, expected, whose, found, start, group.count))
+            expected, whose = found, f"step {start} of these"
+        start += group.count
+
+
+def _outputs(program: Program) -> Any:
+    """The kinds of one replica's outputs."""
+    avals = [v.aval for v in program.jaxpr.outvars[len(program.writes) :]]
+    leaves = [
+        r.value if r.index is None else jax.ShapeDtypeStruct(avals[r.index].shape, avals[r.index].dtype)
+        for r in program.results
+    ]
+    return jax.tree_util.tree_unflatten(program.result_tree, leaves)["last"]
+
+
+def _kinds(outputs: Any) -> dict[str, str]:
+    """By path: dtype and shape of each output."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(known(outputs))[0]:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            leaf = jax.numpy.asarray(leaf)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.dtype
+        found[jax.tree_util.keystr(path)] = f"{dtype}{list(leaf.shape)}"
+    return found
+
+
+def _difference(
+    name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int
+) -> str:
+    where = f"step {start}" if count == 1 else f"steps {start} to {start + count - 1}"
+    path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
+    return (
+        f"{name}: all steps must have the same outputs, but output{path} is {expected.get(path, 'missing')} in {whose}, "
+        f"and {found.get(path, 'missing')} in {where}. Set outputs whose shapes don't depend on the size of the batch "
+        "(reduce them first), or have batches of one size: drop_remainder, or InputOptions(partial_batch='pad')."
+    )
