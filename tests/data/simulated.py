@@ -29,10 +29,11 @@ class Taken:
     mask: list[int] | None
 
 
-def feeds(workers: int, replicas: int) -> list[Feed]:
-    """Of ``workers``, each with ``replicas`` replicas."""
+def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[Feed]:
+    """Of ``workers``, each with ``replicas`` replicas, or with so many."""
     everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
-    ranges = tuple(range(w * replicas, (w + 1) * replicas) for w in range(workers))
+    counts = (replicas,) * workers if isinstance(replicas, int) else replicas
+    ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
     return [Feed(worker, ranges, lambda: _taken, name) for worker in everyone]
 
@@ -120,3 +121,12 @@ def check(step) -> None:
     for element in step:
         if element.filled is not None:
             assert len({stack.shape[1] for stack in element.filled}) == 1
+
+
+def steps_of(run):
+    """What each replica got in each step."""
+    return [[_row_ids(part) for element in step for part in element.parts] for step in run.steps()]
+
+
+def _row_ids(part):
+    return tuple(np.asarray(part.leaves[0]).tolist())

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import grain
 import jax
 import jax.numpy as jnp
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data import feeding
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 
@@ -41,6 +45,53 @@ def test_every_replica_gets_its_share_in_order(strategy, name) -> None:
         for a, b in zip(got, BATCHES, strict=True):
             np.testing.assert_array_equal(a["x"], b["x"])
             np.testing.assert_array_equal(a["y"], b["y"])
+
+
+class Holder:
+    def generate(self, n=1):
+        for _ in range(n):
+            yield np.zeros(4)
+
+    __call__ = generate
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (Holder().generate, "Holder.generate"),
+        (Holder(), "Holder"),
+        (functools.partial(Holder().generate, n=1), "Holder.generate"),
+        (functools.partial(functools.partial(Holder().generate), n=1), "Holder.generate"),
+        (lambda: iter([np.zeros(4)]), "<lambda>"),
+    ],
+    ids=["method", "object", "partial", "partial of partial", "returns an iterator"],
+)
+def test_functions_that_give_iterators(pair, function, kind, capsys) -> None:
+    dataset = pair.distribute_dataset(function)
+    assert [len(list(dataset)) for _ in range(2)] == [1, 1]
+    assert dataset.plan().source.startswith("the generator function ")
+    assert kind in capsys.readouterr().out
+
+
+def test_functions_that_do_not(pair) -> None:
+    with pytest.raises(TypeError, match=r"without arguments.*missing a required argument: 'n'.*functools\.partial"):
+        pair.distribute_dataset(lambda n: iter([np.zeros(n)]))
+    with pytest.raises(TypeError, match="must give an iterator over batches .*, got 3"):
+        next(iter(pair.distribute_dataset(lambda: 3)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Example:
+    x: np.ndarray
+    y: np.ndarray
+
+
+def test_any_pytree_of_arrays_is_a_dataset(pair) -> None:
+    dataset = pair.distribute_dataset(Example(np.arange(12).reshape(3, 4), np.zeros((3, 4))))
+    assert dataset.cardinality == 3
+    got = [pair.gather(element.x, 0).tolist() for element in dataset]
+    assert got == np.arange(12).reshape(3, 4).tolist()
 
 
 def test_components_have_the_per_replica_shape(pair) -> None:
@@ -84,6 +135,28 @@ def test_an_iterator_ends(pair) -> None:
         ({"x": 3}, ValueError, r"element 1\['x'\] is a scalar"),
         ((np.zeros(4), np.zeros(2)), ValueError, r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"),
         ({"name": "x"}, TypeError, r"element 1\['name'\] is str 'x'; a batch is a pytree of arrays"),
+        ({"x": []}, ValueError, r"element 1 is {'x': \[\]}, in which there are no arrays"),
+        (None, ValueError, "element 1 is None, in which there are no arrays"),
+        (
+            np.zeros(4, "m8[s]"),
+            TypeError,
+            r"element 1 is an array of dtype timedelta64\[s\], which is no array of numbers",
+        ),
+        (
+            np.zeros(4, [("a", "f4")]),
+            TypeError,
+            r"element 1 is an array of dtype \[\('a', '<f4'\)\], which is no array",
+        ),
+        (
+            np.zeros(4, np.longdouble),
+            TypeError,
+            "element 1 is an array of dtype float128, which is no array of numbers",
+        ),
+        (
+            jax.random.split(jax.random.key(0), 4),
+            TypeError,
+            "element 1 is an array of dtype key<fry>, which is no array",
+        ),
     ],
 )
 def test_what_is_no_batch(pair, batch, error, message) -> None:
@@ -107,16 +180,34 @@ def test_what_is_no_dataset(pair, dataset, message) -> None:
         pair.distribute_dataset(dataset)
 
 
-def test_a_buffer_that_is_filled_again(pair) -> None:
+@pytest.mark.parametrize("rows", [4, 5])  # 5 do not divide
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_buffer_that_is_filled_again(rows, replicas) -> None:
     class Refilled:
         def __iter__(self):
-            buffer = np.zeros((4, 1000), np.float32)
+            memory = np.zeros(rows * 4000 + 64, np.uint8)
+            aligned = memory[-memory.ctypes.data % 64 :][: rows * 4000]  # so that JAX could take it as it is
+            buffer = aligned.view(np.float32).reshape(rows, 1000)
             for i in range(20):
                 buffer[:] = i
                 yield buffer
 
-    kept = list(pair.distribute_dataset(Refilled()))
-    assert [float(pair.gather(batch, 0)[0, 0]) for batch in kept] == list(range(20))
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    kept = list(strategy.distribute_dataset(Refilled()))
+    for i, batch in enumerate(kept):
+        np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((rows, 1000), i))
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch) -> None:
+    examples = np.arange(rows * 300, dtype=np.float32).reshape(-1, 3)
+    iterator = iter(pair.distribute_dataset(grain.MapDataset.source(examples).batch(rows)))
+    next(iterator)
+    monkeypatch.setattr(feeding, "_stacked", None)
+    monkeypatch.setattr(feeding, "_copied", None)
+    for i, batch in enumerate(iterator, 1):
+        np.testing.assert_array_equal(np.asarray(pair.gather(batch, 0)), examples[i * rows : (i + 1) * rows])
+    assert i == 99
 
 
 def test_next_inside_a_step(pair) -> None:
@@ -136,6 +227,23 @@ def test_an_exception_in_the_dataset_reaches_the_caller(pair) -> None:
     next(iterator)
     with pytest.raises(OSError, match="disk on fire"):
         next(iterator)
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.bfloat16, jnp.int4, np.uint8, np.float16, np.complex64])
+def test_all_dtypes_of_arrays(strategy, dtype) -> None:
+    batch = np.array([0, 1, 1, 0]).astype(dtype)
+    dataset = strategy.distribute_dataset([batch])
+    assert dataset.element_spec.dtype == dtype
+    [element] = dataset
+    got = strategy.gather(element, 0)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(got), batch)
+
+
+def test_many_leaves(pair) -> None:
+    batch = {f"leaf {i}": np.full((2, 3), i, np.int32) for i in range(500)}
+    got = list(pair.distribute_dataset([batch] * 3))
+    assert [int(element[f"leaf {i}"].values[1][0, 2]) for i in (0, 499) for element in got] == [0] * 3 + [499] * 3
 
 
 # --- make_numpy_dataset ---------------------------------------------------------------------------------

@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 import json
 
+import grain
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+import replicax
 from replicax import InputOptions
-from tests.data.simulated import Run
+from tests.data.simulated import Run, steps_of
 from tests.data.test_sharing import SOURCES, make
 
 ANYWHERE = ["numbered", "shuffled", "mapped", "iterated"]
@@ -76,3 +78,88 @@ def test_what_comes_next_is_what_would_have_come(source) -> None:
     second = Run(lambda context: make(source, np.arange(20), 3))
     second.restore(first.state())
     assert batches(second) == whole[3:]
+
+
+def test_batches_of_no_rows_are_gone_past_like_others() -> None:
+    def batches():
+        for start, stop in ((0, 4), (4, 4), (4, 8), (8, 8), (8, 12)):
+            yield np.arange(start, stop)
+
+    for steps in range(6):
+        first = Run(lambda context: batches)
+        seen = first.seen(steps)
+        second = Run(lambda context: batches)
+        second.restore(first.state())
+        assert seen + second.seen() == collections.Counter(range(12))
+
+
+# --- states that are wrong ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"format": 2},
+        {"policy": "by moon"},
+        {"streams": []},
+        {"streams": [3]},
+        {"position": None},
+        {"native": {"next": 3}},
+        {"native": {"next_index": 1000}},
+    ],
+    ids=str,
+)
+def test_states_that_were_edited(wrong) -> None:
+    run = Run(lambda context: grain.MapDataset.range(26).batch(4), 1, 2)
+    run.steps(2)
+    state = run.state()
+    edited = {**state, **wrong}
+    if "native" in wrong:
+        edited["streams"] = [{**state["streams"][0], **wrong}]
+    with pytest.raises(ValueError, match="."):
+        run.restore(edited)
+    assert run.seen() == collections.Counter(range(8, 26))  # it is as it was
+
+
+def test_states_of_other_datasets(tmp_path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("1\n2\n")
+
+    def lines(pattern):
+        return replicax.text_lines(str(tmp_path / pattern)).map(lambda line: np.int32(int(line))).batch(4)
+
+    datasets = {
+        "numbers": grain.MapDataset.range(26).batch(4),
+        "fewer numbers": grain.MapDataset.range(20).batch(4),
+        "files": lines("[ab].txt"),
+        "other files": lines("[bc].txt"),
+        "more files": lines("*.txt"),
+        "a list": [np.zeros(4)],
+        "Grain's": grain.MapDataset.mix([grain.MapDataset.range(26).batch(4)]),
+    }
+    states = {}
+    for name, dataset in datasets.items():
+        run = Run(lambda context, dataset=dataset: dataset)
+        run.steps(0)
+        states[name] = run.state()
+    for name, dataset in datasets.items():
+        for other, state in states.items():
+            run = Run(lambda context, dataset=dataset: dataset)
+            if name == other:
+                run.restore(state)
+            else:
+                with pytest.raises(ValueError, match="this is the state of another dataset"):
+                    run.restore(state)
+
+
+def test_dropping_goes_by_the_size_of_this_datasets_batches() -> None:
+    options = InputOptions(partial_batch="drop")
+    first = Run(lambda context: batches_of(4), 1, 2, options)
+    first.steps(1)
+    second = Run(lambda context: batches_of(3), 1, 1, options)
+    second.restore(first.state())
+    assert [len(part) for step in steps_of(second) for part in step] == [3, 3]  # after the 2 that are left of a batch
+
+
+def batches_of(size):
+    return [np.arange(i, i + size) for i in range(0, 12, size)]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from replicax import InputOptions
-from tests.data.simulated import Run
+from replicax.data.dataset import DistributedDataset
+from tests.data.simulated import Run, feeds
+from tests.simulated_workers import run as run_workers
 
 
 class Reiterable:
@@ -64,7 +66,7 @@ def make(source, ids, batch):
 SOURCES = ["numbered", "shuffled", "mapped", "iterated", "window", "loader", "list", "re-iterable", "generator"]
 sizes = st.integers(1, 30)
 batch_sizes = st.integers(1, 9)
-topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)])
+topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (2, (1, 3)), (3, (2, 1, 1))])
 partials = st.sampled_from(["exact", "pad", "drop"])
 quick = hypothesis.settings(max_examples=25, deadline=None)
 
@@ -121,3 +123,62 @@ def test_from_function(sizes, batch, topology, partial) -> None:
         return
     assert run.seen() == collections.Counter(int(x) for ids in own[: topology[0]] for x in ids)
     run.close()
+
+
+# --- workers that differ --------------------------------------------------------------------------------
+
+
+def failing():
+    raise OSError("disk on fire")
+    yield
+
+
+@pytest.mark.parametrize("from_function", [True, False])
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"x": np.zeros(4)}, {"y": np.zeros(4)}),
+        ({"x": np.zeros(4)}, {"x": np.zeros(4, np.int32)}),
+        ({"x": np.zeros(4)}, {"x": np.zeros((4, 2))}),
+        (np.zeros(4), [np.zeros(4)]),
+    ],
+    ids=["structure", "dtype", "rank", "containers"],
+)
+def test_elements_that_differ_between_workers(mine, theirs, from_function) -> None:
+    batches = [[mine], [theirs]]
+    options = InputOptions(auto_shard_policy="auto" if from_function else "off")
+    run = Run(lambda context: batches[context.input_pipeline_id], 2, 1, options, from_function)
+    for errors in run.each(lambda feed, i: [error_of(run.iterators[i]) for _ in range(2)]):
+        for error in errors:  # on both workers, again and again
+            assert isinstance(error, TypeError)
+            assert (
+                "element 0 has other structures, dtypes or ranks on some workers than on others: worker 0 has"
+                in str(error)
+            )
+
+
+def error_of(iterator):
+    try:
+        next(iterator)
+    except Exception as error:
+        return error
+    return None
+
+
+def test_a_worker_whose_first_batch_fails() -> None:
+    sources = [[np.zeros(4)], failing]
+    options = InputOptions(auto_shard_policy="off")
+    workers = feeds(2, 1)
+
+    def begin(feed):
+        dataset = DistributedDataset(sources[feed.workers.index], options, feed, "test")
+        try:
+            iter(dataset)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    told = run_workers([feed.workers for feed in workers], lambda worker: begin(workers[worker.index]))
+    assert told == [
+        "RuntimeError: worker 1 could not read element 0: OSError: disk on fire",
+        "OSError: disk on fire",
+    ]

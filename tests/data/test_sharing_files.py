@@ -158,3 +158,12 @@ def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
     first, second = run.each(failure)
     assert "invalid literal for int" in str(second)
     assert str(first).startswith("worker 1 could not read element 1: ValueError: invalid literal for int")
+
+
+def test_batches_too_small_for_files_of_their_own(tmp_path) -> None:
+    paths = written(tmp_path, "txt", [3, 3, 3])
+    run = Run(lambda context: replicax.text_lines(paths).map(number).batch(2), 3, 1)
+    assert run.datasets[0].plan().policy is replicax.AutoShardPolicy.DATA
+    assert run.seen() == collections.Counter(range(9))
+    with pytest.raises(ValueError, match="a batch of 2 is too small for 3 workers"):
+        Run(lambda context: replicax.text_lines(paths).map(number).batch(2), 3, 1, InputOptions("file"))

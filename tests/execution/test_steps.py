@@ -358,7 +358,7 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_saved_state_is_after_the_last_step(pair, after) -> None:
-    step, seen = collect(pair)
+    step, _ = collect(pair)
     dataset = pair.distribute_dataset(numbered(10))
     iterator = iter(dataset)
     pair.run_steps(step, iterator, after)

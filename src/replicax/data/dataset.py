@@ -59,13 +59,13 @@ class DistributedDataset:
             self._sharing = Sharing(AutoShardPolicy.OFF, "each worker has a dataset of its own")
         else:
             assert isinstance(options.auto_shard_policy, AutoShardPolicy)
-            self._sharing = sharing_of(self._reading, options.auto_shard_policy, feed.workers.count)
+            self._sharing = sharing_of(self._reading, options.auto_shard_policy, feed)
         if self._reading.length == 0:
             raise ValueError(f"{method}: the dataset, {source.kind}, is empty. {WHY_EMPTY}")
         self._passes = itertools.count()
         self._spec: Any = None
-        self._batch: int | None = self._reading.batch_size
-        self._agreed = False
+        self._batch: int | None = self._reading.batch_size  # rows of a full one
+        self._examples: int | None = None  # that a full batch is made of, where workers have agreed on it
 
     def __iter__(self) -> DistributedIterator:
         """Start anew."""
@@ -84,8 +84,9 @@ class DistributedDataset:
 
     @property
     def cardinality(self) -> int | None:
-        """How many elements a pass has; ``None`` if that can't be told without going through it."""
-        return self._reading.length if self._sharing.shared and not self._drops else None
+        """How many elements a pass has; ``None`` if that can't be told without reading it, or if there is no end."""
+        is_one_stream = self._sharing.shared or (self._feed.workers.count == 1 and not self._whole)
+        return self._reading.length if is_one_stream and not self._drops else None
 
     def plan(self) -> InputPlan:
         """Print, and return, what each worker and replica will read, and why.
@@ -132,15 +133,16 @@ class DistributedDataset:
 
     def _first_batch(self) -> tuple[Any, Rows] | None:
         """The structure and the rows of this worker's first batch, if there is one."""
+        from replicax.data.reading import READ_NOTHING_AHEAD
         from replicax.data.rows import Checker
 
-        batches = self._reading.opened(self._reading.fresh(None, None))
+        batches = self._reading.opened(self._reading.fresh(None, None), ahead=READ_NOTHING_AHEAD)
         try:
-            batch = next(batches, None)
+            batch = next(batches)
+        except StopIteration:
+            return None
         finally:
             batches.close()
-        if batch is None:
-            return None
         checker = Checker(self._feed.replicas)
         rows = checker.rows(batch, "element 0")
         return checker.tree, rows
@@ -152,33 +154,45 @@ class DistributedDataset:
             return [None]
         if self._whole or workers == 1:
             return [None] * workers
-        if not self._agreed:
-            self._agree()
-        assert self._batch is not None
-        rows = self._feed.rows_of_workers(self._batch)
+        if self._examples is None:
+            self._examples = self._agreed()
+        rows = self._feed.rows_of_workers(self._examples)
         if not all(rows):
             raise ValueError(
-                f"a batch of {self._batch} is too small for {workers} workers that read batches of their own: there is "
-                f"nothing for worker {rows.index(0)}. Use larger batches, or auto_shard_policy='data'."
+                f"a batch of {self._examples} is too small for {workers} workers that read batches of their own: there "
+                f"is nothing for worker {rows.index(0)}. Use larger batches, or auto_shard_policy='data'."
             )
         return list(rows)
 
-    def _agree(self) -> None:
-        """Have one size of a full batch on all workers, which read datasets of their own."""
-        seen = self._batch
-        first = self._first_batch() if seen is None else None
-        mine = json.dumps([seen, 0 if first is None else first[1].size]).encode()
-        news = [json.loads(x) for x in Series(self._feed.workers, f"{self._feed.name}, batch size").exchange(mine)]
-        sizes = {batch for batch, _ in news if batch is not None}
+    def _agreed(self) -> int:
+        """The size of a full batch, one for all workers, which read datasets of their own."""
+        examples, rows, error = self._reading.examples, 0, None
+        if examples is None:
+            try:
+                first = self._first_batch()
+                rows = 0 if first is None else first[1].size
+            except Exception as e:  # the others would wait
+                error = e
+        why = None if error is None else f"{type(error).__name__}: {error}"
+        series = Series(self._feed.workers, f"{self._feed.name}, batch size")
+        news = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
+        if error is not None:
+            raise error
+        for worker, (_, _, why) in enumerate(news):
+            if why is not None:
+                raise RuntimeError(f"worker {worker} could not read element 0: {why}")
+        sizes = {examples for examples, _, _ in news if examples is not None}
         if len(sizes) > 1:
             raise ValueError(
-                f"the workers' datasets have global batches of different sizes: {[batch for batch, _ in news]}"
+                f"the workers' datasets have global batches of different sizes: {[examples for examples, _, _ in news]}"
             )
-        largest = max(rows for _, rows in news)
+        largest = max(rows for _, rows, _ in news)
         if not sizes and not largest:
             raise ValueError(f"the dataset, {self._source.kind}, is empty. {WHY_EMPTY}")
-        self._batch = sizes.pop() if sizes else max(largest, self._feed.workers.count)
-        self._agreed = True
+        if sizes:
+            return int(sizes.pop())
+        self._batch = largest if all(self._feed.rows_of_workers(largest)) else self._feed.replicas
+        return self._batch
 
     def _fresh(self) -> list[State]:
         return self._sharing.fresh(self._reading, self._rows_of_streams())
@@ -202,6 +216,9 @@ class DistributedDataset:
         exchange = None
         if self._whole or not (self._sharing.shared or feed.workers.count == 1):
             exchange = Series(feed.workers, f"{feed.name}, pass {next(self._passes)}, element")
+        partial = PartialBatch.DROP if self._drops else partial
+        if self._batch is None and batch is not None and exchange is None and partial is not PartialBatch.EXACT:
+            self._look()  # what is left of a batch may come first, and the state may be of batches of another size
         rows = None
         batch = batch if self._batch is None or self._whole else self._batch
         if batch is not None:
@@ -210,8 +227,9 @@ class DistributedDataset:
         return Division(
             replicas=feed.replicas,
             mine=feed.mine,
-            partial=PartialBatch.DROP if self._drops else partial,
+            partial=partial,
             exchange=exchange,
             whole=self._whole,
             rows=rows,
+            new=self._reading.gives_new_arrays,
         )

@@ -22,7 +22,7 @@ from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
 from replicax.data.staging import Staged
 from replicax.data.taking import Taken
 from replicax.execution.groups import Single
-from replicax.topology.workers import Series
+from replicax.topology.workers import CalledOff, Series
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Division:
       exchange: how workers with streams of their own agree; ``None`` if all have the same stream.
       whole: whether a batch is one replica's, rather than one for all.
       rows: what each replica gets of a full batch; ``None``: as much as of the first.
+      new: whether each batch is in new arrays that nobody else has.
     """
 
     replicas: int
@@ -44,6 +45,7 @@ class Division:
     exchange: Series | None = None
     whole: bool = False
     rows: tuple[int, ...] | None = None
+    new: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Element:
       sizes: how many examples each replica of all workers has.
       alike: whether all replicas have arrays of the same shapes.
       filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
+      together: all parts, one after the other, in arrays that nobody else has; ``None`` if they have to be copied,
+        because the dataset may fill them again.
     """
 
     tree: Any
@@ -63,17 +67,23 @@ class Element:
     sizes: tuple[int, ...]
     alike: bool
     filled: list[Any] | None = None
+    together: Rows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _News:
     """What one worker tells the others of its part of an element."""
 
-    sizes: tuple[int, ...]
-    kinds: tuple[tuple[Leaf, ...], ...]
-    is_over: bool
-    skeleton: Any
+    sizes: tuple[int, ...] = ()
+    kinds: tuple[tuple[Leaf, ...], ...] = ()
+    is_over: bool = True
+    skeleton: Any = None
+    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none."""
     error: str | None = None
+
+
+_NOTHING: Any = object()
+"""In place of a batch, at the end; None is a batch, if a wrong one."""
 
 
 class Elements(grain.DatasetIterator):
@@ -97,11 +107,14 @@ class Elements(grain.DatasetIterator):
         self._kinds: tuple[Leaf, ...] | None = None
         self._position = position
         self._is_over = False
+        self._is_first = True
         self._left = 0
         self._held: tuple[Element | Exception, bytes] | None = None
         self._spare: Rows | None = None
         self.closing = False
-        """Set to call off a wait for other workers."""
+        """Set when nobody wants the element any more that is just being made."""
+        self.is_placing = False
+        """Whether ``place`` is at work."""
         self.steps: int | None = None
         """How many elements to give at once, as a :class:`Taken`; ``None``: each on its own. Set from any thread."""
         self._of_steps: int | None = None
@@ -111,7 +124,7 @@ class Elements(grain.DatasetIterator):
         steps = self.steps
         if steps is not None:
             return self._several(steps)
-        return self._place(self._next_element())
+        return self._placed(self._next_element())
 
     def _next_element(self) -> Element:
         if self._held is not None:
@@ -134,6 +147,15 @@ class Elements(grain.DatasetIterator):
         """The state as it is now, whatever becomes of its parts."""
         return pickle.dumps(self.get_state())
 
+    def _placed(self, element: Element | Staged) -> Any:
+        self.is_placing = True
+        try:
+            if self.closing:
+                raise CalledOff
+            return self._place(element)
+        finally:
+            self.is_placing = False
+
     def _several(self, steps: int) -> Taken:
         """The next elements of one kind, at most so many that ``steps`` are complete."""
         if self._of_steps != steps or not self._left:
@@ -143,7 +165,7 @@ class Elements(grain.DatasetIterator):
         states.append(self._state_kept())
         if not first.alike:
             self._left -= 1
-            return Taken(Single(self._place(first)), states)
+            return Taken(Single(self._placed(first)), states)
         staged = Staged(first, self._left)
         while staged.count < self._left:
             try:
@@ -159,7 +181,7 @@ class Elements(grain.DatasetIterator):
             staged.add(element)
             states.append(self._state_kept())
         self._left -= staged.count
-        return Taken(self._place(staged), states)
+        return Taken(self._placed(staged), states)
 
     def get_state(self) -> dict[str, Any]:
         if self._held is not None:
@@ -179,17 +201,20 @@ class Elements(grain.DatasetIterator):
     def _divided(self) -> Element | None:
         """The next element; ``None`` if no worker has anything left."""
         division = self._division
+        together = None
         if division.exchange is None:
             taken = self._rows_of_all()
             if taken is None:
                 return None
-            parts, sizes = taken
+            rows, sizes = taken
+            parts = _cut(rows, 0, sizes[division.mine.start : division.mine.stop])
+            together = rows if division.new else None
             alike = len(set(sizes)) == 1
         else:
             try:
                 parts, is_over = self._take_of_own()
             except Exception as error:  # the others would wait
-                self._tell(division.exchange, _News((), (), True, None, f"{type(error).__name__}: {error}"))
+                self._tell(division.exchange, _News(error=f"{type(error).__name__}: {error}"))
                 raise
             news = self._agreed(division.exchange, parts, is_over)
             over = [worker.is_over for worker in news]
@@ -209,19 +234,19 @@ class Elements(grain.DatasetIterator):
         filled = None
         if division.partial is PartialBatch.PAD:
             filled, alike = self._filled(parts, sizes), True
-        return Element(self._checker.tree, parts, sizes, alike, filled)
+        return Element(self._checker.tree, parts, sizes, alike, filled, together)
 
-    def _rows_of_all(self) -> tuple[list[Rows], tuple[int, ...]] | None:
+    def _rows_of_all(self) -> tuple[Rows, tuple[int, ...]] | None:
         """This worker's rows of a batch that all workers have."""
-        batch = next(self._parent, None)
-        if batch is None:
+        batch = next(self._parent, _NOTHING)
+        if batch is _NOTHING:
             return None
         own = isinstance(batch, OwnRows)
         rows = self._checker.rows(batch.rows if own else batch, self._where())
         sizes = shares(batch.size if own else rows.size, self._division.replicas)
         mine = self._division.mine
         start = 0 if own else sum(sizes[: mine.start])
-        return _cut(rows, start, sizes[mine.start : mine.stop]), tuple(sizes)
+        return rows.part(start, sum(sizes[mine.start : mine.stop])), tuple(sizes)
 
     def _take_of_own(self) -> tuple[list[Rows], bool]:
         """This worker's rows of a stream of its own (none, if there never were any), and whether there are no more."""
@@ -229,15 +254,15 @@ class Elements(grain.DatasetIterator):
         if self._division.whole:
             parts = []
             for _ in mine:
-                batch = next(self._parent, None)
-                if batch is None:
+                batch = next(self._parent, _NOTHING)
+                if batch is _NOTHING:
                     break
                 parts.append(self._checker.rows(batch, self._where()))
             is_over = not parts
         else:
-            batch = next(self._parent, None)
-            is_over = batch is None
-            rows = None if batch is None else self._checker.rows(batch, self._where())
+            batch = next(self._parent, _NOTHING)
+            is_over = batch is _NOTHING
+            rows = None if is_over else self._checker.rows(batch, self._where())
             parts = [] if rows is None else _cut(rows, 0, shares(rows.size, len(mine)))
         if parts:
             self._kinds = parts[0].kinds()
@@ -249,12 +274,31 @@ class Elements(grain.DatasetIterator):
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        skeleton = None if tree is None else jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+        skeleton = None
+        if self._is_first and tree is not None:
+            skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         news = self._tell(exchange, _News(sizes, tuple({part.kinds() for part in parts}), is_over, skeleton))
         for worker, other in enumerate(news):
             if other.error is not None:
                 raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
+        if self._is_first:
+            self._check_all_alike(news)
+            self._is_first = False
         return news
+
+    def _check_all_alike(self, news: Sequence[_News]) -> None:
+        """Whether the workers' elements have one structure; later ones are each like that worker's first."""
+        described = {}
+        for worker, other in enumerate(news):
+            if other.kinds:
+                names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in other.kinds[0]]
+                tree = jax.tree_util.tree_structure(other.skeleton)
+                described[worker] = str(jax.tree_util.tree_unflatten(tree, names))
+        if len(set(described.values())) > 1:
+            raise TypeError(
+                f"{self._where()} has other structures, dtypes or ranks on some workers than on others: "
+                + "; ".join(f"worker {worker} has {description}" for worker, description in described.items())
+            )
 
     def _tell(self, exchange: Series, news: _News) -> list[_News]:
         return [pickle.loads(data) for data in exchange.exchange(pickle.dumps(news), called_off=lambda: self.closing)]

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
     """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
-    adopted = {threading.get_ident()}
+    here = threading.local()  # identities of threads are used again
+    here.adopted = True
 
     def feed(element: Element | Staged) -> Any:
-        if threading.get_ident() not in adopted:
+        if not hasattr(here, "adopted"):
             adopt()
-            adopted.add(threading.get_ident())
+            here.adopted = True
         return element.placed(mesh) if isinstance(element, Staged) else fed(element, mesh)
 
     return feed
@@ -47,7 +48,8 @@ def fed(element: Element, mesh: Mesh) -> Any:
         leaves = [PerReplica(Stacked(array)) for array in _stacked_on_devices(_stacks(element), mesh)]
     else:
         here = devices_here(mesh)
-        rows = [jax.device_put(p.leaves, d) for p, d in zip(element.parts, here.values(), strict=True)]
+        parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]
+        rows = [jax.device_put(leaves, device) for leaves, device in zip(parts, here.values(), strict=True)]
         leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
@@ -64,10 +66,18 @@ def _stacked_on_devices(stacks: list[Any], mesh: Mesh) -> list[jax.Array]:
 def _stacks(element: Element) -> list[Any]:
     """For each leaf an array ``[len(parts), rows, …]``.
 
-    Always a copy: the dataset may fill the same buffer again while this element is still on its way to the devices.
+    A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
+    a CPU a device's array may be the very buffer.
     """
+    if element.together is not None:
+        count = len(element.parts)
+        return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.together.leaves]
     columns = zip(*(part.leaves for part in element.parts), strict=True)
     return [_stacked(column) for column in columns]
+
+
+def _copied(leaves: list[Any]) -> list[Any]:
+    return [leaf if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
 
 
 def _stacked(leaves: tuple[Any, ...]) -> Any:

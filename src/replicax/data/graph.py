@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import grain
-from grain import experimental
 
 
 def chain(dataset: Any) -> list[Any]:
@@ -34,7 +33,7 @@ def is_batch(node: Any) -> bool:
 
 def is_repeat(node: Any) -> bool:
     """Whether ``node`` goes through its parent several times."""
-    return _name(node) in ("RepeatMapDataset", "RepeatIterDataset")
+    return _name(node) in _REPEATS
 
 
 def is_reader(node: Any) -> bool:
@@ -44,22 +43,44 @@ def is_reader(node: Any) -> bool:
 
 _READERS = {"PrefetchIterDataset", "ThreadPrefetchIterDataset", "WithOptionsIterDataset"}
 _SEEDS = {"_WithSeedMapDataset", "_WithSeedIterDataset"}
+_MAPS = {"MapMapDataset", "RandomMapMapDataset", "MapIterDataset", "RandomMapIterDataset"}
+_INDEXED_MAPS = {"MapWithIndexMapDataset", "MapWithIndexIterDataset"}
+_FILTERS = {"FilterMapDataset", "FilterIterDataset"}
+_SHUFFLES = {"ShuffleMapDataset", "WindowShuffleMapDataset", "WindowShuffleIterDataset"}
+_REPEATS = {"RepeatMapDataset", "RepeatIterDataset"}
+_BATCHES = {"BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"}
+_FLAT_MAPS = {"FlatMapMapDataset", "FlatMapIterDataset"}
+_PACKS = {"ConcatThenSplitIterDataset", "FirstFitPackIterDataset", "BestFitPackIterDataset"}
 
 
 def keeps_order(node: Any) -> bool:
     """Whether the elements of ``node`` come from its parent's in their order, so that a place in one is one in both."""
-    return _name(node) in _READERS | _SEEDS | _MAPS
+    return _name(node) in _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | {"FilterIterDataset"}
 
 
-_MAPS = {
-    "MapMapDataset",
-    "RandomMapMapDataset",
-    "MapWithIndexMapDataset",
-    "MapIterDataset",
-    "FilterIterDataset",
-    "RandomMapIterDataset",
-    "MapWithIndexIterDataset",
-}
+def keeps_elements(node: Any) -> bool:
+    """Whether the elements of ``node`` are its parent's, in whatever order and however often."""
+    return _name(node) in _READERS | _SEEDS | _FILTERS | _SHUFFLES | _REPEATS
+
+
+def length(dataset: Any) -> int | None:
+    """How many elements a pass has; ``None`` if that can't be told without going through it, or if there is no end."""
+    nodes = chain(dataset)
+    at = next((i for i, node in enumerate(nodes) if is_random_access(node)), None)
+    one_by_one = _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | _SHUFFLES
+    if at is None or not all(_name(node) in one_by_one for node in nodes[:at]):
+        return None
+    below = [nodes[at]]
+    for node in below:  # grows
+        if _name(node) in _FILTERS | _FLAT_MAPS:
+            return None
+        below += getattr(node, "_parents", ())
+    elements = len(nodes[at])
+    return elements if elements < _ENDLESS else None
+
+
+_ENDLESS = 1 << 48
+"""Grain says that what repeats for ever has ``sys.maxsize`` elements; batches of it are fewer."""
 
 
 def has_parents_state(node: Any) -> bool:
@@ -74,6 +95,21 @@ def is_movable(node: Any) -> bool:
     if len(getattr(node, "_parents", ())) != 1:
         return False
     return not is_random_access(node) or not {"_length", "_parent_length"} & set(vars(node))
+
+
+def is_divisible(node: Any) -> bool:
+    """Whether ``node`` over parts of a dataset gives, part by part, what it gives over the whole.
+
+    Not so, for example, what takes the first 100 elements, or is told their numbers.
+    """
+    known = _READERS | _SEEDS | _MAPS | _FILTERS | _SHUFFLES | _REPEATS | _BATCHES | _FLAT_MAPS | _PACKS
+    return _name(node) in known and is_movable(node)
+
+
+def stacks_examples(node: Any) -> bool:
+    """Whether a batch node makes of each example one row, and does so with any examples."""
+    function = node._batch_fn
+    return (getattr(function, "__module__", None) or type(function).__module__).split(".")[0] == "grain"
 
 
 def batch_size(node: Any) -> int:
@@ -142,14 +178,3 @@ def with_files(root: Any, files: tuple[str, ...]) -> Any:
     source = file_source(root)
     other = source.with_files(files)
     return other if source is root else grain.MapDataset.source(other)
-
-
-# --- elements -------------------------------------------------------------------------------------------
-
-
-def spec_of(dataset: Any) -> Any:
-    """The pytree of shapes and dtypes of the elements, if Grain can tell without reading any; else ``None``."""
-    try:
-        return experimental.get_element_spec(dataset) if hasattr(experimental, "get_element_spec") else None
-    except Exception:
-        return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
+from replicax.data.options import AutoShardPolicy
 from replicax.data.running import Running
 from replicax.errors import ContextError
 from replicax.topology.workers import Series
@@ -39,12 +40,13 @@ class DistributedIterator(Iterator[Any]):
         self._begin(dataset._fresh(), 0)
 
     def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
+        elements = self._dataset._opened(streams, position, batch)
+        running = Running(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
         self._streams = streams
         self._is_fresh = not position
-        elements = self._dataset._opened(streams, position, batch)
-        self._running = Running(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
+        self._running = running
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
-        self._end = weakref.finalize(self, self._running.end)
+        self._end = weakref.finalize(self, running.end)
 
     def __next__(self) -> Any:
         """The next element.
@@ -80,7 +82,11 @@ class DistributedIterator(Iterator[Any]):
             raise ValueError("the iterator has been closed: iter(dataset) makes another one")
 
     def close(self) -> None:
-        """End the threads, and free what was read ahead. May be called again."""
+        """End the threads, and free what was read ahead. May be called again, and by any thread.
+
+        A thread that is waiting for a slow source ends as soon as that lets it; nobody waits for it longer than a
+        second.
+        """
         self._end()
 
     def __enter__(self) -> DistributedIterator:
@@ -134,16 +140,19 @@ class DistributedIterator(Iterator[Any]):
           ValueError: this is no state, or none that this dataset can go on from; the message says why. The iterator is
             as it was.
         """
+        ended = self._end
         try:
+            if state["format"] != _FORMAT:
+                raise KeyError("format")
             streams, position = self._adapted(state["streams"], state["policy"]), int(state["position"])
-            batch = state["batch"]
-        except (KeyError, TypeError) as error:
+            self._begin(streams, position, state["batch"])
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
-        self.close()
-        self._begin(streams, position, batch)
+        ended()
 
     def _adapted(self, streams: list[State], policy: str) -> list[State]:
         dataset = self._dataset
+        self._check_same_dataset(streams, policy)
         wanted = dataset._fresh()
         rows = [stream["rows"] for stream in wanted]
         now = dataset._sharing.policy.value
@@ -161,3 +170,21 @@ class DistributedIterator(Iterator[Any]):
             f"this is the state of {was} with batches of {[stream['rows'] for stream in streams]}, policy {policy}; "
             f"here are {dataset._feed.workers.count} worker(s), batches of {rows}, policy {now}: {why}"
         )
+
+    def _check_same_dataset(self, streams: list[State], policy: str) -> None:
+        dataset = self._dataset
+        policies = [p.value for p in AutoShardPolicy if p is not AutoShardPolicy.AUTO]
+        if policy not in policies or not streams or (policy == "data" and len(streams) > 1):
+            raise KeyError("policy")
+        reading = dataset._reading
+        for worker, stream in enumerate(streams):
+            if policy == "off" and worker != dataset._feed.workers.index:
+                continue  # each worker's dataset is its own
+            if stream["of"] != reading.known_by:
+                raise ValueError(
+                    f"this is the state of another dataset: of that one is known {stream['of']}, of this one "
+                    f"{reading.known_by}"
+                )
+            files = {file for part in stream["parts"] or () for file in part["files"] or ()}
+            if unknown := sorted(files.difference(reading.files or ())):
+                raise ValueError(f"this is the state of another dataset: this one has no file {unknown[0]!r}")

@@ -17,7 +17,8 @@ class AutoShardPolicy(enum.Enum):
     """
 
     AUTO = "auto"
-    """FILE where the source is files, and there is at least one for each worker; else DATA. The plan says which."""
+    """FILE where the source is files, with at least one, and a row of each batch, for each worker; else DATA. The plan
+    says which."""
     FILE = "file"
     """Whole files of its own."""
     DATA = "data"

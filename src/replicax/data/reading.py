@@ -22,42 +22,51 @@ from replicax.data.sources import Source
 
 State = dict[str, Any]
 """Of a stream: ``parts`` (see :mod:`replicax.data.elastic`), ``native`` (of Grain's iterator over them; ``None`` at the
-start) and ``rows`` (how many rows a batch of the stream has, where that is known)."""
+start), ``rows`` (how many examples a batch of the stream is made of, where that is known) and ``of`` (what the dataset
+is known by)."""
 
 READ_AHEAD = grain.ReadOptions(num_threads=8, prefetch_buffer_size=16)
 """How random-access datasets are read: Grain would keep 500 batches."""
+READ_NOTHING_AHEAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class Reading(Protocol):
     """How to read one kind of dataset.
 
     Attributes:
-      batch_size: rows of a batch, as the dataset says; ``None`` if it can't be seen.
+      examples: how many a batch is made of; ``None`` if it can't be seen.
+      batch_size: how many rows it then has; ``None`` if that can't be seen, as of a function that makes them.
       drops_remainder: whether a last batch that is not full is left out.
       length: how many batches there are; ``None`` if it can't be seen.
       files: those that the dataset is made from; ``None`` if workers can't read some of them only.
+      gives_new_arrays: whether each batch is in arrays that were made for it, and that nobody else has.
+      known_by: what tells the dataset from others, whose states are no use to it; goes into JSON.
     """
 
+    examples: int | None
     batch_size: int | None
     drops_remainder: bool
     length: int | None
     files: tuple[str, ...] | None
+    gives_new_arrays: bool
+    known_by: dict[str, Any]
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         """The state of a stream at the start.
 
         Args:
           files: those that are the stream's own; ``None`` for the whole dataset.
-          rows: how many rows each of its batches shall have; ``None`` for what the dataset gives.
+          rows: of how many examples to make each batch; ``None`` for what the dataset says.
         """
 
-    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
         """A Grain iterator over the batches of a stream, from where it was.
 
         Args:
           state: of the stream.
           own: how many replicas there are, and which of them are this worker's, if rows of others need not be read.
             The batches are then :class:`OwnRows` if that can be had, and whole otherwise.
+          ahead: how a random-access dataset is read, if it does not say so itself.
         """
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
@@ -76,14 +85,26 @@ def reading_of(source: Source) -> Numbered | Filed | Whole:
     nodes = graph.chain(source.dataset)
     at = next((i for i, node in enumerate(nodes) if graph.is_batch(node)), None)
     above, batch, below = (nodes, None, []) if at is None else (nodes[:at], nodes[at], nodes[at + 1 :])
-    if not all(map(graph.is_movable, above if batch is not None else above[:-1])):
-        return Whole(source, batch)
-    if batch is not None and graph.is_random_access(batch):
-        return Numbered(above, batch, below)
-    is_filed = graph.file_source(nodes[-1]) is not None and all(map(graph.is_movable, below[:-1]))
-    if is_filed and not graph.is_random_access(nodes[0]):
+    if batch is not None and graph.is_random_access(batch) and all(map(graph.is_movable, above)):
+        return Numbered(source, above, batch, below)
+    is_filed = graph.file_source(nodes[-1]) is not None and not graph.is_random_access(nodes[0])
+    if is_filed and all(map(graph.is_divisible, nodes[:-1])):
         return Filed(above, batch, below)
-    return Whole(source, batch)
+    return Whole(source, above, batch)
+
+
+def _rows_of(above: list[Any], batch: Any) -> int | None:
+    """How many rows an element has that ``above`` makes of a full ``batch``; ``None`` if that can't be seen."""
+    if batch is None or not graph.stacks_examples(batch) or not all(map(graph.keeps_elements, above)):
+        return None
+    return graph.batch_size(batch)
+
+
+def _are_as_stacked(above: list[Any], batch: Any) -> bool:
+    """Whether elements are what Grain itself makes of the examples of a batch."""
+    if batch is None or not graph.stacks_examples(batch):
+        return False
+    return all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
 
 
 class OwnRows:
@@ -128,17 +149,19 @@ class _OwnRowsMapDataset(grain.MapDataset):
 class Numbered:
     """Batches of examples with numbers; see :class:`Reading`."""
 
-    def __init__(self, above: list[Any], batch: Any, below: list[Any]) -> None:
+    def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         self._above, self._batch, self._below = above, batch, below
         self._examples = below[0]
-        self.batch_size: int | None = graph.batch_size(batch)
-        maps = [node for node in (*above, batch) if graph.is_random_access(node)]
-        self.length: int | None = len(maps[0])
+        self.examples: int | None = graph.batch_size(batch)
+        self.batch_size = _rows_of(above, batch)
+        self.length = source.length
         self.drops_remainder = graph.drops_remainder(batch)
         files = graph.file_source(below[-1])
-        can_divide = files is not None and all(map(graph.is_movable, below[:-1]))
+        can_divide = files is not None and all(map(graph.is_divisible, [*above, batch, *below[:-1]]))
         self.files: tuple[str, ...] | None = tuple(files.files) if can_divide else None
-        self.reads_own_rows = all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
+        self.known_by = {"examples": len(self._examples)}
+        # A function of the user's may make batches that depend on all their examples, such as padded ones.
+        self.reads_own_rows = self.gives_new_arrays = _are_as_stacked(above, batch)
 
     def examples_of(self, files: Sequence[str] | None) -> Any:
         """The examples that come from some of the files."""
@@ -150,19 +173,19 @@ class Numbered:
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         files = None if files is None else list(files)
         part = {"files": files, "start": 0, "stop": len(self.examples_of(files)) if files or files is None else 0}
-        return {"parts": [part], "native": None, "rows": rows or self.batch_size}
+        return {"parts": [part], "native": None, "rows": rows or self.examples, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
         examples = [self._examples_in(part) for part in state["parts"] if part["start"] < part["stop"]]
         if not examples:
-            return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=grain.ReadOptions(0, 0)))
+            return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=READ_NOTHING_AHEAD))
         parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
-        batch = graph.batched(parent, self._batch, state["rows"], state["rows"] == self.batch_size)
+        batch = graph.batched(parent, self._batch, state["rows"], state["rows"] == self.examples)
         if own is not None and self.reads_own_rows:
             batch = _OwnRowsMapDataset(batch, own)
         dataset = graph.on_top_of(self._above, batch)
         if graph.is_random_access(dataset):
-            dataset = dataset.to_iter_dataset(read_options=READ_AHEAD)
+            dataset = dataset.to_iter_dataset(read_options=ahead)
         iterator = iter(dataset)
         if state["native"] is not None:
             iterator.set_state(state["native"])
@@ -181,11 +204,16 @@ class Numbered:
             batches = 0 if state["native"] is None else elastic.find(state["native"], "next_index")
             left += elastic.remaining(state["parts"], batches * state["rows"])
         hands = elastic.dealt_evenly(left, len(rows))
-        return [{"parts": h, "native": None, "rows": r or self.batch_size} for h, r in zip(hands, rows, strict=True)]
+        return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
 
     def why_not_regrouped(self) -> str | None:
-        odd = [node for node in self._above if not graph.keeps_order(node)]
-        return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
+        return _why_not_told(self._above)
+
+
+def _why_not_told(above: list[Any]) -> str | None:
+    """Why it can't be told from a place in what comes after the batch which examples are left."""
+    odd = [node for node in above if not graph.keeps_order(node)]
+    return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
 
 
 class Filed:
@@ -198,22 +226,25 @@ class Filed:
         self._above = [] if batch is None else above
         self._below = below if batch is not None else above
         self._root = self._below[-1]
-        self.batch_size: int | None = None if batch is None else graph.batch_size(batch)
+        self.examples: int | None = None if batch is None else graph.batch_size(batch)
+        self.batch_size = _rows_of(above, batch)
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         self.files: tuple[str, ...] | None = tuple(graph.file_source(self._root).files)
+        self.gives_new_arrays = _are_as_stacked(above, batch)
+        self.known_by = {"files": len(self.files)}
         has_positions = hasattr(self._root, "with_positions")
         self._can_split = has_positions and all(map(graph.has_parents_state, self._below[:-1]))
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         files = list((self.files or ()) if files is None else files)
         parts: list[elastic.Part] = [{"files": files, "skip": {}, "state": None}] if files else []
-        return {"parts": parts, "native": None, "rows": rows or self.batch_size}
+        return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
         records = elastic.InSequence(self._records_in, state["parts"])
         rows = state["rows"]
         if self._batch is not None:
-            batch = graph.batched(records, self._batch, rows, rows == self.batch_size)
+            batch = graph.batched(records, self._batch, rows, rows == self.examples)
             dataset = graph.on_top_of(self._above, batch)
         else:
             dataset = records if rows is None else experimental.RebatchIterDataset(records, rows)
@@ -227,6 +258,8 @@ class Filed:
         return graph.on_top_of(self._below[:-1], root.with_positions(part["skip"]) if part["skip"] else root)
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if why := self.why_not_regrouped():
+            raise ValueError(why)
         left = []
         for state in states:
             parts = state["parts"]
@@ -239,7 +272,7 @@ class Filed:
         if self._can_split:
             left, deal = [self._by_position(part) for part in left], elastic.dealt_by_file
         hands = deal(left, len(rows))
-        return [{"parts": h, "native": None, "rows": r or self.batch_size} for h, r in zip(hands, rows, strict=True)]
+        return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
 
     def _by_position(self, part: elastic.Part) -> elastic.Part:
         if part["state"] is None:
@@ -251,27 +284,29 @@ class Filed:
         return {"files": files, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
 
     def why_not_regrouped(self) -> str | None:
-        return None
+        return _why_not_told(self._above)
 
 
 class Whole:
     """What nothing is known of but the order; see :class:`Reading`."""
 
     files: tuple[str, ...] | None = None
+    gives_new_arrays = False
 
-    def __init__(self, source: Source, batch: Any) -> None:
+    def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         self._source = source
-        self.batch_size: int | None = None if batch is None else graph.batch_size(batch)
+        self.examples = self.batch_size = _rows_of(above, batch)
+        self.known_by: dict[str, Any] = {"order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's"}
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         self.length: int | None = source.length
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
-        return {"parts": None, "native": None, "rows": rows}
+        return {"parts": None, "native": None, "rows": rows, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
         dataset = self._source.dataset
         if graph.is_random_access(dataset):
-            dataset = dataset.to_iter_dataset(read_options=READ_AHEAD)
+            dataset = dataset.to_iter_dataset(read_options=ahead)
         if state["rows"] is not None:
             dataset = experimental.RebatchIterDataset(dataset, state["rows"])
         iterator = iter(dataset)

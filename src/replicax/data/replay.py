@@ -44,7 +44,7 @@ class ReplayIterator(grain.DatasetIterator):
         while True:
             batch = next(self._iterator)
             rows = count_rows(batch)
-            if self._skip < rows or not rows:
+            if not self._skip or self._skip < rows:
                 break
             self._skip -= rows
         skipped, self._skip = self._skip, 0

@@ -76,7 +76,6 @@ class Checker:
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
-        self._names: list[str] = []
         self._first: list[tuple[int, np.dtype[Any]]] = []
         self.tree: Any = None
 
@@ -84,17 +83,26 @@ class Checker:
         """The rows of ``batch``.
 
         Raises:
-          ValueError: an array is a scalar, or sizes of dim 0 differ.
+          ValueError: there are no arrays, an array is a scalar, or sizes of dim 0 differ.
           TypeError: a leaf is no array, or none of numbers; structure, dtype or rank is not that of the first batch.
         """
+        leaves, tree = jax.tree_util.tree_flatten(known(batch))
+        usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
+        if not usual or len({len(leaf) for leaf in leaves}) > 1:
+            self._check(batch, where)  # slowly, with a name for everything
+        arrays = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
+        return Rows(arrays, arrays[0].shape[0])
+
+    def _check(self, batch: Any, where: str) -> None:
         paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
+        if not paths:
+            raise ValueError(f"{where} is {batch!r}, in which there are no arrays")
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
         sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
         self._check_like_first(tree, names, leaves, where)
-        return Rows(leaves, next(iter(sizes.values()), 0))
 
     def _array(self, leaf: Any, name: str) -> Any:
         if not isinstance(leaf, ARRAYS):
@@ -105,17 +113,17 @@ class Checker:
                 f"{name} is a scalar and can't be divided over {self._replicas} replica(s): batch the dataset by the "
                 "global batch first"
             )
-        if array.dtype.kind in "OSUM":
+        if not _is_numeric(array.dtype):
             raise TypeError(
-                f"{name} is an array of dtype {array.dtype}, which no device can hold: make numbers of it in the "
-                "dataset (Grain's map), before it is distributed"
+                f"{name} is an array of dtype {array.dtype}, which is no array of numbers: make numbers of it in "
+                "the dataset (Grain's map), before it is distributed"
             )
         return array
 
     def _check_like_first(self, tree: Any, names: list[str], leaves: list[Any], where: str) -> None:
-        kinds = [(leaf.ndim, np.dtype(leaf.dtype)) for leaf in leaves]
+        kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
         if self.tree is None:
-            self.tree, self._names, self._first = tree, names, kinds
+            self.tree, self._first = tree, kinds
         if tree != self.tree:
             raise TypeError(f"{where} has another structure than the first: expected {self.tree}, got {tree}")
         for name, leaf, first, kind in zip(names, leaves, self._first, kinds, strict=True):
@@ -125,3 +133,14 @@ class Checker:
                     f"{where}{name} is {leaf.dtype.name}{list(leaf.shape)}, but was {expected} in the first element: "
                     "all elements of a dataset must have the same dtypes and ranks"
                 )
+
+
+def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array) and (leaf.ndim, leaf.dtype) == kind
+
+
+def _is_numeric(dtype: Any) -> bool:
+    """Whether NumPy and JAX both have arrays of this dtype."""
+    if not isinstance(dtype, np.dtype) or dtype.char in "gGmM":  # JAX's keys; long doubles, times
+        return False
+    return dtype == np.bool_ or bool(jax.numpy.issubdtype(dtype, np.number))

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from replicax.data.background import Ahead
 from replicax.data.taking import Taken
 from replicax.execution.groups import Single, group_of
 
@@ -25,10 +26,8 @@ class Running:
     """
 
     def __init__(self, elements: Elements, ahead: int, owner: StrategyExtended | None) -> None:
-        from grain import experimental
-
-        self._elements: Any = elements
-        self._iterator: Any = experimental.ThreadPrefetchDatasetIterator(elements, ahead) if ahead else elements
+        self._elements = elements
+        self._iterator = Ahead(elements, ahead)
         self._owner = owner
         # Elements that have been read together, and not all taken; and the state after the last that was.
         self._left: collections.deque[Taken] = collections.deque()
@@ -93,11 +92,8 @@ class Running:
 
     def end(self) -> None:
         """End the threads, and let go of what they have read."""
-        self._elements.closing = True  # first: it may be waiting for other workers
         self._iterator.close()
-        self._elements.close()
         self._left.clear()
-        self._iterator = self._elements = self._owner = None
 
     def _received(self, staged: bool) -> Taken:
         before = pickle.dumps(self.get_state())

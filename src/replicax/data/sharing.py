@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from replicax.data.options import AutoShardPolicy
 
 if TYPE_CHECKING:
+    from replicax.data.feed import Feed
     from replicax.data.reading import Reading, State
 
 
@@ -38,19 +39,23 @@ class Sharing:
         return [reading.fresh(None, rows[w]) for w in range(workers)]
 
 
-def sharing_of(reading: Reading, policy: AutoShardPolicy, workers: int) -> Sharing:
-    """How ``workers`` share what ``reading`` reads.
+def sharing_of(reading: Reading, policy: AutoShardPolicy, feed: Feed) -> Sharing:
+    """How the workers of ``feed`` share what ``reading`` reads.
 
     Raises:
       ValueError: FILE, and there are fewer files than workers, or none at all.
     """
-    files = reading.files
+    files, workers = reading.files, feed.workers.count
     enough = files is not None and len(files) >= workers
     if policy is AutoShardPolicy.AUTO:
         if files is None:
             return Sharing(AutoShardPolicy.DATA, "AUTO: the source is no files that workers could share")
         if not enough:
             return Sharing(AutoShardPolicy.DATA, f"AUTO: {len(files)} file(s) are too few for {workers} workers")
+        if reading.examples is not None and not all(feed.rows_of_workers(reading.examples)):
+            return Sharing(
+                AutoShardPolicy.DATA, f"AUTO: batches of {reading.examples} are too small for {workers} workers"
+            )
         return Sharing(AutoShardPolicy.FILE, f"AUTO: there are {len(files)} files for {workers} worker(s)")
     if policy is AutoShardPolicy.FILE and not enough:
         have = "the source is no files that workers could share" if files is None else f"there are {len(files)} file(s)"

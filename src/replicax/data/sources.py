@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -35,11 +36,11 @@ def as_source(dataset: Any, method: str) -> Source:
     """The Grain dataset that ``dataset`` is, or becomes.
 
     Raises:
-      TypeError: ``dataset`` is an iterator, or nothing that can be gone through.
+      TypeError: ``dataset`` is an iterator, nothing that can be gone through, or a function that wants arguments.
     """
     import grain  # heavy: loaded when used
 
-    from replicax.data import replay
+    from replicax.data import graph, replay
 
     name = type(dataset).__name__
     unrepeatable, length = None, None
@@ -49,13 +50,20 @@ def as_source(dataset: Any, method: str) -> Source:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset):
-        return Source(dataset, f"a {name}", unrepeatable, len(dataset))
+        return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):
-        return Source(dataset, f"a {name}")
+        return Source(dataset, f"a {name}", length=graph.length(dataset))
     if isinstance(dataset, grain.DataLoader):
         return Source(replay.Loaded(dataset), f"a {name}")
-    if inspect.isgeneratorfunction(dataset):
-        return Source(replay.Replayed(dataset), f"the generator function {dataset.__name__}")
+    if _is_function(dataset):
+        kind = f"the generator function {_name_of(dataset)}"
+        try:
+            inspect.signature(dataset).bind()
+        except TypeError as error:
+            raise TypeError(
+                f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial."
+            ) from None
+        return Source(replay.Replayed(lambda: _iterator_of(dataset, kind)), kind)
     if isinstance(dataset, Iterator):
         raise TypeError(
             f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "
@@ -72,6 +80,26 @@ def as_source(dataset: Any, method: str) -> Source:
     if isinstance(dataset, Iterable):
         return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
     raise TypeError(_refused(dataset, method))
+
+
+def _is_function(dataset: Any) -> bool:
+    """Whether ``dataset`` is called for an iterator, rather than iterated."""
+    is_collection = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+    return callable(dataset) and not inspect.isclass(dataset) and not is_collection
+
+
+def _name_of(function: Any) -> str:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return getattr(inner, "__qualname__", None) or type(inner).__name__
+
+
+def _iterator_of(function: Any, kind: str) -> Iterator[Any]:
+    result = function()
+    if not isinstance(result, Iterator):
+        raise TypeError(f"{kind} must give an iterator over batches (yield them, or return iter(…)), got {result!r}")
+    return result
 
 
 def _refused(dataset: Any, method: str) -> str:
@@ -117,7 +145,7 @@ def numpy_examples(arrays: Any) -> Any:
 
 def _is_array_tree(dataset: Any) -> bool:
     """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
-    if isinstance(dataset, list) or not isinstance(dataset, np.ndarray | jax.Array | tuple | dict):
+    if isinstance(dataset, list):
         return False
     leaves = jax.tree_util.tree_leaves(known(dataset))
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)

@@ -1,0 +1,128 @@
+"""Whatever a Grain dataset is made of: each example once, and after a restore what would have come."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+
+import grain
+import jax
+import numpy as np
+import pytest
+from grain import experimental
+
+import replicax
+from replicax import InputOptions
+from tests.data.simulated import Run, steps_of
+
+
+def numbers():
+    return grain.MapDataset.range(26).seed(5)
+
+
+def padded(examples):
+    """A batch whose arrays are as long as its longest example."""
+    longest = max(int(x) % 5 + 1 for x in examples)
+    return {"id": np.stack(examples), "x": np.zeros((len(examples), longest))}
+
+
+def numbered_batches():
+    return numbers().batch(4)
+
+
+def batches_one_by_one():
+    return numbered_batches().to_iter_dataset()
+
+
+GRAPHS = {
+    "filter, batch": lambda: numbers().to_iter_dataset().filter(lambda x: x % 3 > 0).batch(4),
+    "batch, filter": lambda: numbered_batches().filter(lambda x: x[0] % 3 > 0),
+    "batch, iterate, filter": lambda: batches_one_by_one().filter(lambda x: x[0] % 3 > 0),
+    "shuffle, repeat, batch": lambda: numbers().shuffle().repeat(2).batch(4),
+    "batch, shuffle, repeat": lambda: numbered_batches().shuffle().repeat(2),
+    "batch, iterate, repeat": lambda: experimental.RepeatIterDataset(batches_one_by_one(), 2),
+    "batch, slice": lambda: numbered_batches()[2:5],
+    "slice, batch": lambda: numbers()[3:20].batch(4),
+    "concatenate": lambda: grain.MapDataset.concatenate([numbers(), numbers()]).batch(4),
+    "mix, batch": lambda: grain.MapDataset.mix([numbers(), numbers()]).batch(4),
+    "batch, mix": lambda: grain.MapDataset.mix([numbered_batches(), numbered_batches()]),
+    "batch, window": lambda: experimental.WindowShuffleIterDataset(batches_one_by_one(), window_size=3, seed=1),
+    "batch, limit": lambda: experimental.LimitIterDataset(batches_one_by_one(), 4),
+    "batch by a function": lambda: numbers().shuffle().batch(4, batch_fn=padded),
+    "batch, double": lambda: numbered_batches().map(lambda batch: np.repeat(batch, 2)),
+    "random": lambda: numbers().random_map(lambda x, rng: x + 100 * rng.integers(9)).batch(4),
+    "batch, random": lambda: numbered_batches().random_map(lambda x, rng: x + 100 * rng.integers(9)),
+    "batch, index": lambda: numbered_batches().map_with_index(lambda i, x: x + 100 * i),
+    "drop the remainder": lambda: numbers().batch(4, drop_remainder=True),
+}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lines")
+    start = 0
+    for i, size in enumerate((3, 11, 0, 7, 5)):
+        (folder / f"{i}.txt").write_text("".join(f"{n}\n" for n in range(start, start + size)))
+        start += size
+    return lambda: replicax.text_lines(str(folder / "*.txt")).map(lambda line: np.int32(int(line)))
+
+
+FILED = {
+    "window, batch": lambda f: experimental.WindowShuffleIterDataset(f, window_size=3, seed=1).batch(4),
+    "batch, window": lambda f: experimental.WindowShuffleIterDataset(f.batch(4), window_size=3, seed=1),
+    "repeat, batch": lambda f: experimental.RepeatIterDataset(f, 2).batch(4),
+    "batch, repeat": lambda f: experimental.RepeatIterDataset(f.batch(4), 2),
+    "limit, batch": lambda f: experimental.LimitIterDataset(f, 14).batch(4),
+    "batch, limit": lambda f: experimental.LimitIterDataset(f.batch(4), 4),
+    "filter, batch": lambda f: f.filter(lambda x: x % 3 > 0).batch(4),
+    "cache, batch": lambda f: experimental.CacheIterDataset(f).batch(4),
+    "index, batch": lambda f: experimental.RepeatIterDataset(f.map_with_index(lambda i, x: x + 100 * i), 1).batch(4),
+    "batch, prefetch": lambda f: experimental.ThreadPrefetchIterDataset(f.batch(4), prefetch_buffer_size=2),
+    "batch by a function": lambda f: f.batch(4, batch_fn=np.stack),
+}
+
+
+def check_graph(make, may_refuse) -> None:
+    data = InputOptions(auto_shard_policy="data")
+    one = Run(lambda context: make(), 1, 2, data)
+    whole = steps_of(one)
+    everything = collections.Counter(x for step in whole for part in step for x in part)
+    assert one.datasets[0].cardinality in (None, len(whole))
+    full = -(-max(sum(map(len, step)) for step in whole) // 2)
+    assert jax.tree.leaves(one.datasets[0].element_spec)[0].shape[0] == full
+    assert Run(lambda context: make(), 2, 1).seen() == everything
+    for steps in (0, 1, len(whole) - 1, len(whole)):
+        first = Run(lambda context: make(), 1, 2, data)
+        first.steps(steps)
+        second = Run(lambda context: make(), 1, 2, data)
+        second.restore(json.loads(json.dumps(first.state())))
+        assert steps_of(second) == whole[steps:]  # what comes is what would have come
+    for policy, before, after in [("auto", 1, 2), ("auto", 2, 1), ("auto", 2, 2), ("data", 1, 2)]:
+        first = Run(lambda context: make(), before, 1, InputOptions(auto_shard_policy=policy))
+        seen = first.seen(2)
+        second = Run(lambda context: make(), after, 1)
+        why = refused(second, first.state())
+        if not why:
+            assert seen + second.seen() == everything
+        else:
+            assert re.search("comes after the batch|nothing but the order is known", why)
+            assert may_refuse
+
+
+def refused(run, state) -> str:
+    try:
+        run.restore(state)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name) -> None:
+    check_graph(GRAPHS[name], may_refuse=False)
+
+
+@pytest.mark.parametrize("name", FILED)
+def test_graphs_over_files(name, lines) -> None:
+    check_graph(lambda: FILED[name](lines()), may_refuse=name in ("batch, window", "batch, repeat"))
