@@ -444,3 +444,28 @@ def test_dispatch_does_not_wait_for_devices():
     results = strategy.run(step, args=(x,))
     assert not results[-1].is_ready()  # the call has come back, and the devices are at work
     jax.block_until_ready(results)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_padded_batch_through_a_pipeline(replicas) -> None:
+    strategy = replicax.Strategy(
+        replicax.StrategyExtended(np.array(jax.devices()[: 2 * replicas]).reshape(replicas, 2))
+    )
+    with strategy.scope():
+        first = replicax.Variable(jnp.ones((3, 4)), name="first")
+        second = replicax.Variable(jnp.ones((4, 2)), name="second")
+
+    def step(x):
+        hidden = strategy.assign_to_logical_device(x @ first, 1)
+        outputs = hidden @ second
+        return replicax.compute_average_loss(outputs.sum(-1)), outputs
+
+    batches = [np.arange(24.0, dtype=np.float32).reshape(8, 3), np.arange(9.0, dtype=np.float32).reshape(3, 3)]
+    dataset = strategy.distribute_dataset(batches, replicax.InputOptions(partial_batch="pad"))
+    for element, batch in zip(dataset, batches, strict=True):
+        expected = batch @ np.ones((3, 4)) @ np.ones((4, 2))
+        share, outputs = strategy.run(step, args=(element,))
+        np.testing.assert_allclose(strategy.reduce("sum", share), expected.sum(-1).mean(), rtol=1e-6)
+        np.testing.assert_allclose(strategy.gather(outputs, 0), expected, rtol=1e-6)
+        np.testing.assert_allclose(strategy.reduce("mean", outputs, axis=0), expected.mean(0), rtol=1e-6)
+    assert strategy.extended.trace_count(step) == 1

@@ -193,7 +193,15 @@ _PUT_TOGETHER = frozenset(
 _WITHOUT_EXAMPLES = frozenset({"axis_index", "replicax_asks", "replicax_sum", "replicax_whole"})
 _CUTTING = frozenset({"dynamic_slice", "gather", "slice", "split", "squeeze", "unstack"})
 _EACH = frozenset(
-    {"optimization_barrier", "replicax_mark", "replicax_share", "replicax_alone", "device_put", "sharding_constraint"}
+    {
+        "optimization_barrier",
+        "replicax_mark",
+        "replicax_share",
+        "replicax_alone",
+        "replicax_assign",
+        "device_put",
+        "sharding_constraint",
+    }
 )
 
 _RULES: dict[str, Callable[[Operation], Any]] = {

@@ -19,7 +19,7 @@ from replicax.execution.infer import infer
 from replicax.execution.placement import Placement, Variables, place
 from replicax.execution.program import Program, Use
 from replicax.execution.regions import Moves, Region, cut, needed, program_of
-from replicax.execution.replicate import evaluated, of_value, over_replicas_of
+from replicax.execution.replicate import evaluated, of_value, over_replicas_of, where_examples_are
 from replicax.execution.schedule import schedule
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
@@ -85,6 +85,8 @@ class _Planner:
         self.meshes = [logical_device_mesh(mesh, k) for k in range(count)]
         self.flat = flatten(program, self.meshes[0])
         self.found: dict[Any, Locality] = {}
+        self.padded: tuple[bool, ...] | None = None
+        self.example_dims: tuple[int | None, ...] = ()
         self.results = self._infer()
         self.placement = self._place()
         self.moves = Moves(self.flat)
@@ -103,6 +105,8 @@ class _Planner:
         program = self.program
         inputs = [u.layout.locality for u in program.reads] + [locality for _, locality in program.arguments]
         outputs = infer(program.jaxpr, inputs + [M] * len(program.constants), program.obligations, check=self.several)
+        if program.example_dims is not None:
+            self.padded, self.example_dims = where_examples_are(program, outputs)
         inputs += [M] * len(self.flat.closed_over)
         infer(self.flat.jaxpr(program.jaxpr), inputs, {}, check=False, found=self.found)
         return outputs[len(program.writes) :]
@@ -128,7 +132,8 @@ class _Planner:
                 device, layout = self.placement.homes[use.slot], use.layout
             else:
                 device = self.placement.device_of(atom)
-                layout = of_value(self.results[i - n_written] if self.several else M, self.mesh)
+                stacked = self.several or (self.padded is not None and self.padded[i - n_written])
+                layout = of_value(self.results[i - n_written] if stacked else M, self.mesh)
             found.append((self.moves.source(atom), device, layout))
         return found
 
@@ -220,6 +225,8 @@ class _Planner:
             travel=None,
             plan=plan,
             homes=dict(homes),
+            padded=self.padded,
+            example_dims=self.example_dims,
         )
 
     def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:

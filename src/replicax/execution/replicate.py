@@ -160,7 +160,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     result_localities = outputs[n_written:]
     padded = example_dims = None
     if program.example_dims is not None:
-        padded, example_dims = _where_examples_are(program, outputs)
+        padded, example_dims = where_examples_are(program, outputs)
 
     position = {use.slot: i for i, use in enumerate(program.reads)}
     # Variables that are read as well come first among the written, in the order of the donated.
@@ -228,7 +228,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     )
 
 
-def _where_examples_are(
+def where_examples_are(
     program: Program, localities: Sequence[Locality]
 ) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
     """Which results have rows that may be padding, and along which dim."""
