@@ -183,7 +183,7 @@ def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
     was, now = (kinds.get(path, "missing") for kinds in (expected, found))
     return (
-        f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. Set "
-        "outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one size: "
+        f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
+        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one size: "
         "drop_remainder, or InputOptions(partial_batch='pad')."
     )
