@@ -184,6 +184,6 @@ def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str
     was, now = (kinds.get(path, "missing") for kinds in (expected, found))
     return (
         f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
-        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one size: "
-        "drop_remainder, or InputOptions(partial_batch='pad')."
+        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one "
+        "size: drop_remainder, or InputOptions(partial_batch='pad')."
     )
