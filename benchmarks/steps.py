@@ -56,7 +56,7 @@ class Case:
 
 CASES = (
     *(
-        Case(f"scan_{n}x{k}", "over lax.scan by hand", n, k, "scan", 512, 1.03, 10.0)
+        Case(f"scan_{n}x{k}", "over lax.scan by hand", n, k, "scan", 512, 1.03, 8.0 if k < 100 else 20.0)
         for n in (1, 2)
         for k in (1, 10, 100)
     ),

@@ -55,6 +55,7 @@ class Model:
 
     strategy: replicax.Strategy
     traces: int = 0
+    tx: optax.GradientTransformation | None = None
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -67,7 +68,7 @@ class Model:
                 np.zeros(6, np.float32), name="average", synchronization="on_read", aggregation="mean"
             )
             self.last = replicax.Variable(np.zeros(3, np.float32), name="last", trainable=False)
-            self.optimizer = replicax.Optimizer(optax.adam(0.05))
+            self.optimizer = replicax.Optimizer(self.tx or optax.adam(0.05))
 
     def step(self, batch: Any) -> Any:
         self.traces += 1
@@ -95,7 +96,7 @@ class Model:
         )
 
     def state(self) -> dict[str, Any]:
-        slots = jax.tree.leaves(self.optimizer.state) if hasattr(self.optimizer, "state") else []
+        slots = [v.read_value() for v in self.optimizer.variables if v.dtype == jnp.float32]
         floats = [self.w, self.b, self.average, self.last]
         return {
             "floats": [np.asarray(v.read_value()) for v in floats] + [np.asarray(x) for x in slots],
@@ -144,7 +145,8 @@ def test_the_same_as_one_at_a_time(kind, steps) -> None:
 def test_a_last_batch_that_is_not_full(kind, partial) -> None:
     """Of 5 examples: over 2 and 4 replicas they are not even."""
     data, options = batches([8, 8, 8, 5]), replicax.InputOptions(partial_batch=partial)
-    one, many = Model(STRATEGIES[kind]()), Model(STRATEGIES[kind]())
+    tx = optax.sgd(0.05, momentum=0.9)  # operation by operation, Adam is slow
+    one, many = Model(STRATEGIES[kind](), tx=tx), Model(STRATEGIES[kind](), tx=tx)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", replicax.ExecutorWarning)
         for batch in one.strategy.distribute_dataset(data, options):
@@ -180,15 +182,16 @@ def test_padded_outputs_have_the_mask_of_the_last_step(pair) -> None:
 
 
 def test_debugging_means_the_same() -> None:
-    data = batches([8] * 4)
-    compiled, exact = Model(strategy_of(2)), Model(strategy_of(2))
-    compiled.strategy.run_steps(compiled.step_of_many, iter(compiled.strategy.distribute_dataset(data)), 4)
+    data = batches([8] * 3)
+    tx = optax.sgd(0.05)
+    compiled, exact = Model(strategy_of(2), tx=tx), Model(strategy_of(2), tx=tx)
+    compiled.strategy.run_steps(compiled.step_of_many, iter(compiled.strategy.distribute_dataset(data)), 3)
     iterator = iter(exact.strategy.distribute_dataset(data))
     first = exact.strategy.run_steps(exact.step_of_many, iterator, 1)  # the next ones are staged in groups now
     with replicax.debug():
-        ctx = exact.strategy.run_steps(exact.step_of_many, iterator, 3)
-    assert (first.steps, ctx.steps) == (1, 3)
-    assert int(ctx.last_step_outputs["count"]) == 4
+        ctx = exact.strategy.run_steps(exact.step_of_many, iterator, 2)
+    assert (first.steps, ctx.steps) == (1, 2)
+    assert int(ctx.last_step_outputs["count"]) == 3
     assert isinstance(ctx.last_step_outputs["shares"], replicax.PerReplica)
     for a, b in zip(compiled.state()["floats"], exact.state()["floats"], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -607,11 +610,12 @@ def test_two_workers_do_what_one_does() -> None:
         assert worker["positions"] == alone["positions"] == [3, 6, 8]
         assert worker["counters"] == alone["counters"] == (8, 62)
         assert worker["traces"] == 1
-        np.testing.assert_allclose(worker["losses"], alone["losses"], rtol=1e-6)
+        np.testing.assert_allclose(worker["losses"], alone["losses"], rtol=1e-6, atol=1e-6)  # sums of both signs
         np.testing.assert_allclose(worker["w"], alone["w"], rtol=1e-6)
     rows = workers[0]["rows"] | workers[1]["rows"]
     assert rows.keys() == alone["rows"].keys()
-    np.testing.assert_allclose([rows[r] for r in sorted(rows)], [alone["rows"][r] for r in sorted(rows)], rtol=1e-6)
+    expected = [alone["rows"][r] for r in sorted(rows)]
+    np.testing.assert_allclose([rows[r] for r in sorted(rows)], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_workers_that_ask_for_other_numbers_of_steps() -> None:

@@ -181,8 +181,9 @@ def _kinds(outputs: Any) -> dict[str, str]:
 def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int) -> str:
     where = f"step {start}" if count == 1 else f"steps {start} to {start + count - 1}"
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
+    was, now = (kinds.get(path, "missing") for kinds in (expected, found))
     return (
-        f"{name}: all steps must have the same outputs, but output{path} is {expected.get(path, 'missing')} in "
-        f"{whose}, and {found.get(path, 'missing')} in {where}. Set outputs whose shapes don't depend on the size of the "
-        "batch (reduce them first), or have batches of one size: drop_remainder, or InputOptions(partial_batch='pad')."
+        f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
+        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one "
+        "size: drop_remainder, or InputOptions(partial_batch='pad')."
     )
