@@ -1,0 +1,147 @@
+"""Primitives of our own, that go through every transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src.ad_util import Zero as _Zero
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+
+from replicax._jax.traces import outside_tracing
+from replicax._jax.types import Primitive, ShapedArray
+
+
+def identity_primitive(name: str) -> Primitive:
+    """A primitive that returns its operands as they are, and survives every transformation.
+
+    Differentiation and batching keep it on the primal values; in compiled code it is nothing at all.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, **_: list(xs))
+    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    _mlir.register_lowering(primitive, lambda _ctx, *xs, **_: xs)
+    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), list(tangents)
+
+    _ad.primitive_jvps[primitive] = jvp
+    return primitive
+
+
+def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
+    """A linear primitive that is its own transpose, operand by operand, such as a sum over replicas.
+
+    Args:
+      name: its name.
+      compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compute)
+    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    lowering = _mlir.lower_fun(compute, multiple_results=True)
+    _mlir.register_lowering(primitive, lowering)
+    _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
+
+    def of_nonzero(values: Sequence[Any], params: Any) -> list[Any]:
+        present = [i for i, v in enumerate(values) if not isinstance(v, _Zero)]
+        results = list(values)
+        for i, result in zip(present, primitive.bind(*(values[i] for i in present), **params), strict=True):
+            results[i] = result
+        return results
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), of_nonzero(tangents, params)
+
+    _ad.primitive_jvps[primitive] = jvp
+    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: of_nonzero(cotangents, params)
+    return primitive
+
+
+def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
+    """A primitive of one operand, whose result is a bool that is known before the program is compiled.
+
+    Args:
+      name: its name.
+      answer: ``answer(x, **params)``; in compiled code it is a constant.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(answer)
+    primitive.def_abstract_eval(lambda x, **_: ShapedArray((), jax.numpy.bool_))
+    _mlir.register_lowering(primitive, _mlir.lower_fun(answer, multiple_results=False))
+
+    def batched(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        # Last, so that the other dims keep their numbers.
+        return primitive.bind(jax.numpy.moveaxis(args[0], dims[0], -1), **params), None
+
+    _batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def two_way_primitive(name: str) -> Primitive:
+    """An identity on one array whose transpose is itself with ``back`` turned round; other params stay as they are."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda aval, **_: aval)
+    _mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
+    _batching.defvectorized(primitive)
+
+    def transpose(cotangent: Any, _x: Any, *, back: bool, **params: Any) -> list[Any]:
+        return [primitive.bind(cotangent, back=not back, **params)]
+
+    _ad.deflinear2(primitive, transpose)
+    return primitive
+
+
+def input_primitive(name: str) -> Primitive:
+    """A primitive without operands that stands for an input of the program that is still being traced."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda *, aval, **_: aval)
+    return primitive
+
+
+def linear_primitive(
+    name: str,
+    compute: Callable[..., Any],
+    shape: Callable[..., Any],
+    transpose: Callable[..., Any],
+    move: Callable[..., Any],
+) -> Primitive:
+    """A linear one-operand primitive that is computed by Python and is never compiled.
+
+    Args:
+      name: its name.
+      compute: ``compute(x, **params)``, its value.
+      shape: ``shape(aval, **params)``, its abstract value.
+      transpose: ``transpose(cotangent, aval, **params)``, its transpose.
+      move: ``move(params)``, its params when a batch dim has been put first.
+    """
+    primitive = Primitive(name)
+
+    def computed(x: Any, **params: Any) -> Any:
+        with outside_tracing():
+            return compute(x, **params)
+
+    primitive.def_impl(computed)
+    primitive.def_abstract_eval(shape)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), primitive.bind(_ad.instantiate_zeros(tangents[0]), **params)
+
+    def transposed(cotangent: Any, x: Any, **params: Any) -> tuple[Any]:
+        return (transpose(_ad.instantiate_zeros(cotangent), x.aval, **params),)
+
+    def batched(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
+        x = jax.numpy.moveaxis(args[0], dims[0], 0)
+        return primitive.bind(x, **move(params)), 0
+
+    _ad.primitive_jvps[primitive] = jvp
+    _ad.primitive_transposes[primitive] = transposed
+    _batching.primitive_batchers[primitive] = batched
+    return primitive

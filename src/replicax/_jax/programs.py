@@ -1,0 +1,214 @@
+"""Programs: taken apart, put together, and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.literals import TypedNdArray as _TypedNdArray
+from jax.extend import core as _extend
+
+from replicax._jax.traces import current_trace, staging_trace
+from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
+
+
+def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
+    """The body of the one ``shard_map`` in ``traced``, and what it is applied to.
+
+    The second result has an entry for each input of the body: an ``int``, the position among the traced
+    function's arguments, or a concrete array that the function closed over.
+    """
+    closed = traced.jaxpr
+    equations = closed.jaxpr.eqns
+    if len(equations) != 1 or equations[0].primitive.name != "shard_map":
+        raise AssertionError(f"expected one shard_map, got {[e.primitive.name for e in equations]}")
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    positions = {v: i for i, v in enumerate(closed.jaxpr.invars)}
+    operands = [
+        v.val if isinstance(v, Literal) else constants[v] if v in constants else positions[v]
+        for v in equations[0].invars
+    ]
+    body = equations[0].params["jaxpr"]
+    return getattr(body, "jaxpr", body), operands
+
+
+def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
+    """A program of these equations, with the name of another one."""
+    effects = frozenset().union(*(e.effects for e in equations))
+    return replace_inputs(like, invars, equations, outvars).replace(effects=effects)
+
+
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls Python functions on the host."""
+    return any("callback" in e.primitive.name or any(map(calls_back, sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
+def acts_outside(equation: Equation) -> bool:
+    """Whether an equation does something besides computing its results (prints, calls back, …)."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+def constants_of(equation: Equation) -> Sequence[Any]:
+    """What the one program that an equation applies has closed over."""
+    programs = [p for p in equation.params.values() if isinstance(p, ClosedJaxpr)]
+    return programs[0].consts if programs else ()
+
+
+def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
+    """``jaxpr`` with other inputs, equations and outputs."""
+    return jaxpr.replace(
+        invars=list(invars),
+        eqns=list(equations),
+        outvars=list(outvars),
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
+
+
+def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
+    program = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+    if staging_trace(current_trace()) is not current_trace():
+        # Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls
+        # back to running operation by operation, as it does to find a NaN, a bare jaxpr sends it round in circles.
+        program = jax.jit(program, inline=True)
+    results: list[Any] = program(*args)
+    return results
+
+
+def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
+    """What ``fn``, which returns an array, does: a function that does it without its Python, and the result's kind."""
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)()
+    program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
+    return lambda: program()[0], shape
+
+
+def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
+    """A function that computes some results of ``fn`` from what they depend on.
+
+    Returns:
+      The function, and the positions of the arguments that it takes.
+    """
+    closed = jax.make_jaxpr(fn)(*avals)
+    wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
+    jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
+    return _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
+
+
+def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
+    """The results of one operation of a program, perhaps with other ``params``, as part of what is traced now."""
+    params = equation.primitive.get_bind_params(equation.params if params is None else params)
+    names = _source_info.current_name_stack() + equation.source_info.name_stack
+    with _source_info.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
+    """The programs inside an equation (a loop's body, a branch, a called function)."""
+    return [getattr(j, "jaxpr", j) for j in _extend.jaxprs_in_params(equation.params)]
+
+
+def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
+    """The params of an equation, with ``fn`` applied to the programs in them; it keeps inputs and outputs."""
+
+    def of_value(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            assert not value.consts
+            return ClosedJaxpr(fn(value.jaxpr), ())
+        if isinstance(value, Jaxpr):
+            return fn(value)
+        return tuple(map(of_value, value)) if type(value) is tuple else value
+
+    return {name: of_value(value) for name, value in params.items()}
+
+
+def host_function(equation: Equation) -> Any:
+    """The Python function that a ``pure_callback`` calls."""
+    return getattr(equation.params["callback"], "callback_func", None)
+
+
+def abstract_mesh(mesh: Any) -> Any:
+    """What programs inside ``shard_map(mesh=mesh)`` over all of its axes know of the mesh."""
+    kinds = (jax.sharding.AxisType.Manual,) * len(mesh.axis_names)
+    return mesh.abstract_mesh.update(axis_types=kinds)
+
+
+def fresh(atom: Any, mesh: Any) -> Any:
+    """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
+    aval = _aval_on(atom.aval, mesh)
+    if not isinstance(atom, Literal):
+        return _core.Var(aval)
+    value = atom.val
+    if isinstance(value, _TypedNdArray):  # which has an abstract value of its own
+        value = _TypedNdArray(np.asarray(value), aval)
+    return _core.Literal(value, aval)
+
+
+def _aval_on(aval: Any, mesh: Any) -> Any:
+    if not isinstance(aval, ShapedArray):
+        return aval
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
+    return aval.update(sharding=sharding)
+
+
+def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:
+    """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
+    with equation.ctx.manager:  # which puts back at its end what is changed here
+        _config.abstract_mesh_context_manager.set_local(mesh)
+        ctx = _core.JaxprEqnContext()
+    params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
+    return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
+
+
+def _param_on(value: Any, mesh: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(_program_on(value.jaxpr, mesh), value.consts)
+    if isinstance(value, Jaxpr):
+        return _program_on(value, mesh)
+    if isinstance(value, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(mesh, value.spec)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
+        return type(value)(_param_on(v, mesh) for v in value)
+    return value
+
+
+def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:
+    env: dict[Any, Any] = {}
+
+    def moved(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return fresh(atom, mesh)
+        if atom not in env:
+            env[atom] = atom if isinstance(atom, _core.DropVar) else fresh(atom, mesh)
+        return env[atom]
+
+    return jaxpr.replace(
+        constvars=[moved(v) for v in jaxpr.constvars],
+        invars=[moved(v) for v in jaxpr.invars],
+        eqns=[on_mesh(e, [moved(v) for v in e.invars], [moved(v) for v in e.outvars], mesh) for e in jaxpr.eqns],
+        outvars=[moved(v) for v in jaxpr.outvars],
+    )
+
+
+def is_mutable(atom: Any) -> bool:
+    """Whether a variable of a program is a mutable array (``jax.new_ref``)."""
+    return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"
+
+
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
+    """A jaxpr without the constants that may be closed over it."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def source_line(equation: Equation) -> str:
+    """``file.py:12 (function)``: the user's line that an equation comes from."""
+    frame = _source_info.user_frame(equation.source_info.traceback)
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"

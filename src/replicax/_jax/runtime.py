@@ -1,0 +1,91 @@
+"""Settings, devices and processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.clusters import cloud_tpu_cluster as _clusters
+from jaxlib import _jax as _jaxlib
+
+
+def settings_of_this_thread() -> Callable[[], None]:
+    """A function that gives another thread the JAX settings that a ``with`` block has changed in this one."""
+    holders: list[Any] = [h for h in jax.config._value_holders.values() if hasattr(h, "get_local")]
+    local = [(h, h.get_local()) for h in holders]
+
+    def adopt() -> None:
+        for holder, value in local:
+            if value is not _config.config_ext.unset:
+                holder.set_local(value)
+
+    return adopt
+
+
+def trace_settings() -> Any:
+    """A hashable digest of every JAX setting that changes what is traced (x64, precision, …)."""
+    return _config.trace_context()
+
+
+def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
+    """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
+    manager: contextlib.AbstractContextManager[None] = _config.enable_compilation_cache(False)
+    return manager
+
+
+def is_absent(device: jax.Device) -> bool:
+    """Whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
+    return isinstance(device.client, _jaxlib.CompileOnlyPyClient)
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has made its devices already, so that their number can't change any more."""
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+def coordination_client() -> Any:
+    """The client of the service that ``jax.distributed.initialize`` has started; ``None`` if nobody has."""
+    return _distributed.global_state.client
+
+
+def process_index_and_count() -> tuple[int, int]:
+    """This process's number, and how many there are, without making devices."""
+    return _distributed.global_state.process_id, _distributed.global_state.num_processes
+
+
+def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
+    """What the coordination service has, or gets within that time, as ``key``; ``None`` if nothing comes."""
+    try:
+        value: bytes = client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+    return value
+
+
+def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
+    """Set ``key`` in the coordination service, unless it has a value already; which it has."""
+    try:
+        client.key_value_set_bytes(key, value)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+        value = client.key_value_try_get_bytes(key)
+    return value
+
+
+def tpu_cluster() -> tuple[str, list[str]] | None:
+    """Which cloud the TPUs of this machine belong to, and the addresses of the hosts of the slice; if any."""
+    for name, cluster in (("gke", _clusters.GkeTpuCluster), ("google_cloud", _clusters.GceTpuCluster)):
+        if cluster.is_env_present():
+            return name, cluster._get_worker_list_in_slice()
+    return None

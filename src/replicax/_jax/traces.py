@@ -1,0 +1,164 @@
+"""What is being traced now, and values in the middle of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import mesh as _mesh
+from jax._src import source_info_util as _source_info
+
+from replicax._jax.types import Primitive
+
+# Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
+_source_info.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+
+
+def current_trace() -> Any:
+    """The innermost JAX transformation now in progress (an opaque object, compared with ``is``)."""
+    return _core.trace_ctx.trace
+
+
+def eval_trace() -> Any:
+    """What :func:`current_trace` returns when nothing is being traced."""
+    return _core.eval_trace
+
+
+def staging_trace(trace: Any) -> Any:
+    """The innermost trace, at or outside ``trace``, that records a program (``jit``, ``scan``, ``cond``, …)."""
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
+def traced_for(trace: Any) -> str:
+    """What a staging trace is for: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
+    info = getattr(getattr(trace, "frame", None), "debug_info", None)
+    return str(getattr(info, "traced_for", ""))
+
+
+# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
+# that such a function may read a variable, whose traced value is another one in the next step, after a write
+# and inside value_and_grad. A number that is part of JAX's cache keys, and changes whenever a kept program may
+# have gone stale, makes it trace the function again. Threads have numbers of their own: what one keeps, another
+# must not find.
+_generation = jax.make_user_context(0)
+_numbers = itertools.count(1)
+
+
+class _StagedReads(threading.local):
+    def __init__(self) -> None:
+        self.happened = False
+        self.depth = 0
+        self.generation = next(_numbers)
+
+
+_staged = _StagedReads()
+
+
+def note_staged_read() -> None:
+    """A variable's traced value has gone into a program that JAX may keep."""
+    _staged.happened = True
+
+
+def renew_kept_programs() -> None:
+    """From here on variables have other values: don't reuse kept programs that hold the old ones."""
+    if _staged.happened and _staged.depth:
+        _staged.happened = False
+        _staged.generation = next(_numbers)
+        _generation(_staged.generation).__enter__()  # the enclosing kept_programs() restores it
+
+
+@contextlib.contextmanager
+def kept_programs() -> Iterator[None]:
+    """Trace, reusing only such programs as JAX has kept that hold no variable's old value."""
+    if _staged.depth:
+        yield
+        return
+    _staged.depth += 1
+    try:
+        with _generation(_staged.generation):
+            renew_kept_programs()
+            yield
+    finally:
+        _staged.depth -= 1
+
+
+def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Record operations in ``trace`` (an outer one), whatever transformation is innermost."""
+    manager: contextlib.AbstractContextManager[Any] = _core.set_current_trace(trace)
+    return manager
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Compute concrete values in the middle of a trace, as if nothing were being traced."""
+    axis_env = _core.trace_ctx.axis_env
+    with _core.set_current_trace(_core.eval_trace), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        _core.trace_ctx.set_axis_env(_core.top_axis_env)
+        try:
+            yield
+        finally:
+            _core.trace_ctx.set_axis_env(axis_env)
+
+
+class WatchingTrace(_core.EvalTrace):
+    """Computes as if nothing were being traced, and tells ``watch`` of each operation and its results."""
+
+    def __init__(self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        evaluate = _STEP_BY_STEP.get(primitive.name)
+        if evaluate is not None:
+            with _core.set_current_trace(self):
+                return evaluate(list(args), params)
+        results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
+        self._watch(primitive, args, params, results if primitive.multiple_results else [results])
+        return results
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
+"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
+
+
+# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
+
+
+def _call(program: Any, args: Sequence[Any]) -> list[Any]:
+    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+
+
+def _branch(args: list[Any], params: Any) -> list[Any]:
+    branches = params["branches"]
+    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+
+
+def _while(args: list[Any], params: Any) -> list[Any]:
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
+        state = _call(params["body_jaxpr"], [*body, *state])
+    return state
+
+
+_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
+    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
+    "cond": _branch,
+    "while": _while,
+}
