@@ -21,7 +21,7 @@ class RowUpdates:
     shape: Any
     dtype: Any
     is_stacked: Any
-    _is_on_read: Any
+    is_on_read: Any
     describe: Any
     check_casts: Any
     _in_replica: Any
@@ -52,7 +52,7 @@ class RowUpdates:
           ValueError: also if the variable is on-write with aggregation sum or mean: rows that some replicas set and
             others do not have no sum.
         """
-        if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self._is_on_read:
+        if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self.is_on_read:
             raise ValueError(
                 f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, as a replica "
                 "need not set all of them; use scatter_add, or aggregation 'only_first_replica'"
