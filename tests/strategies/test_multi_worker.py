@@ -94,7 +94,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "assign": ("LocalityError", "'w' .* was assigned a value of this worker's, and worker 1 has another"),
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),
         "create or run": ("DeadlockError", "worker 0 creates a variable 'unlike'; worker 1 runs the step 'one'"),
-        "split": ("ValueError", "'split': a variable can be split over the replicas of one process only"),
+        "split": ("ValueError", "a variable can be split over the replicas of one process only"),
         "devices": (
             "ValueError",
             "belongs to process .*MultiWorkerMirroredStrategy is the strategy for the devices of",
