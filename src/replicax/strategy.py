@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from replicax import context, data
+from replicax.data.methods import Input
 from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.logical_devices import LogicalDevices
@@ -21,7 +22,7 @@ from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
 
 
-class Strategy(LogicalDevices):
+class Strategy(Input, LogicalDevices):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -302,131 +303,4 @@ class Strategy(LogicalDevices):
         context.check_cross_replica(self, "strategy.local_results")
         return across.local_results(self, value)
 
-    # --- input ------------------------------------------------------------------------------------------
-
-    def distribute_dataset(self, dataset: Any, options: data.InputOptions | None = None) -> data.DistributedDataset:
-        """Feed the replicas from ``dataset``, whose elements are *global* batches.
-
-        Args:
-          dataset: a Grain ``MapDataset``, ``IterDataset`` or ``DataLoader``; any re-iterable, or generator function, of
-            pytrees of NumPy arrays; or one such pytree, whose slices along dim 0 are the batches. Dim 0 of every
-            array of a batch is divided over the replicas in order: 5 over 4 replicas as 2, 2, 1, 0.
-          options: what each worker reads, what to do with a last batch that is not full, and how far to read ahead;
-            see :class:`InputOptions`.
-
-        Returns:
-          A re-iterable of pytrees with ``PerReplica`` leaves (bare arrays with one replica). Each iteration
-          starts anew.
-
-        Raises:
-          TypeError: ``dataset`` is an iterator, which can be gone through only once, or not iterable.
-          ValueError: an empty dataset; sharing by file, of fewer files than workers; while iterating: a batch that has
-            no dim to split.
-          ContextError: called inside a replica.
-
-        No collective; workers that read files of their own agree on each element through the coordination service.
-
-        >>> import replicax, numpy as np
-        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> batches = [{"x": np.arange(4.0)}, {"x": np.arange(4.0, 8.0)}]
-        >>> for batch in strategy.distribute_dataset(batches):
-        ...     print(strategy.reduce("sum", batch["x"], axis=0))
-        6.0
-        22.0
-        """
-        options = data.checked_input_options(options, "strategy.distribute_dataset")
-        context.check_cross_replica(self, "strategy.distribute_dataset")
-        context.check_present(self, "strategy.distribute_dataset")
-        return data.DistributedDataset(dataset, options, data.feed_of(self.extended), "strategy.distribute_dataset")
-
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions | None = None
-    ) -> data.DistributedDataset:
-        """Feed the replicas from datasets that each worker makes for itself, of *per-replica* batches.
-
-        Args:
-          dataset_fn: called once on each worker with an :class:`InputContext`, which says which worker it is for. It
-            returns a dataset as in :meth:`distribute_dataset`, each element of which goes to one replica, whole. So
-            batch by ``context.get_per_replica_batch_size(global_batch_size)``, and leave to each worker its own
-            examples: ``context.input_pipeline_id`` of ``context.num_input_pipelines``.
-          options: as in :meth:`distribute_dataset`; ``auto_shard_policy`` says nothing here.
-
-        Returns:
-          A re-iterable of pytrees with ``PerReplica`` leaves (bare arrays with one replica). Replicas for which no
-          batch is left get arrays of size 0.
-
-        Raises:
-          TypeError, ValueError, ContextError: as in :meth:`distribute_dataset`.
-
-        >>> import replicax, numpy as np
-        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> def batches(context):
-        ...     size = context.get_per_replica_batch_size(4)
-        ...     return [np.full(size, float(i)) for i in range(4)]
-        >>> for x in strategy.distribute_datasets_from_function(batches):
-        ...     print(strategy.gather(x, axis=0))
-        [0. 0. 1. 1.]
-        [2. 2. 3. 3.]
-        """
-        method = "strategy.distribute_datasets_from_function"
-        options = data.checked_input_options(options, method)
-        context.check_cross_replica(self, method)
-        context.check_present(self, method)
-        if not callable(dataset_fn):
-            raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
-        return data.DistributedDataset(None, options, data.feed_of(self.extended), method, dataset_fn)
-
-    def distribute_values_from_function(self, value_fn: Callable[[data.ValueContext], Any]) -> Any:
-        """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica; each worker does so for its own.
-
-        Args:
-          value_fn: gets a :class:`ValueContext` (``replica_id_in_sync_group``, ``num_replicas_in_sync``) and
-            returns that replica's component: an array, a number, or a pytree of them.
-
-        Returns:
-          The pytree with ``PerReplica`` leaves, also with a single replica.
-
-        Raises:
-          ValueError: the replicas' pytrees differ in structure.
-          ContextError: called inside a replica.
-
-        >>> import replicax
-        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> strategy.distribute_values_from_function(lambda ctx: ctx.num_replicas_in_sync)
-        PerReplica(int32[], 2 replicas)
-        """
-        context.check_cross_replica(self, "strategy.distribute_values_from_function")
-        context.check_present(self, "strategy.distribute_values_from_function")
-        return data.values_from_function(value_fn, self)
-
-    def make_numpy_dataset(self, numpy_input: Any) -> Any:
-        """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.
-
-        The arrays stay where they are; nothing is copied until an example is read. Shuffle and batch it with
-        Grain, and hand it to :meth:`distribute_dataset`.
-
-        Args:
-          numpy_input: a pytree of NumPy arrays with the same dim 0.
-
-        Returns:
-          A ``grain.MapDataset`` of pytrees of the same structure.
-
-        Raises:
-          ValueError: scalars, or arrays that differ in dim 0; the message names the leaf.
-
-        >>> import replicax, numpy as np
-        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> examples = strategy.make_numpy_dataset({"x": np.arange(6.0)})
-        >>> for batch in strategy.distribute_dataset(examples.batch(2)):
-        ...     print(strategy.gather(batch["x"], axis=0))
-        [0. 1.]
-        [2. 3.]
-        [4. 5.]
-        """
-        return data.numpy_examples(numpy_input)
-
     experimental_local_results = local_results
-    experimental_distribute_dataset = distribute_dataset
-    experimental_distribute_datasets_from_function = distribute_datasets_from_function
-    experimental_distribute_values_from_function = distribute_values_from_function
-    experimental_make_numpy_dataset = make_numpy_dataset
