@@ -311,6 +311,15 @@ def test_the_spec_is_enough_to_compile_the_step(strategy) -> None:
     assert float(strategy.reduce("sum", shares[0])) == 3.0
 
 
+def test_a_dataset_says_at_once_how_it_can_be_resumed(pair) -> None:
+    assert repr(pair.distribute_dataset([np.zeros(4)])) == (
+        "DistributedDataset(a list of batches; policy DATA; resume with any number of workers and replicas, and other "
+        "batch sizes)"
+    )
+    own = pair.distribute_datasets_from_function(lambda context: [np.zeros(2)] * 4)
+    assert "policy OFF; resume with as many workers: each has a dataset of its own" in repr(own)
+
+
 def test_cardinality(pair) -> None:
     examples = pair.make_numpy_dataset(np.zeros(10))
     assert pair.distribute_dataset(examples.batch(4)).cardinality == 3

@@ -13,7 +13,7 @@ from replicax.data.feed import Feed
 from replicax.data.input_context import InputContext
 from replicax.data.iterator import WHY_EMPTY, DistributedIterator
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.plan import InputPlan, planned
+from replicax.data.plan import InputPlan, how_to_resume, planned
 from replicax.data.sharing import Sharing, sharing_of
 from replicax.data.sources import as_source
 from replicax.execution.described import PaddedShapeDtypeStruct
@@ -66,6 +66,10 @@ class DistributedDataset:
         self._spec: Any = None
         self._batch: int | None = self._reading.batch_size  # rows of a full one
         self._examples: int | None = None  # that a full batch is made of, where workers have agreed on it
+
+    def __repr__(self) -> str:
+        resume = how_to_resume(self._source, self._reading, self._sharing)
+        return f"DistributedDataset({self._source.kind}; policy {self._sharing.policy.name}; resume {resume})"
 
     def __iter__(self) -> DistributedIterator:
         """Start anew."""

@@ -115,7 +115,7 @@ def planned(
         sharing.why,
         kind,
         _PARTIAL[options.partial_batch],
-        _resume(source, reading, sharing),
+        how_to_resume(source, reading, sharing),
         tuple(workers),
     )
 
@@ -135,7 +135,8 @@ def _rows(mine: range, sharing: Sharing, feed: Feed, batch: int | None, whole: b
     return rows
 
 
-def _resume(source: Source, reading: Reading, sharing: Sharing) -> str:
+def how_to_resume(source: Source, reading: Reading, sharing: Sharing) -> str:
+    """What a saved state can go on with, in words."""
     if source.unrepeatable:
         return f"no: {source.unrepeatable}"
     if sharing.policy is AutoShardPolicy.OFF:
