@@ -180,7 +180,7 @@ def test_the_tpus_that_jax_finds(monkeypatch) -> None:
 @pytest.mark.parametrize("variable", ["TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"])
 def test_workers_of_a_kubernetes_job(monkeypatch, variable: str) -> None:
     assert _jax.tpu_cluster() is None  # there is no TPU here
-    monkeypatch.setattr(_jax._clusters, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(_jax.runtime._clusters, "running_in_cloud_tpu_vm", True)
     monkeypatch.delenv("TPU_PROCESS_ADDRESSES", raising=False)
     monkeypatch.setenv(variable, "host-0,host-1")
     assert _jax.tpu_cluster() == ("gke", ["host-0", "host-1"])
