@@ -49,7 +49,7 @@ def waiting(replicas: int, steps: int) -> dict[str, Any]:
         def layer(_: Any, x: Any) -> Any:
             return jnp.tanh(x @ jnp.eye(256))
 
-        return jnp.sum(jax.lax.fori_loop(0, 160 // replicas, layer, x))
+        return jnp.sum(jax.lax.fori_loop(0, 1280 // replicas, layer, x))
 
     def timed(elements: Any, count: int) -> tuple[float, float]:
         """Medians of the time of a step, and of the wait before it."""

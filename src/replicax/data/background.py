@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import copy
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ _PATIENCE_WITH_JAX = 30.0
 
 class _Made(NamedTuple):
     element: Any
-    state: Any
+    state: bytes
 
 
 class Ahead:
@@ -39,7 +39,7 @@ class Ahead:
     def __init__(self, elements: Elements, depth: int) -> None:
         self._elements: Elements | None = elements
         self._depth = depth
-        self._state = elements.get_state()
+        self._state = pickle.dumps(elements.get_state())  # as it is now, whatever becomes of its parts
         self._ready: collections.deque[_Made] = collections.deque()
         # An RLock: a dropped iterator is closed by whichever thread the garbage collector runs on, also by ours.
         self._changed = threading.Condition()
@@ -50,7 +50,7 @@ class Ahead:
 
     def get_state(self) -> Any:
         """Where the pass is: after the element that was given last."""
-        return self._state
+        return pickle.loads(self._state)
 
     def __next__(self) -> Any:
         with self._changed:
@@ -89,7 +89,7 @@ class Ahead:
         assert self._elements is not None
         made = None
         try:
-            made = _Made(next(self._elements), copy.deepcopy(self._elements.get_state()))
+            made = _Made(next(self._elements), pickle.dumps(self._elements.get_state()))
         except StopIteration:
             pass
         except BaseException as error:
