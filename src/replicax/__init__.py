@@ -7,6 +7,8 @@
 Array(3., dtype=float32)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from replicax.communication import CommunicationImplementation, CommunicationOptions
 from replicax.context import (
     ReplicaContext,
@@ -44,7 +46,6 @@ from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
-from replicax.planning import Chip, Plan, plan
 from replicax.reduction import ReduceOp
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -71,6 +72,9 @@ from replicax.variables import (
     Synchronization,
     Variable,
 )
+
+if TYPE_CHECKING:
+    from replicax.planning import Chip, Plan, plan
 
 __version__ = "0.1.0"
 
@@ -144,3 +148,11 @@ __all__ = [
     "use_cpu_devices",
     "value_and_grad",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Chip", "Plan", "plan"):  # plan mode is loaded when it is used, so that `import replicax` is quick
+        from replicax import planning
+
+        return getattr(planning, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
