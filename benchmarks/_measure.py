@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -70,6 +71,27 @@ def interleave(calls: Sequence[Callable[[], None]], seconds: float, warmup: int 
             mine.append(time.perf_counter() - start)
         sides.reverse()
     return times
+
+
+def measured(
+    description: str,
+    quick: str,
+    measure_here: Callable[[int, int, float], Any],
+    measure: Callable[[int, float], dict[str, Any]],
+    rounds: int,
+    quick_share: float,
+) -> dict[str, Any]:
+    """What a benchmark's command line asks for: ``measure(rounds, share)``, or in a process of it ``measure_here``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help=f"about {quick} of the time, and noisier")
+    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # one process of the measurement
+    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.devices is not None:
+        print(json.dumps(measure_here(options.devices, options.turn, options.share)))
+        sys.exit()
+    return measure(2, quick_share) if options.quick else measure(rounds, 1.0)
 
 
 def in_subprocess(script: str, *arguments: str) -> Any:

@@ -7,10 +7,8 @@ Prints a table, writes ``results/overhead.json``, and exits with 1 if a bar is m
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -204,16 +202,8 @@ def _verdict(passed: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What Replicax costs, against hand-written jit(shard_map).")
-    parser.add_argument("--quick", action="store_true", help="about a third of the time, and noisier")
-    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # one process of the measurement
-    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.devices is not None:
-        print(json.dumps(measure_here(options.devices, options.turn, options.share)))
-        return
-    results = measure(rounds=2, share=0.5) if options.quick else measure(ROUNDS, share=1.0)
+    description = "What Replicax costs, against hand-written jit(shard_map)."
+    results = _measure.measured(description, "a third", measure_here, measure, ROUNDS, quick_share=0.5)
     show(results)
     _measure.write("overhead.json", results)
     passed = all(c["passed"] and c["same_program"] for c in results["cases"])

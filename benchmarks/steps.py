@@ -9,10 +9,8 @@ Prints a table, writes ``results/steps.json``, and exits with 1 if a bar is miss
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import queue
 import statistics
 import sys
@@ -348,16 +346,8 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What many steps per dispatch cost, and what they save.")
-    parser.add_argument("--quick", action="store_true", help="about a fifth of the time, and noisier")
-    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # one process of the measurement
-    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.devices is not None:
-        print(json.dumps(measure_here(options.devices, options.turn, options.share)))
-        return
-    results = measure(rounds=2, share=0.4) if options.quick else measure(ROUNDS, share=1.0)
+    description = "What many steps per dispatch cost, and what they save."
+    results = _measure.measured(description, "a fifth", measure_here, measure, ROUNDS, quick_share=0.4)
     show(results)
     _measure.write("steps.json", results)
     sys.exit(not all(case["passed"] for case in results["cases"]))

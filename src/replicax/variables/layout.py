@@ -6,6 +6,7 @@ what one replica finds on its own device.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ class Layout(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Usual:
+class _Usual(abc.ABC):
     """Stored between programs as it is in them, and whole.
 
     Attributes:
@@ -117,8 +118,9 @@ class _Usual:
             " of each" if replicas > 1 else ""
         )
 
+    @abc.abstractmethod
     def _on_replicas(self, replicas: int, logical: int) -> str:
-        raise NotImplementedError
+        """Where the value is, in words, whatever its logical devices."""
 
 
 @dataclasses.dataclass(frozen=True)
