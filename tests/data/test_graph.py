@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import re
+import threading
 
 import grain
 import jax
@@ -108,6 +109,72 @@ def check_graph(make, may_refuse) -> None:
         else:
             assert re.search("comes after the batch|nothing but the order is known", why)
             assert may_refuse
+
+
+ROWS = np.arange(26, dtype=np.int32)
+
+
+class Numbers:
+    """A random-access source of somebody's own."""
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, index):
+        assert 0 <= index < len(ROWS)
+        return ROWS[index]
+
+
+class Tenfold(grain.MapDataset):
+    """A node of somebody's own."""
+
+    def __len__(self):
+        return len(self._parent)
+
+    def __getitem__(self, index):
+        return self.slice(index) if isinstance(index, slice) else 10 * self._parent[index]
+
+
+SOURCES = {"array": ROWS, "list": list(ROWS), "source": Numbers()}
+OVER_SOURCES = {
+    "batch": lambda s: s.batch(4),
+    "slice": lambda s: s[3:].batch(4),
+    "stride": lambda s: s.slice(slice(1, None, 3)).batch(4),
+    "shuffle": lambda s: s.shuffle(seed=1).batch(4),
+    "window": lambda s: experimental.WindowShuffleMapDataset(s, window_size=5, seed=1).batch(4),
+    "shuffle, repeat": lambda s: s.shuffle(seed=1).repeat(3).batch(4),
+    "batch, shuffle, repeat": lambda s: s.batch(4).shuffle(seed=1).repeat(3),
+    "seed, map at random": lambda s: s.seed(3).random_map(lambda x, rng: x + 100 * rng.integers(9)).shuffle().batch(4),
+    "index": lambda s: s.shuffle(seed=1).map_with_index(lambda i, x: x + 100 * i).batch(4),
+    "concatenate": lambda s: grain.MapDataset.concatenate([s, s[:3], s.map(lambda x: -x)]).batch(4),
+    "mix": lambda s: grain.MapDataset.mix([s, s.map(lambda x: -x)], weights=[0.25, 0.75]).batch(4),
+    "own node": lambda s: Tenfold(s.shuffle(seed=1)).batch(4),
+    "zip": lambda s: (
+        experimental.ZipMapDataset([s, s.shuffle(seed=2)]).map(lambda pair: pair[0] + 100 * pair[1]).batch(4)
+    ),
+    "batch by a function": lambda s: s.batch(4, batch_fn=lambda rows: np.stack(rows[::-1])),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", OVER_SOURCES)
+def test_examples_read_together_are_those_that_grain_reads_one_by_one(name, source) -> None:
+    dataset = OVER_SOURCES[name](grain.MapDataset.source(SOURCES[source]))
+    expected = [batch.tolist() for batch in dataset]
+    found = [[x for part in step for x in part] for step in steps_of(Run(lambda context: dataset, 1, 2))]
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["batch", "shuffle, repeat", "index"])
+def test_what_is_in_memory_is_read_by_one_thread(name) -> None:
+    dataset = OVER_SOURCES[name](grain.MapDataset.source(ROWS))
+    strategy = replicax.MirroredStrategy(["cpu:0"])
+    before = set(threading.enumerate())
+    with iter(strategy.distribute_dataset(dataset)) as elements:
+        next(elements)
+        names = [thread.name for thread in set(threading.enumerate()) - before]
+    in_memory = name != "index"  # a function is asked for by several threads, as it may wait for storage
+    assert (names == ["replicax-input"]) == in_memory
 
 
 def refused(run, state) -> str:

@@ -7,10 +7,11 @@ work of reading, in ways that it does not promise to others: whatever we need to
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
+import numpy as np
 
 
 def chain(dataset: Any) -> list[Any]:
@@ -134,6 +135,52 @@ def stacked_by(node: Any) -> Callable[[list[Any]], Any]:
     """The function with which a batch node puts examples together."""
     function: Callable[[list[Any]], Any] = node._batch_fn
     return function
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether reading ``dataset`` is nothing but copying rows of arrays."""
+    *nodes, root = chain(dataset)
+    known = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
+    if not all(_name(node) in known or (is_batch(node) and stacks_examples(node)) for node in nodes):
+        return False
+    source = getattr(root, "_source", None)
+    return _name(root) == "SourceMapDataset" and (
+        isinstance(source, np.ndarray | list | tuple) or getattr(source, "is_in_memory", False)
+    )
+
+
+def examples_at(parent: Any, numbers: range) -> list[Any]:
+    """Those examples of ``parent``, asked for together."""
+    examples: list[Any] = parent._getitems(list(numbers))
+    return examples
+
+
+def asked_together(root: Any) -> Any:
+    """A root node with the same examples, which can be asked for several at once.
+
+    Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
+    """
+    if _name(root) != "SourceMapDataset" or hasattr(root._source, "_getitems"):
+        return root
+    return _Examples(root._source)
+
+
+class _Examples(grain.MapDataset):
+    """What a random-access source has."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self._source[index % len(self._source)]
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        source, length = self._source, len(self._source)
+        return [source[i % length] for i in indices]
 
 
 def on_top_of(nodes: list[Any], parent: Any) -> Any:

@@ -59,14 +59,15 @@ class Reading(Protocol):
           rows: of how many examples to make each batch; ``None`` for what the dataset says.
         """
 
-    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
         """A Grain iterator over the batches of a stream, from where it was.
 
         Args:
           state: of the stream.
           own: how many replicas there are, and which of them are this worker's, if rows of others need not be read.
             The batches are then :class:`OwnRows` if that can be had, and whole otherwise.
-          ahead: how a random-access dataset is read, if it does not say so itself.
+          ahead: how a random-access dataset is read, if it does not say so itself; by default with threads, except for
+            what is in memory, where they would only contend for Python's lock.
         """
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
@@ -91,6 +92,11 @@ def reading_of(source: Source) -> Numbered | Filed | Whole:
     if is_filed and all(map(graph.is_divisible, nodes[:-1])):
         return Filed(above, batch, below)
     return Whole(source, above, batch)
+
+
+def _ahead(source: Source) -> grain.ReadOptions:
+    """How ``source`` is read, if it is a random-access dataset."""
+    return READ_NOTHING_AHEAD if graph.is_in_memory(source.dataset) else READ_AHEAD
 
 
 def _rows_of(above: list[Any], batch: Any) -> int | None:
@@ -120,13 +126,13 @@ class OwnRows:
         self.size = size
 
 
-class _OwnRowsMapDataset(grain.MapDataset):
-    """A batch node that reads some rows of each batch."""
+class _BatchMapDataset(grain.MapDataset):
+    """The batches of Grain's own node, each read in one go; and of each only some rows, where others read the rest."""
 
-    def __init__(self, batch: Any, own: tuple[int, range]) -> None:
+    def __init__(self, batch: Any, own: tuple[int, range] | None) -> None:
         super().__init__(batch._parent)
         self._batch = batch
-        self._replicas, self._mine = own
+        self._own = own
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -138,12 +144,14 @@ class _OwnRowsMapDataset(grain.MapDataset):
         examples, size = len(self._parent), graph.batch_size(self._batch)
         first = number * size
         rows = min(examples - first, size)
-        split = shares(rows, self._replicas)
-        start = sum(split[: self._mine.start])
-        count = sum(split[self._mine.start : self._mine.stop])
-        start = min(start, rows - 1) + first + epoch * examples
-        mine = [self._parent[i] for i in range(start, start + max(1, count))]
-        return OwnRows(graph.stacked_by(self._batch)(mine), rows)
+        start, count = 0, rows
+        if self._own is not None:
+            replicas, mine = self._own
+            split = shares(rows, replicas)
+            start, count = min(sum(split[: mine.start]), rows - 1), max(1, sum(split[mine.start : mine.stop]))
+        start += first + epoch * examples
+        batch = graph.stacked_by(self._batch)(graph.examples_at(self._parent, range(start, start + count)))
+        return batch if self._own is None else OwnRows(batch, rows)
 
 
 class Numbered:
@@ -151,7 +159,7 @@ class Numbered:
 
     def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         self._above, self._batch, self._below = above, batch, below
-        self._examples = below[0]
+        self._ahead = _ahead(source)
         self.examples: int | None = graph.batch_size(batch)
         self.batch_size = _rows_of(above, batch)
         self.length = source.length
@@ -159,33 +167,30 @@ class Numbered:
         files = graph.file_source(below[-1])
         can_divide = files is not None and all(map(graph.is_divisible, [*above, batch, *below[:-1]]))
         self.files: tuple[str, ...] | None = tuple(files.files) if can_divide else None
-        self.known_by = {"examples": len(self._examples)}
+        self.known_by = {"examples": len(self.examples_of(None))}
         # A function of the user's may make batches that depend on all their examples, such as padded ones.
         self.reads_own_rows = self.gives_new_arrays = _are_as_stacked(above, batch)
 
     def examples_of(self, files: Sequence[str] | None) -> Any:
-        """The examples that come from some of the files."""
-        if files is None:
-            return self._examples
-        root = graph.with_files(self._below[-1], tuple(files))
-        return graph.on_top_of(self._below[:-1], root)
+        """The examples that come from some of the files; ``None`` for all."""
+        root = self._below[-1] if files is None else graph.with_files(self._below[-1], tuple(files))
+        return graph.on_top_of(self._below[:-1], graph.asked_together(root))
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         files = None if files is None else list(files)
         part = {"files": files, "start": 0, "stop": len(self.examples_of(files)) if files or files is None else 0}
         return {"parts": [part], "native": None, "rows": rows or self.examples, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
         examples = [self._examples_in(part) for part in state["parts"] if part["start"] < part["stop"]]
         if not examples:
             return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=READ_NOTHING_AHEAD))
         parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
         batch = graph.batched(parent, self._batch, state["rows"], state["rows"] == self.examples)
-        if own is not None and self.reads_own_rows:
-            batch = _OwnRowsMapDataset(batch, own)
+        batch = _BatchMapDataset(batch, own if self.reads_own_rows else None)
         dataset = graph.on_top_of(self._above, batch)
         if graph.is_random_access(dataset):
-            dataset = dataset.to_iter_dataset(read_options=ahead)
+            dataset = dataset.to_iter_dataset(read_options=ahead or self._ahead)
         iterator = iter(dataset)
         if state["native"] is not None:
             iterator.set_state(state["native"])
@@ -240,7 +245,7 @@ class Filed:
         parts: list[elastic.Part] = [{"files": files, "skip": {}, "state": None}] if files else []
         return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
         records = elastic.InSequence(self._records_in, state["parts"])
         rows = state["rows"]
         if self._batch is not None:
@@ -295,6 +300,7 @@ class Whole:
 
     def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         self._source = source
+        self._ahead = _ahead(source)
         self.examples = self.batch_size = _rows_of(above, batch)
         self.known_by: dict[str, Any] = {"order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's"}
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
@@ -303,10 +309,10 @@ class Whole:
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         return {"parts": None, "native": None, "rows": rows, "of": self.known_by}
 
-    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = READ_AHEAD) -> Any:
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
         dataset = self._source.dataset
         if graph.is_random_access(dataset):
-            dataset = dataset.to_iter_dataset(read_options=ahead)
+            dataset = dataset.to_iter_dataset(read_options=ahead or self._ahead)
         if state["rows"] is not None:
             dataset = experimental.RebatchIterDataset(dataset, state["rows"])
         iterator = iter(dataset)

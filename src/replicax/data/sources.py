@@ -112,6 +112,8 @@ def _refused(dataset: Any, method: str) -> str:
 class _Slices:
     """The slices of a pytree of arrays along dim 0, as a random-access source."""
 
+    is_in_memory = True
+
     def __init__(self, arrays: Any) -> None:
         paths, self._tree = jax.tree_util.tree_flatten_with_path(known(arrays))
         if not paths:
