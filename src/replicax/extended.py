@@ -19,7 +19,7 @@ from replicax.execution.described import described
 from replicax.execution.destinations import destination, holds_variables
 from replicax.execution.placing import devices_here
 from replicax.execution.replicate import Executable
-from replicax.execution.run import prepare
+from replicax.execution.run import arguments_of, prepare
 from replicax.execution.together import Calls
 from replicax.locality import T
 from replicax.nests import is_leaf, known
@@ -422,7 +422,7 @@ class StrategyExtended:
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
         args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
-        return prepare(self.strategy, fn, args, kwargs)[0]
+        return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` has been run under this strategy to trace it.

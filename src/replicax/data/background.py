@@ -39,7 +39,8 @@ class Ahead:
     def __init__(self, elements: Elements, depth: int) -> None:
         self._elements: Elements | None = elements
         self._depth = depth
-        self._state = pickle.dumps(elements.get_state())  # as it is now, whatever becomes of its parts
+        self.state = pickle.dumps(elements.get_state())  # as it is now, whatever becomes of its parts
+        """Where the pass is, pickled: after the element that was given last."""
         self._ready: collections.deque[_Made] = collections.deque()
         # An RLock: a dropped iterator is closed by whichever thread the garbage collector runs on, also by ours.
         self._changed = threading.Condition()
@@ -47,10 +48,6 @@ class Ahead:
         self._is_over = False
         self._error: tuple[BaseException, TracebackType | None] | None = None
         self._closed = False
-
-    def get_state(self) -> Any:
-        """Where the pass is: after the element that was given last."""
-        return pickle.loads(self._state)
 
     def __next__(self) -> Any:
         with self._changed:
@@ -64,7 +61,7 @@ class Ahead:
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:
-                element, self._state = self._ready.popleft()
+                element, self.state = self._ready.popleft()
                 self._changed.notify_all()
                 return element
             if self._error is not None:

@@ -88,7 +88,7 @@ class Running:
 
     def get_state(self) -> Any:
         """The state after the element that was given last."""
-        return self._iterator.get_state() if self._state is None else pickle.loads(self._state)
+        return pickle.loads(self._iterator.state if self._state is None else self._state)
 
     def end(self) -> None:
         """End the threads, and let go of what they have read."""
@@ -96,13 +96,13 @@ class Running:
         self._left.clear()
 
     def _received(self, staged: bool) -> Taken:
-        before = pickle.dumps(self.get_state())
+        before = self._iterator.state
         element = next(self._iterator)
         if isinstance(element, Taken):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return Taken(group, [before, pickle.dumps(self._iterator.get_state())])
+        return Taken(group, [before, self._iterator.state])
 
     def _first(self, most: int) -> Taken:
         taken = self._left.popleft()

@@ -35,6 +35,8 @@ class Taken:
 
 def joined_where_alike(takens: Sequence[Taken]) -> list[Taken]:
     """The same elements in as few groups as possible."""
+    if len(takens) == 1:
+        return list(takens)
     result = []
     for _, group in itertools.groupby(enumerate(takens), lambda x: _kind(*x)):
         members = [taken for _, taken in group]

@@ -65,13 +65,21 @@ class FunctionKey:
       places: the same, with those of captured functions, by code and name.
     """
 
-    __slots__ = ("_hash", "captured", "code", "places")
+    __slots__ = ("_hash", "_wrapped", "captured", "code", "places")
 
     def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
         self.code = code
         self.captured = captured
         self.places = places
         self._hash = hash((code, captured))
+        self._wrapped: dict[type, FunctionKey] = {}
+
+    def wrapped(self, wrapper: type) -> FunctionKey:
+        """The key of this step in a :class:`Wrapper` of that type."""
+        key = self._wrapped.get(wrapper)
+        if key is None:
+            key = self._wrapped[wrapper] = FunctionKey(self.code, (("wrapper", wrapper), *self.captured), self.places)
+        return key
 
     @property
     def is_dead(self) -> bool:
@@ -92,17 +100,31 @@ class FunctionKey:
         )
 
 
+class Wrapper:
+    """What makes another step of a function; it is the same step as any other of its type around that function.
+
+    Args:
+      fn: the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+
+
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.
 _keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, list[_Captured], FunctionKey]]
 _keys = weakref.WeakKeyDictionary()
 
 
 def function_key(fn: Callable[..., Any]) -> FunctionKey:
-    """The key of ``fn``: a function, a method, a ``functools.partial`` of one, or any callable object."""
+    """The key of ``fn``: a function, a method, a ``functools.partial`` or a wrapper of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
         known = _keys.get(fn)
         if known is not None and known[0] == _definition(fn) and _are_current(known[1]):
             return known[2]
+    if isinstance(fn, Wrapper):
+        return function_key(fn.fn).wrapped(type(fn))
     return _new_key(fn)
 
 
@@ -124,6 +146,8 @@ _changed_by_tracing: set[tuple[types.CodeType, str]] = set()
 
 
 def _new_key(fn: Callable[..., Any]) -> FunctionKey:
+    if isinstance(fn, Wrapper):
+        return _new_key(fn.fn).wrapped(type(fn))
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):

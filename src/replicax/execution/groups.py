@@ -11,6 +11,7 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicax.execution.arguments import Arguments
 from replicax.execution.placing import example_mask
 from replicax.nests import is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
@@ -77,14 +78,20 @@ class Group:
     @property
     def described(self) -> Any:
         """An element with ``jax.ShapeDtypeStruct`` in the place of arrays."""
-        mask = self.mask
+        return _described(self.tree, self.bare, self._kinds, self.mask)
 
-        def one(array: jax.Array) -> Any:
-            shape = (*array.shape[: self._axis], *array.shape[self._axis + 1 :])
-            described: Any = jax.ShapeDtypeStruct(shape, array.dtype)
-            return described if self.bare else PerReplica(Stacked(described), mask)
+    @property
+    def arguments(self) -> Arguments:
+        """Those of a step that gets an element, as it is described."""
+        if self.masks is not None:
+            return Arguments((self.described,), {})
+        return _arguments(self.tree, self.bare, self._kinds)
 
-        return jax.tree_util.tree_unflatten(self.tree, [one(a) for a in self.arrays])
+    @property
+    def _kinds(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
+        """Shape and dtype of each array of an element."""
+        at = self._axis
+        return tuple(((*a.shape[:at], *a.shape[at + 1 :]), a.dtype) for a in self.arrays)
 
     def elements(self) -> list[Any]:
         """One by one, as iterating over the dataset gives them."""
@@ -118,6 +125,16 @@ class Group:
 
     def _masks(self, array: jax.Array, counts: jax.Array, sizes: tuple[tuple[int, ...], ...]) -> Masks:
         return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
+
+
+def _described(tree: Any, bare: bool, kinds: Any, mask: ExampleMask | None) -> Any:
+    arrays: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+    return jax.tree_util.tree_unflatten(tree, arrays if bare else [PerReplica(Stacked(a), mask) for a in arrays])
+
+
+@functools.lru_cache(maxsize=256)  # asked for at every call
+def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
+    return Arguments((_described(tree, bare, kinds, None),), {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -34,7 +34,8 @@ _no_arguments = Arguments((), {})
 
 def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
-    executable, arguments = prepare(strategy, fn, args, kwargs, together=True)
+    arguments = arguments_of(strategy, fn, args, kwargs)
+    executable = prepare(strategy, fn, arguments, together=True)
     extended = strategy.extended
     # Count first: the number of a call must be the same on all workers, whatever else is true of it.
     if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
@@ -76,27 +77,27 @@ def launch(strategy: Strategy, executable: Executable, placed: Sequence[Any]) ->
     return computed
 
 
-def prepare(
-    strategy: Strategy,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    together: bool = False,
-) -> tuple[Executable, Arguments]:
-    """The executable of ``fn`` for these arguments, traced now if it is new.
-
-    Args:
-      strategy: whose replicas run it.
-      fn: the step.
-      args: its arguments.
-      kwargs: the same, by name.
-      together: whether all workers do this, so that they are told if this one fails.
+def arguments_of(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Arguments:
+    """The arguments of a call of ``fn`` that ``strategy`` may run.
 
     Raises:
       ContextError, TypeError: see :func:`check_call`.
     """
     check_call(strategy, fn, args)
-    arguments = Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
+    return Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
+
+
+def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:
+    """The executable of ``fn`` for these arguments, traced now if it is new.
+
+    Args:
+      strategy: whose replicas run it.
+      fn: the step.
+      arguments: of the step.
+      together: whether all workers do this, so that they are told if this one fails.
+    """
     key = (function_key(fn), arguments.key, _jax.trace_settings())
     cache = strategy.extended.programs
     executable = cache.find(key)
@@ -123,7 +124,7 @@ def prepare(
         after = key_after_tracing(fn, key[0])
         cache.add((after, *key[1:]), executable, program.name)
         cache.share_created(key[0], after)
-    return executable, arguments
+    return executable
 
 
 def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], method: str = "strategy.run") -> None:

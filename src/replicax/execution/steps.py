@@ -7,7 +7,6 @@ all lengths of groups, and an element that no compiled program can hold is a ste
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.function_key import Wrapper
 from replicax.execution.groups import Group, Single
 from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import default_options
@@ -45,18 +45,8 @@ class Source(Protocol):
         """These have not been used: the last of what :meth:`take` gave."""
 
 
-class Step(functools.partial):  # type: ignore[type-arg]  # so that its key is that of the function and a mark
+class Step(Wrapper):
     """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context."""
-
-    fn: Callable[..., Any]
-    __name__: str
-
-    def __new__(cls, fn: Callable[..., Any]) -> Step:
-        """The step of ``fn``."""
-        self = super().__new__(cls, fn, "run_steps")
-        self.fn = fn
-        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
-        return self
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
@@ -90,9 +80,7 @@ def run_steps(
     step, done = Step(fn), 0
     returned: Any = None
     try:
-        programs = [
-            prepare(strategy, step, (g.described,), None, True)[0] if isinstance(g, Group) else None for g in groups
-        ]
+        programs = [prepare(strategy, step, g.arguments, True) if isinstance(g, Group) else None for g in groups]
         if len(groups) > 1 or initial_loop_values is not None:
             _check_outputs(step.__name__, programs, groups, initial_loop_values)
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):

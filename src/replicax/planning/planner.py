@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.execution.described import described
 from replicax.execution.replicate import Executable
-from replicax.execution.run import prepare
+from replicax.execution.run import arguments_of, prepare
 from replicax.planning.chips import CHIPS, Chip
 from replicax.planning.compiling import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
@@ -71,7 +71,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     begin = time.perf_counter()
     element = () if element_spec is None else (described(element_spec, strategy.extended.mesh),)
-    executable, arguments = prepare(strategy, step, element, None)
+    arguments = arguments_of(strategy, step, element, None)
+    executable = prepare(strategy, step, arguments)
     traced = time.perf_counter() - begin
     compilation = compile_ahead(executable)
     names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]
