@@ -7,6 +7,7 @@
 Array(3., dtype=float32)
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from replicax.communication import CommunicationImplementation, CommunicationOptions
@@ -53,14 +54,10 @@ from replicax.strategies import (
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ShardedStrategy,
-    TPUStrategy,
 )
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
-from replicax.topology.assignment import DeviceAssignment
 from replicax.topology.devices import use_cpu_devices
-from replicax.topology.resolver import TPUClusterResolver
-from replicax.topology.tpu_topology import Topology
 from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
@@ -75,6 +72,10 @@ from replicax.variables import (
 
 if TYPE_CHECKING:
     from replicax.planning import Chip, Plan, plan
+    from replicax.strategies.tpu import TPUStrategy
+    from replicax.topology.assignment import DeviceAssignment
+    from replicax.topology.resolver import TPUClusterResolver
+    from replicax.topology.tpu_topology import Topology
 
 __version__ = "0.1.0"
 
@@ -150,9 +151,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Chip", "Plan", "plan"):  # plan mode is loaded when it is used, so that `import replicax` is quick
-        from replicax import planning
+# Loaded when they are used, so that `import replicax` is quick.
+_LATER = {
+    "Chip": "replicax.planning",
+    "DeviceAssignment": "replicax.topology.assignment",
+    "Plan": "replicax.planning",
+    "TPUClusterResolver": "replicax.topology.resolver",
+    "TPUStrategy": "replicax.strategies.tpu",
+    "Topology": "replicax.topology.tpu_topology",
+    "plan": "replicax.planning",
+}
 
-        return getattr(planning, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

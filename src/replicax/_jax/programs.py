@@ -12,7 +12,6 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
-from jax.extend import core as _extend
 
 from replicax._jax.traces import current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
@@ -72,7 +71,7 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    program = _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+    program = _core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
     if staging_trace(current_trace()) is not current_trace():
         # Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls
         # back to running operation by operation, as it does to find a NaN, a bare jaxpr sends it round in circles.
@@ -84,7 +83,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray]:
     """What ``fn``, which returns an array, does: a function that does it without its Python, and the result's kind."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
-    program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
+    program = jax.jit(_core.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape
 
 
@@ -97,7 +96,7 @@ def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequ
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
     jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
-    return _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
+    return _core.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
 
 
 def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
@@ -111,7 +110,7 @@ def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> lis
 
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
-    return [getattr(j, "jaxpr", j) for j in _extend.jaxprs_in_params(equation.params)]
+    return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(equation.params)]
 
 
 def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import jax
-from jax.extend import core as _extend
+from jax._src import core as _core  # what jax.extend.core hands on: jax.extend loads Pallas, which takes 25 ms
 
-Jaxpr = _extend.Jaxpr
-ClosedJaxpr = _extend.ClosedJaxpr
-Equation = _extend.JaxprEqn
-Literal = _extend.Literal
-Primitive = _extend.Primitive
+Jaxpr = _core.Jaxpr
+ClosedJaxpr = _core.ClosedJaxpr
+Equation = _core.JaxprEqn
+Literal = _core.Literal
+Primitive = _core.Primitive
 ShapedArray = jax.core.ShapedArray

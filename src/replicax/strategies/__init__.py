@@ -1,4 +1,4 @@
-"""The strategies: each a short file that chooses devices."""
+"""The strategies: each a short file that chooses devices (``tpu`` is loaded when it is used)."""
 
 from replicax.strategies import default
 from replicax.strategies.central_storage import CentralStorageStrategy
@@ -6,7 +6,6 @@ from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.sharded import ShardedStrategy
-from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
@@ -14,6 +13,5 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ShardedStrategy",
-    "TPUStrategy",
     "default",
 ]
