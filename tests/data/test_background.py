@@ -1,0 +1,264 @@
+"""Reading ahead: what happens in the background, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+import weakref
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+from replicax import InputOptions
+from tests import processes
+from tests.sources import Slow
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_so_many_elements_wait_on_the_devices(pair, depth) -> None:
+    source = Slow(20)
+    iterator = iter(pair.distribute_dataset(source, InputOptions(prefetch=depth)))
+    next(iterator)
+    wait_until(lambda: source.made == depth + 1)  # one was taken, and `depth` wait
+    time.sleep(0.05)
+    assert source.made == depth + 1
+    assert threading.main_thread() not in source.threads
+    iterator.close()
+
+
+def test_without_reading_ahead_nothing_happens_in_the_background(pair) -> None:
+    source = Slow()
+    iterator = iter(pair.distribute_dataset(source, InputOptions(prefetch=0)))
+    next(iterator)
+    assert source.made == 1
+    assert source.threads == {threading.main_thread()}
+
+
+def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
+    source = Slow()
+    iterator = iter(pair.distribute_dataset(source))
+    time.sleep(0.02)
+    assert source.made == 0
+    iterator.close()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop", "break"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_threads_end(pair, how, numbered) -> None:
+    source = grain.MapDataset.range(400).map(np.float32).batch(4) if numbered else Slow(1000)
+    dataset = pair.distribute_dataset(source)
+    before = set(threading.enumerate())
+    if how == "break":
+        for _ in dataset:
+            break
+    else:
+        iterator = iter(dataset)
+        element = next(iterator)
+        alive = weakref.ref(element)
+        assert set(threading.enumerate()) - before
+        if how == "close":
+            iterator.close()
+            iterator.close()
+        elif how == "with":
+            with iterator:
+                pass
+        del iterator, element
+        gc.collect()
+        assert alive() is None
+    gc.collect()
+    wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_a_closed_iterator_says_so(pair) -> None:
+    iterator = iter(pair.distribute_dataset(Slow()))
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="the iterator has been closed"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_exception_arrives_with_its_traceback(pair, depth) -> None:
+    def broken():
+        yield np.zeros(4)
+        deep_inside()
+
+    def deep_inside():
+        raise OSError("disk on fire")
+
+    iterator = iter(pair.distribute_dataset(broken, InputOptions(prefetch=depth)))
+    next(iterator)
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        next(iterator)
+    assert "deep_inside" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_pass_that_has_failed_does_not_look_as_if_it_had_ended(pair, depth) -> None:
+    def broken():
+        yield np.zeros(4)
+        raise OSError("disk on fire")
+
+    iterator = iter(pair.distribute_dataset(broken, InputOptions(prefetch=depth)))
+    next(iterator)
+    for _ in range(3):
+        with pytest.raises(OSError, match="disk on fire"):
+            next(iterator)
+    iterator.set_state(iterator.get_state())  # tries again
+    with pytest.raises(OSError, match="disk on fire"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_is_no_exception_arrives_too(pair, depth) -> None:
+    class Halt(BaseException):
+        pass
+
+    def halted():
+        yield np.zeros(4)
+        raise Halt
+
+    iterator = iter(pair.distribute_dataset(halted, InputOptions(prefetch=depth)))
+    next(iterator)
+    with pytest.raises(Halt):
+        next(iterator)
+
+
+class Stuck:
+    """One batch, and then a wait for another that comes when ``go_on`` is set."""
+
+    def __init__(self) -> None:
+        self.is_waiting = threading.Event()
+        self.go_on = threading.Event()
+
+    def __iter__(self):
+        yield np.zeros(4)
+        self.is_waiting.set()
+        assert self.go_on.wait(60)
+        yield np.zeros(4)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_closing_does_not_wait_for_a_source_that_is_stuck(pair, how) -> None:
+    source = Stuck()
+    before = set(threading.enumerate())
+    iterator = iter(pair.distribute_dataset(source))
+    next(iterator)
+    assert source.is_waiting.wait(10)
+    if how == "close":
+        iterator.close()
+    del iterator
+    gc.collect()
+    assert len(set(threading.enumerate()) - before) == 1  # it is still waiting,
+    source.go_on.set()
+    wait_until(lambda: not set(threading.enumerate()) - before)  # and then ends
+
+
+def test_closing_wakes_who_waits_for_an_element(pair) -> None:
+    source = Stuck()
+    iterator = iter(pair.distribute_dataset(source))
+    next(iterator)
+    errors = []
+
+    def wait() -> None:
+        try:
+            next(iterator)
+        except ValueError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert source.is_waiting.wait(10)
+    iterator.close()
+    waiting.join(10)
+    source.go_on.set()
+    assert errors == ["the iterator has been closed: iter(dataset) makes another one"]
+
+
+def test_an_iterator_that_is_dropped_on_its_own_thread(pair) -> None:
+    kept = []
+    dropped = threading.Event()
+
+    def source():
+        yield np.zeros(4)
+        kept.clear()
+        gc.collect()
+        dropped.set()
+        yield np.zeros(4)
+
+    before = set(threading.enumerate())
+    kept.append(iter(pair.distribute_dataset(source)))
+    next(kept[0])
+    assert dropped.wait(10)
+    wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_settings_of_the_thread_hold_in_the_background(pair) -> None:
+    with jax.enable_x64(True):
+        element = next(iter(pair.distribute_dataset([np.zeros(4, np.float64)])))
+        assert element.values[0].dtype == jnp.float64
+
+
+def test_memory_stays_flat(pair) -> None:
+    process = psutil.Process()
+    batch = np.zeros((64, 64), np.float32)
+
+    def endless():
+        while True:
+            yield batch
+
+    def grown(go_on) -> float:
+        gc.collect()
+        before = process.memory_info().rss
+        go_on()
+        gc.collect()
+        return (process.memory_info().rss - before) / 2**20
+
+    with iter(pair.distribute_dataset(endless)) as iterator:
+
+        def take(n):
+            for _ in range(n):
+                next(iterator)
+
+        take(2000)
+        # 20,000 elements of 16 KiB are 312 MiB.
+        assert grown(lambda: take(20_000)) < 16
+
+    dataset = pair.distribute_dataset(grain.MapDataset.source([batch] * 8))
+
+    def open_and_close(n):
+        for _ in range(n):
+            with iter(dataset) as iterator:
+                next(iterator)
+
+    open_and_close(20)
+    threads = threading.active_count()
+    assert grown(lambda: open_and_close(200)) < 16
+    assert threading.active_count() <= threads
+
+
+def test_a_program_may_end_with_iterators_open() -> None:
+    program = """
+import numpy as np
+import replicax
+from tests.sources import Slow
+
+replicax.use_cpu_devices(2)
+batches = replicax.MirroredStrategy().distribute_dataset([np.zeros(4)] * 100)
+iterators = [iter(batches) for _ in range(4)]
+print([next(iterator).values[0].shape for iterator in iterators])
+"""
+    assert processes.run_programs([["-W", "error", "-c", program]]) == ["[(2,), (2,), (2,), (2,)]\n"]

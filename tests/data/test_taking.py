@@ -1,0 +1,152 @@
+"""The elements of an iterator, taken several at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+from tests.sources import numbered
+
+
+def test_tuples_are_unpacked(pair) -> None:
+    def step(ctx, x, y):
+        ctx.set_last_step_output("sum", (x * y).sum(), "sum")
+
+    iterator = iter(pair.distribute_dataset([(np.ones(2), np.full(2, 3.0))] * 2))
+    assert float(pair.run_steps(step, iterator, 2).last_step_outputs["sum"]) == 6.0
+
+
+def collect(strategy: replicax.Strategy) -> tuple[Callable[..., None], Callable[[], list[int]]]:
+    """A step that writes down the numbers that it gets, and what it has written."""
+    with strategy.scope():
+        log = replicax.Variable(np.full(64, -1, np.int32), name="log")
+        position = replicax.Variable(0, name="position")
+
+    def step(ctx, x):
+        everything = replicax.get_replica_context().all_gather(x, axis=0)
+        log.assign(jax.lax.dynamic_update_slice(log.value, everything, (position.value,)))
+        position.assign_add(jnp.int32(everything.shape[0]))
+
+    return step, lambda: log.numpy()[: int(position)].tolist()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, prefetch) -> None:
+    strategy = strategy_of(replicas)
+    step, seen = collect(strategy)
+    dataset = strategy.distribute_dataset(numbered(24), replicax.InputOptions(prefetch=prefetch))
+    iterator = iter(dataset)
+    by_hand: list[int] = []
+
+    def take() -> None:
+        x = next(iterator)
+        strategy.run(lambda x: step(None, x), args=(x,))
+        by_hand.extend(strategy.gather(x, axis=0).tolist() if replicas > 1 else x.tolist())
+
+    take()
+    for k in (4, 4, 3):
+        assert strategy.run_steps(step, iterator, k).steps == k
+    take()
+    state = iterator.get_state()
+    take()
+    for k in (1, 5, 20):
+        strategy.run_steps(step, iterator, k)
+    assert seen() == list(range(48))
+    assert by_hand == [0, 1, 24, 25, 26, 27]
+    iterator.set_state(state)
+    assert [int(np.asarray(strategy.local_results(x)[0])[0]) for x in iterator] == list(range(26, 48, 2))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_a_saved_state_is_after_the_last_step(pair, after) -> None:
+    step, _ = collect(pair)
+    dataset = pair.distribute_dataset(numbered(10))
+    iterator = iter(dataset)
+    pair.run_steps(step, iterator, after)
+    state = iterator.get_state()
+    pair.run_steps(step, iterator, 2)
+    again = iter(dataset)
+    again.set_state(state)
+    assert [int(pair.gather(x, axis=0)[0]) for x in again] == list(range(2 * after, 20, 2))
+
+
+def test_elements_of_several_shapes(pair) -> None:
+    """Runs of one shape have a loop each, and groups stay together: two programs, whatever comes."""
+    step, seen = collect(pair)
+    sizes, start, data = [2, 2, 4, 2, 2, 2, 4, 4, 4], 0, []
+    for size in sizes:
+        data.append(np.arange(start, start + size, dtype=np.int32))
+        start += size
+    iterator = iter(pair.distribute_dataset(data))
+    assert [pair.run_steps(step, iterator, 3).steps for _ in range(3)] == [3, 3, 3]
+    assert seen() == list(range(start))
+    assert pair.extended.trace_count(step) == 2
+
+
+def test_an_error_of_the_dataset_comes_after_the_steps_before_it(pair) -> None:
+    step, seen = collect(pair)
+
+    def source():
+        yield from numbered(5)
+        raise OSError("the disk is gone")
+
+    iterator = iter(pair.distribute_dataset(source))
+    pair.run_steps(step, iterator, 3)
+    with pytest.raises(OSError, match="the disk is gone") as error:
+        pair.run_steps(step, iterator, 3)
+    assert "2 of the 3 steps" in error.value.__notes__[-1]
+    assert seen() == list(range(10))
+
+
+def test_a_refused_step_leaves_the_elements_to_come(pair) -> None:
+    step, seen = collect(pair)
+    with pair.scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def wrong(ctx, x):
+        v.assign_add(1.0)
+        v.assign(jnp.float32(x[0]))
+
+    iterator = iter(pair.distribute_dataset(numbered(7)))
+    pair.run_steps(step, iterator, 3)
+    with pytest.raises(replicax.LocalityError, match="'v'"):
+        pair.run_steps(wrong, iterator, 3)
+    assert float(v) == 0.0
+    pair.run_steps(step, iterator, 3)
+    state = iterator.get_state()
+    assert seen() == list(range(12))
+    with pytest.raises(replicax.LocalityError):
+        pair.run_steps(wrong, iterator, 3)
+    assert iterator.get_state() == state
+    pair.run_steps(step, iterator, 3)
+    assert seen() == list(range(14))
+
+
+def test_elements_are_staged_while_a_loop_runs(pair) -> None:
+    """The dataset is read from another thread, ahead of the steps."""
+    read: list[int] = []
+    threads = set()
+
+    def source():
+        for i in range(40):
+            read.append(i)
+            threads.add(threading.get_ident())
+            yield np.full(2, i, np.int32)
+
+    step, _ = collect(pair)
+    iterator = iter(pair.distribute_dataset(source))
+    pair.run_steps(step, iterator, 10)
+    deadline = time.monotonic() + 20
+    while len(read) < 30 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(read) >= 30  # two more groups wait on the devices
+    assert threading.get_ident() not in threads
