@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.data.staging import Staged
-from replicax.execution.placing import devices_here, example_mask, padded
+from replicax.execution.placing import devices_here, example_mask, padded, place_stacks
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.values import Components, PerReplica, Stacked
 
@@ -41,26 +41,17 @@ def fed(element: Element, mesh: Mesh) -> Any:
     leaves: list[Any]
     if element.filled:
         mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
-        leaves = padded(_stacked_on_devices(element.filled, mesh), mask)
-    elif element.alike and n == 1:
-        leaves = jax.device_put([stack[0] for stack in _stacks(element)], NamedSharding(mesh, PartitionSpec()))
+        leaves = padded(place_stacks(element.filled, mesh), mask)
     elif element.alike:
-        leaves = [PerReplica(Stacked(array)) for array in _stacked_on_devices(_stacks(element), mesh)]
+        bare = n == 1
+        arrays = place_stacks(_stacks(element), mesh, bare)
+        leaves = list(arrays) if bare else [PerReplica(Stacked(array)) for array in arrays]
     else:
         here = devices_here(mesh)
         parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]
         rows = [jax.device_put(leaves, device) for leaves, device in zip(parts, here.values(), strict=True)]
         leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
     return jax.tree_util.tree_unflatten(element.tree, leaves)
-
-
-def _stacked_on_devices(stacks: list[Any], mesh: Mesh) -> list[jax.Array]:
-    """Arrays ``[this worker's replicas, …]`` as arrays of all replicas, with a slice on each one's device."""
-    n, sharding = mesh.shape[REPLICA_AXIS], NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    if sharding.is_fully_addressable:
-        arrays: list[jax.Array] = jax.device_put(stacks, sharding)
-        return arrays
-    return [jax.make_array_from_process_local_data(sharding, stack, (n, *stack.shape[1:])) for stack in stacks]
 
 
 def _stacks(element: Element) -> list[Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.execution.groups import Group, Masks
+from replicax.execution.placing import place_stacks
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
 
@@ -54,20 +54,14 @@ class Staged:
 
     def placed(self, mesh: Mesh) -> Group:
         """On the devices of ``mesh``."""
-        n = mesh.shape[REPLICA_AXIS]
-        bare = n == 1 and not self.is_padded
-        sharding = NamedSharding(mesh, PartitionSpec() if bare else PartitionSpec(REPLICA_AXIS))
-        stacks = [b[0, : self.count] if bare else b[:, : self.count] for b in self._buffers]
-        if sharding.is_fully_addressable:
-            arrays = jax.device_put(stacks, sharding)
-        else:
-            arrays = [jax.make_array_from_process_local_data(sharding, s, (n, *s.shape[1:])) for s in stacks]
+        bare = mesh.shape[REPLICA_AXIS] == 1 and not self.is_padded
+        arrays = place_stacks([b[:, : self.count] for b in self._buffers], mesh, bare)
         masks = None
         if self.is_padded:
             rows, sizes = self._buffers[0].shape[2], np.array(self.sizes)
             host = np.arange(rows) < sizes.T[:, :, None]
             counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
-            masks = Masks(put(host, sharding), counts, tuple(self.sizes))
+            masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(self.sizes))
         return Group(self.tree, arrays, self.count, mesh, bare, masks)
 
 
