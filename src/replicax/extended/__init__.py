@@ -1,0 +1,5 @@
+"""The part of a strategy that library code uses."""
+
+from replicax.extended.strategy_extended import StrategyExtended
+
+__all__ = ["StrategyExtended"]

@@ -1,0 +1,32 @@
+"""Values that are to be the same on all replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from replicax.locality import T
+from replicax.nests import is_leaf, known
+from replicax.values import PerReplica
+from replicax.variables.store import current_store
+
+
+def mirrored(tree: Any, method: str) -> Any:
+    """The pytree, after making sure that all replicas agree on its leaves.
+
+    Raises:
+      TypeError: a leaf is ``PerReplica``.
+      LocalityError: inside a step, replicas differ in a leaf.
+    """
+    store = current_store()
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = f"argument {jax.tree_util.keystr(path)}" if path else "the value"
+        if isinstance(leaf, PerReplica):
+            raise TypeError(f"{method}: {name} is {leaf!r}, one value for each replica: reduce it first")
+        if isinstance(leaf, jax.core.Tracer):
+            [leaf] = store.expect([leaf], frozenset({T}), f"{method}: {name} differs between replicas: reduce it first")
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)

@@ -1,0 +1,124 @@
+"""Putting values somewhere: reduced, or as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import context
+from replicax.communication import checked_options
+from replicax.execution import across
+from replicax.execution.destinations import destination
+from replicax.extended.mirrored import mirrored
+from replicax.nests import known
+from replicax.reduction import ReduceOp
+from replicax.topology.placement import put
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from replicax.strategy import Strategy
+
+
+class Reducing:
+    """The part of :class:`StrategyExtended` that reduces to somewhere."""
+
+    strategy: Strategy
+    worker_devices: tuple[jax.Device, ...]
+    mesh: Mesh
+
+    def reduce_to(
+        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: context.Options = None
+    ) -> Any:
+        """Combine a value across replicas, and put the result somewhere.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value: a pytree with ``PerReplica`` leaves, of components of one shape. T.
+          destinations: where the result is wanted: a variable or a ``PerReplica`` (on all devices it lies on), a
+            device, its name, a list of these, or ``None`` for all replicas' devices.
+          options: :class:`CommunicationOptions`.
+
+        Returns:
+          The pytree of plain arrays: M, or V(v) if ``destinations`` is a variable v.
+
+        Raises:
+          ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
+          ContextError: called inside a replica.
+
+        One fused all-reduce.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+        >>> strategy.extended.reduce_to("sum", x, destinations="cpu:3").devices()
+        {CpuDevice(id=3)}
+        """
+        return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: context.Options = None,
+    ) -> list[Any]:
+        """Several :meth:`reduce_to` at once, as one fused all-reduce if ``options`` say nothing else.
+
+        Args:
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          value_destination_pairs: pairs ``(value, destinations)``; see :meth:`reduce_to`, also for what it raises.
+          options: :class:`CommunicationOptions`.
+
+        Returns:
+          A list with a result for each pair.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+        >>> [float(v) for v in strategy.extended.batch_reduce_to("mean", [(x, None), (x, "cpu:0")])]
+        [1.5, 1.5]
+        """
+        return self._reduce_to("extended.batch_reduce_to", reduce_op, list(value_destination_pairs), options)
+
+    def _reduce_to(
+        self, method: str, reduce_op: ReduceOp | str, pairs: Sequence[tuple[Any, Any]], options: context.Options
+    ) -> list[Any]:
+        context.check_cross_replica(self.strategy, method)
+        options = checked_options(options, self.worker_devices[0].platform, method)
+        wanted = [destination(self.strategy, d) for _, d in pairs]
+        reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
+        return [
+            v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where), v)
+            for v, where in zip(reduced, wanted, strict=True)
+        ]
+
+    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+        """Put a plain value on all devices of ``destinations``.
+
+        Args:
+          tensor: an array or number, or a pytree of them. M.
+          destinations: as in :meth:`reduce_to`; by default all replicas' devices.
+
+        Returns:
+          The pytree of arrays: M, or V(v) if ``destinations`` is a variable v.
+
+        Raises:
+          TypeError: ``tensor`` is a ``PerReplica`` value, which has no one value to put anywhere.
+          ContextError: called inside a replica.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> sorted(d.id for d in strategy.extended.broadcast_to(1.0).devices())
+        [0, 1]
+        """
+        context.check_cross_replica(self.strategy, "extended.broadcast_to")
+        mirrored(tensor, "extended.broadcast_to")
+        where = destination(self.strategy, destinations)
+        if context.in_step():
+            return tensor
+        context.check_present(self.strategy, "extended.broadcast_to")
+        where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
+        return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))

@@ -1,0 +1,210 @@
+"""``StrategyExtended``: the part of a strategy that library code uses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax import _jax
+from replicax.execution.cache import ProgramCache
+from replicax.execution.described import described
+from replicax.execution.placing import devices_here
+from replicax.execution.replicate import Executable
+from replicax.execution.run import arguments_of, prepare
+from replicax.execution.together import Calls
+from replicax.extended.reducing import Reducing
+from replicax.extended.updating import Updating
+from replicax.topology.lockstep import Lockstep
+from replicax.topology.mesh import replica_mesh
+from replicax.topology.workers import Alone, Workers
+from replicax.values import container_of
+from replicax.variables import Variable
+from replicax.variables.layout import Central, Layout, Mirrored
+from replicax.variables.partitioners import Partitioner, checked_partitioner
+from replicax.variables.register import Register
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from replicax.strategy import Strategy
+
+
+class StrategyExtended(Reducing, Updating):
+    """The part of a strategy that library code uses: its devices, and a closer look at its programs.
+
+    A strategy subclasses nothing but its own constructor: it makes one of these from the devices it chose.
+
+    Args:
+      devices: one for each replica, or ``[replicas, logical devices]`` for replicas that run on several.
+      partitioner: splits on-write variables over the replicas.
+      parameter_device: has the on-write variables, if the replicas are not to have them.
+
+    Attributes:
+      strategy: the strategy that this is the lower level of.
+      logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
+      worker_devices: the first device of each replica, in the order of the replicas.
+      num_logical_devices: how many devices each replica runs on.
+      mesh: the device mesh, with an axis along which the replicas lie, and others for the logical devices of each.
+      is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
+      programs: the strategy's cache of compiled steps.
+      partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
+      default_layout: of on-write variables that are not split.
+      lockstep: what they tell each other to stay together.
+      local_replicas: the numbers of this worker's replicas.
+      register: numbers variables, alike on all workers.
+      calls: counts the calls of compiled steps.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> [d.id for d in strategy.extended.worker_devices]
+    [0, 1]
+
+    Two replicas of two logical devices each:
+
+    >>> import jax, numpy as np
+    >>> devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    >>> replicax.Strategy(replicax.StrategyExtended(devices))
+    Strategy([cpu:0, cpu:2], 2 logical devices each)
+    """
+
+    strategy: Strategy
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device] | np.ndarray,
+        partitioner: Partitioner | None = None,
+        parameter_device: jax.Device | None = None,
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
+        self.partitioner = checked_partitioner(partitioner)
+        self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
+        self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
+        self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
+        self.mesh: Mesh = replica_mesh(self.logical_devices)
+        self.is_absent = _jax.is_absent(self.worker_devices[0])
+        self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
+        self.local_replicas = tuple(devices_here(self.mesh))
+        self.programs = ProgramCache()
+        self.register = Register()
+        self.calls = Calls()
+
+    def another(self, strategy: Strategy) -> StrategyExtended:
+        """The same for another strategy, on the same devices."""
+        twin = copy.copy(self)
+        twin.strategy = strategy
+        twin.programs = ProgramCache()
+        twin.register = Register()
+        return twin
+
+    @property
+    def workers(self) -> Workers:
+        """The processes that the replicas are spread over, and how they exchange bytes."""
+        return self.lockstep.workers
+
+    @property
+    def should_init(self) -> bool:
+        """Whether this worker should initialise variables: each does."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker should write checkpoints: the chief."""
+        return self.workers.index == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker should write summaries: the chief."""
+        return self.workers.index == 0
+
+    @property
+    def between_graph(self) -> bool:
+        """Whether each worker builds a program of its own: no, one program runs for all replicas."""
+        return False
+
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``."""
+        return v.read_value()
+
+    def value_container(self, value: Any) -> Any:
+        """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+        >>> strategy.extended.value_container(strategy.local_results(x)[1]) is x
+        True
+        """
+        return container_of(value)
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether ``v`` belongs to this strategy.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = replicax.Variable(1.0)
+        >>> strategy.extended.variable_created_in_scope(v)
+        True
+        """
+        return isinstance(v, Variable) and v.strategy.extended is self
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``fn`` once on each replica: the same as :meth:`Strategy.run`.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> float(strategy.extended.call_for_each_replica(lambda x: x + 1, args=(1.0,)))
+        2.0
+        """
+        return self.strategy.run(fn, args, kwargs)
+
+    def trace(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Executable:
+        """The program that ``strategy.run(fn, args, kwargs)`` would run, without running it.
+
+        Args:
+          fn: the step.
+          args: its arguments. Where a ``jax.ShapeDtypeStruct`` stands, with one replica's shape, the program is one for
+            an element of a dataset: trace with ``dataset.element_spec`` before the first element is there.
+          kwargs: the same, by name.
+
+        Returns:
+          An :class:`Executable`: ``localities`` of the results, ``compiled()``, ``compiled_text()``, ``collectives()``.
+          Neither tracing nor compiling is done again when the step is run.
+
+        >>> import replicax, jax.numpy as jnp
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def step(x):
+        ...     total = replicax.get_replica_context().all_reduce("sum", x)
+        ...     return total, x * replicax.get_replica_context().replica_id_in_sync_group
+        >>> program = strategy.extended.trace(step, args=(jnp.ones(8),))
+        >>> program.localities
+        (<Locality.MIRRORED: 'M'>, <Locality.PER_REPLICA: 'T'>)
+        >>> program.collectives()
+        [Collective(kind='all-reduce', bytes=32, arrays=1)]
+        """
+        args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
+        return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs))
+
+    def trace_count(self, fn: Callable[..., Any]) -> int:
+        """How often the Python of ``fn`` has been run under this strategy to trace it.
+
+        >>> import replicax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> step = lambda x: x + 1
+        >>> _ = strategy.run(step, args=(1,)), strategy.run(step, args=(2,)), strategy.run(step, args=(3.0,))
+        >>> strategy.extended.trace_count(step)  # for an int, and for a float
+        2
+        """
+        return self.programs.trace_count(fn)
+
+    experimental_should_init = should_init
+    experimental_between_graph = between_graph
