@@ -395,11 +395,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         everywhere = NamedSharding(self.layout.mesh(self.strategy.extended.mesh), self.layout.whole_spec)
         return jax.device_put(self.layout.whole(self.slot.array), everywhere)
 
-    def __copy__(self) -> NoReturn:
+    def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
+    __copy__ = __deepcopy__
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
