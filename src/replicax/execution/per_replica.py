@@ -22,7 +22,7 @@ from replicax.execution.arguments import common_mask, of_another_strategy
 from replicax.execution.conductor import Conductor
 from replicax.execution.exact_store import ExactStore
 from replicax.execution.example_places import UNKNOWN, Place, Rows
-from replicax.execution.function_key import function_key
+from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.meetings import ExactCommunicator
 from replicax.execution.outcome import check_expectations, merged, new_arrays, outcomes
 from replicax.execution.placing import ARRAYS
@@ -53,7 +53,10 @@ def run_per_replica(
     """
     mask = check_components(args, kwargs, strategy)
     check_same_step(strategy, fn, args, kwargs, "on the exact executor")
-    created = Creations(strategy, strategy.extended.programs.created_by(function_key(fn)))
+    programs, key = strategy.extended.programs, function_key(fn)
+    variables = programs.created_by(key)
+    known_before = len(variables)
+    created = Creations(strategy, variables)
     try:
         results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), mask, created)
     except BaseException:
@@ -63,6 +66,8 @@ def run_per_replica(
         for variable, array in new:  # nothing can fail any more
             variable.slot.array = array
             lent.discard(variable.slot)
+    if len(variables) > known_before:  # and is to find them again, whatever it has changed besides
+        programs.share_created(key, key_after_tracing(fn, key))
     return results
 
 
