@@ -43,8 +43,10 @@ def test_cubes_may_lie_in_a_row() -> None:
     assert kind.wrap(chips) == (True, True, True)
 
 
-def test_a_twisted_slice_has_the_same_chips() -> None:
-    assert parse_slice("v4:4x4x8_twisted") == parse_slice("v4:4x4x8")
+def test_a_slice_that_is_twisted_has_other_links() -> None:
+    assert parse_slice("v4:4x4x8_untwisted") == parse_slice("v4:4x4x8")
+    with pytest.raises(ValueError, match="'v4:4x4x8_twisted' is no TPU slice"):  # hops would be wrong
+        parse_slice("v4:4x4x8_twisted")
 
 
 def test_unknown_devices() -> None:

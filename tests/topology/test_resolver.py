@@ -226,9 +226,12 @@ def test_a_slice_that_is_not_there(compiler) -> None:
     assert (resolver.environment, resolver.cluster_spec(), resolver.master()) == ("absent", {}, "")
     assert resolver.num_accelerators() == {"TPU": 4}
     TPUClusterResolver(topology="v4:2x2x1")
+    TPUClusterResolver(topology="v5e:1x1")
+    host = {"chips_per_host_bounds": [2, 2, 1]}
     assert compiler == [
-        ("v5e:4x4", {}, "v5litepod-16"),
-        ("v4:2x2x1", {"chip_config_name": "megacore"}, "v4-8"),
+        ("v5e:4x4", host, "v5litepod-16"),
+        ("v4:2x2x1", {**host, "chip_config_name": "megacore"}, "v4-8"),
+        ("v5e:1x1", {"chips_per_host_bounds": [1, 1, 1]}, "v5litepod-1"),
     ]
     assert "TPU_ACCELERATOR_TYPE" not in os.environ
 

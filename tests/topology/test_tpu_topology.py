@@ -40,6 +40,14 @@ def test_three_numbers_are_x_y_core() -> None:
     assert int(planar.hops((0, 0, 1), (0, 0, 0))) == 0
 
 
+def test_there_is_no_way_out_of_the_mesh() -> None:
+    topology = Topology.from_name("v5e:16x16")
+    for at in ((99, 0, 0), (0, -1, 0), (0, 0, 1, 0), [(0, 0, 0), (0, 16, 0)]):
+        for a, b in ((at, (0, 0, 0)), ((0, 0, 0), at)):
+            with pytest.raises(ValueError, match=r" is at \(.*\), outside the mesh of \(16, 16, 1, 1\)"):
+                topology.hops(a, b)
+
+
 def test_missing_devices() -> None:
     topology = Topology(mesh_shape=[2, 2, 1, 1], device_coordinates=[[(0, 0, 0, 0)], [(1, 1, 0, 0)]])
     assert topology.missing_devices.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]

@@ -6,11 +6,12 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-from replicax.topology.generations import parse_slice
+from replicax.topology.generations import HOST, parse_slice
 
 
 def absent_devices(name: str) -> list[jax.Device]:
@@ -38,8 +39,10 @@ def absent_devices(name: str) -> list[jax.Device]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
     }
-    # Left to itself libtpu shows v4 as it was before megacore.
-    options = {"chip_config_name": "megacore"} if kind.devices_per_chip < kind.cores_per_chip else {}
+    # Left to itself libtpu refuses a single chip, as it does not fill a host, ...
+    options: dict[str, Any] = {"chips_per_host_bounds": [min(n, size) for n, size in zip(HOST, shape, strict=True)]}
+    if kind.devices_per_chip < kind.cores_per_chip:
+        options["chip_config_name"] = "megacore"  # ... and shows v4 as it was before megacore.
     with _environment(alone):
         try:
             return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)

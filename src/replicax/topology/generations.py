@@ -115,7 +115,7 @@ def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
     >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1]
     ((2, 2, 4), (4, 8, 1))
     """
-    match = re.fullmatch(r"(\w+):(\d+)x(\d+)(?:x(\d+))?(?:_twisted|_untwisted)?", str(name))
+    match = re.fullmatch(r"(\w+):(\d+)x(\d+)(?:x(\d+))?(?:_untwisted)?", str(name))
     if match is None:
         raise ValueError(f"{name!r} is no TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8'.\n{_known()}")
     try:

@@ -16,9 +16,6 @@ from replicax.topology.torus import Torus, points
 if TYPE_CHECKING:
     from replicax.topology.assignment import DeviceAssignment
 
-if TYPE_CHECKING:
-    pass
-
 
 class Topology:
     """The cores of a TPU slice, their coordinates, and the tasks (processes, one a host) that drive them.
@@ -202,11 +199,14 @@ class Topology:
         Returns:
           int64 ``[...]``: 0 for cores of one chip, 1 for neighbours.
 
+        Raises:
+          ValueError: coordinates outside the mesh. (Where devices are missing, their chips' links are there.)
+
         >>> import replicax
         >>> int(replicax.Topology.from_name("v5e:16x16").hops((0, 0, 0, 0), (15, 2, 0, 0)))  # around the edge
         3
         """
-        return self.torus.hops(as_coordinates(a, "a")[..., :3], as_coordinates(b, "b")[..., :3])
+        return self.torus.hops(self._inside(a, "a")[..., :3], self._inside(b, "b")[..., :3])
 
     # --- which device is where --------------------------------------------------------------------------
 
@@ -250,6 +250,16 @@ class Topology:
         """
         task = self.task_ordinal_at_coordinates(device_coordinates)
         return f"{_job(job)}/task:{task}/device:TPU:{self.tpu_device_ordinal_at_coordinates(device_coordinates)}"
+
+    def _inside(self, coordinates: ArrayLike, what: str) -> np.ndarray:
+        at = as_coordinates(coordinates, what)
+        outside = ((at < 0) | (at >= self._mesh_shape)).any(-1)
+        if outside.any():
+            raise ValueError(
+                f"{what} is at {_text(at.reshape(-1, 4)[outside.reshape(-1)][0])}, outside the mesh of "
+                f"{_text(self._mesh_shape)}"
+            )
+        return at
 
     def _checked(self, coordinates: ArrayLike) -> tuple[np.ndarray, ...]:
         at = as_coordinates(coordinates, "coordinates")
