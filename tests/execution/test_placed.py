@@ -469,3 +469,56 @@ def test_a_padded_batch_through_a_pipeline(replicas) -> None:
         np.testing.assert_allclose(strategy.gather(outputs, 0), expected, rtol=1e-6)
         np.testing.assert_allclose(strategy.reduce("mean", outputs, axis=0), expected.mean(0), rtol=1e-6)
     assert strategy.extended.trace_count(step) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("partial", ["exact", "pad"])
+def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:
+    batches = [random(n, 3, seed=i) for i, n in enumerate([8, 8, 8, 8, 6])]
+
+    def trained(steps: int | None):
+        """The variables after a pass, how many steps each call has run, and what the last step has set."""
+        strategy = strategy_of(replicas, 2)
+        with strategy.scope():
+            first, second = replicax.Variable(random(3, 4), name="first"), replicax.Variable(random(4, 2), name="second")
+            count = replicax.Variable(0, name="count")
+            seen = replicax.Variable(0, name="seen", synchronization="on_read", aggregation="sum")
+            optimizer = replicax.Optimizer(optax.adam(0.01))
+
+        def step(x):
+            def loss():
+                hidden = strategy.assign_to_logical_device(jnp.tanh(x @ first), 1)
+                return replicax.compute_average_loss(jnp.square(hidden @ second - 1).sum(-1))
+
+            share, gradients = replicax.value_and_grad(loss, [first, second])()
+            optimizer.apply_gradients(zip(gradients, [first, second], strict=True))
+            count.assign_add(1)
+            seen.assign_add(x.shape[0])
+            return replicax.get_replica_context().all_reduce("sum", share)
+
+        def step_of_many(ctx, x):
+            ctx.set_last_step_output("loss", step(x), "mean")
+            ctx.set_non_tensor_output("name", "a pipeline")
+
+        iterator = iter(strategy.distribute_dataset(batches, replicax.InputOptions(partial_batch=partial)))
+        if steps is None:
+            losses = [float(strategy.run(step, args=(x,))) for x in iterator]
+            done = [1] * len(losses)
+        else:
+            contexts = []
+            while sum(ctx.steps for ctx in contexts) < len(batches):
+                contexts.append(strategy.run_steps(step_of_many, iterator, steps))
+            losses, done = [float(ctx.last_step_outputs["loss"]) for ctx in contexts], [ctx.steps for ctx in contexts]
+            assert {ctx.non_tensor_outputs["name"] for ctx in contexts} == {"a pipeline"}
+        assert [v.layout.logical_device for v in (first, second)] == [0, 1]
+        assert strategy.extended.trace_count(step if steps is None else step_of_many) <= 2  # 6 rows are another shape
+        return [v.numpy() for v in (first, second)], (int(count), int(seen.read_value())), losses, done
+
+    values, counters, losses, _ = trained(None)
+    for steps, groups in ((2, [2, 2, 1]), (9, [5])):
+        found_values, found_counters, found_losses, done = trained(steps)
+        assert done == groups
+        assert found_counters == counters
+        for found, expected in zip(found_values, values, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(found_losses, [losses[n - 1] for n in np.cumsum(groups)], rtol=1e-6)

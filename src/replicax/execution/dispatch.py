@@ -183,6 +183,10 @@ class PlacedExecutable(Executable):
     plan: Plan
     homes: Mapping[Slot, int]
 
+    @property
+    def loops(self) -> bool:
+        return False
+
     def placed(self, arguments: Arguments) -> list[Any]:
         arrays = arguments.arrays
         return [
