@@ -110,6 +110,9 @@ def test_the_tables(plan, width: int) -> None:
     assert text.splitlines()[1] == plan.verdict
     for section in sections(plan):
         assert section.title in text
+        for column, *cells in zip(section.columns, *section.rows, strict=True):
+            assert all(word in text for word in column.lstrip(">").split())  # folded between words at most
+            assert column in ("name", "where", "") or all(cell in text for cell in cells)
     assert "all-reduce" in text
     assert "replica" in text
     assert "An estimate, no measurement" in text

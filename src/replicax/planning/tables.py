@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from replicax.planning.rows import Section, sections
 
@@ -42,9 +42,12 @@ def _table(section: Section) -> rich.table.Table:
     from rich.table import Table
 
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in section.columns:
-        right, long = column.startswith(">"), column in ("name", "where", "")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=not long, overflow="fold")
+    for column, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True):
+        heading, right, long = column.lstrip(">"), column.startswith(">"), column in ("name", "where", "")
+        # Where there is little room long names are folded, and headings between words; numbers stay whole.
+        width = 0 if long else max(map(len, [*cells, *heading.split()]), default=0)
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(heading, justify=justify, min_width=width, overflow="fold")
     for row in section.rows:
         table.add_row(*map(escape, row))
     return table
