@@ -195,7 +195,8 @@ class Strategy(Input, LogicalDevices):
           Exception: whatever the dataset raised, after the steps on the elements before have run.
 
         An element whose replicas differ in size is a step of its own, on the exact executor; one of another shape is in
-        a loop of its own. Inside :func:`replicax.debug` each step runs on the exact executor.
+        a loop of its own. Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns
+        values to logical devices is many programs, which are launched for one element after the other.
 
         >>> import replicax, numpy as np
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

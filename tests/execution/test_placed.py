@@ -480,7 +480,10 @@ def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:
         """The variables after a pass, how many steps each call has run, and what the last step has set."""
         strategy = strategy_of(replicas, 2)
         with strategy.scope():
-            first, second = replicax.Variable(random(3, 4), name="first"), replicax.Variable(random(4, 2), name="second")
+            first, second = (
+                replicax.Variable(random(3, 4), name="first"),
+                replicax.Variable(random(4, 2), name="second"),
+            )
             count = replicax.Variable(0, name="count")
             seen = replicax.Variable(0, name="seen", synchronization="on_read", aggregation="sum")
             optimizer = replicax.Optimizer(optax.adam(0.01))

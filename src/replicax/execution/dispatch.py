@@ -10,7 +10,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -109,14 +109,18 @@ class Plan:
                 self._compiled = self._compile()
             return self._compiled
 
+    def lowered(self) -> Iterator[tuple[Any, jax.stages.Lowered]]:
+        """The program of each launch, before it is compiled; and a key, which is that of other launches of the same."""
+        for number, launch in enumerate(self.launches):
+            lowered = launch.jitted.lower(*launch.avals)
+            # The text of a program does not tell which Python function it calls back.
+            yield (launch.device, lowered.as_text(), number if launch.calls_back else None), lowered
+
     def _compile(self) -> list[jax.stages.Compiled]:
         known: dict[Any, concurrent.futures.Future[jax.stages.Compiled]] = {}
         programs = []
         with concurrent.futures.ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
-            for number, launch in enumerate(self.launches):
-                lowered = launch.jitted.lower(*launch.avals)
-                # The text of a program does not tell which Python function it calls back.
-                key = launch.device, lowered.as_text(), number if launch.calls_back else None
+            for key, lowered in self.lowered():
                 if key not in known:
                     known[key] = pool.submit(lowered.compile)
                 programs.append(known[key])

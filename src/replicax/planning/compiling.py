@@ -6,13 +6,15 @@ import dataclasses
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from replicax import _jax
 from replicax.errors import CompilationError
 from replicax.execution.hlo import Module, parse
-from replicax.execution.replicate import Executable
 from replicax.planning.buffers import Allocation, allocations
 
 _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
@@ -40,8 +42,15 @@ class Compilation:
     words: str = ""
 
 
-def compile_ahead(executable: Executable) -> Compilation:
-    """Compile a step for the devices of its mesh, which need not be there.
+def compile_ahead(
+    compile_: Callable[[dict[str, Any]], jax.stages.Compiled], name: str, device_kind: str
+) -> Compilation:
+    """Compile a program for devices that need not be there.
+
+    Args:
+      compile_: compiles it with the options that it is given, as ``jax.stages.Lowered.compile`` does.
+      name: of the step.
+      device_kind: what the devices are.
 
     The compiler is asked to leave its program and its layout of memory as text, which it does also of a program that
     turns out not to fit.
@@ -55,21 +64,24 @@ def compile_ahead(executable: Executable) -> Compilation:
         begin = time.perf_counter()
         try:
             with _jax.without_compilation_cache():  # from which a program would come without its text
-                analysis: Any = executable.compiled(options).memory_analysis()
+                analysis: Any = compile_(options).memory_analysis()
             code = analysis.generated_code_size_in_bytes
         except Exception as error:  # whatever a compiler raises
             words = " ".join(str(error).split())
             found = _TOO_MUCH.search(words)
             if found is None:
-                raise CompilationError(
-                    f"the step {executable.program.name!r} was traced, but can't be compiled for "
-                    f"{executable.mesh.devices.flat[0].device_kind}: {words}"
-                ) from error
+                raise refusal(name, device_kind, error) from error
             available = int(float(found[1]) * _UNITS[found[2]])
         seconds = time.perf_counter() - begin
         program = _read(folder, "after_optimizations.txt")
         layout = _read(folder, "after_optimizations-buffer-assignment.txt")
     return Compilation(parse(program), allocations(layout), code, seconds, available, words)
+
+
+def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
+    """What to raise if the step ``name`` can't be compiled for devices because of ``error``."""
+    words = " ".join(str(error).split())
+    return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
 
 
 def _read(folder: str, ending: str) -> str:

@@ -17,7 +17,7 @@ class CollectiveUse:
     """A collective that a program issues, as often as it does.
 
     Attributes:
-      kind: as in :class:`Collective`.
+      kind: as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another.
       bytes: of its result on one device.
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …
       participants: how many devices take part together.
@@ -68,7 +68,7 @@ def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
         use = CollectiveUse(
             kind=collective.kind,
             bytes=collective.bytes,
-            axes=_axes(members, axes),
+            axes=axes_of(members, axes),
             participants=len(members),
             members=members,
             count=executed.times,
@@ -114,7 +114,8 @@ def _chain(pairs: list[tuple[str, str]]) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def _axes(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
+def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
+    """The axes of a mesh along which devices lie, which are given by their places in it."""
     places = np.unravel_index(np.array(members), tuple(axes.values()))
     return tuple(name for name, along in zip(axes, places, strict=True) if len(set(along.tolist())) > 1)
 

@@ -113,16 +113,16 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
     donated, kept, arguments, constants = inputs = executable.inputs()
     for slots, group in ((executable.donated, donated), (executable.kept, kept)):
         for slot, array in zip(slots, group, strict=True):
-            yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+            yield buffer_of("variable", uses[slot].name, array)
     for name, array in zip(argument_names, arguments, strict=True):
-        yield Buffer("argument", name, _type(array), _bytes_on_device(array))
+        yield buffer_of("argument", name, array)
     for array in constants:
-        yield Buffer("constant", "closed over", _type(array), _bytes_on_device(array))
+        yield buffer_of("constant", "closed over", array)
     written, results = executable.call.eval_shape(*inputs)
     for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
-        yield Buffer("variable", uses[slot].name, _type(array), _bytes_on_device(array))
+        yield buffer_of("variable", uses[slot].name, array)
     for array in results:
-        yield Buffer("output", "returned", _type(array), _bytes_on_device(array))
+        yield buffer_of("output", "returned", array)
 
 
 def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
@@ -150,7 +150,13 @@ def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
     return sorted(joined, key=lambda b: (-b.bytes * b.count, b.kind, b.name))[:count]
 
 
-def _bytes_on_device(array: Any) -> int:
+def buffer_of(kind: str, name: str, array: Any) -> Buffer:
+    """The part of an array that is on one device."""
+    return Buffer(kind, name, _type(array), bytes_on_device(array))
+
+
+def bytes_on_device(array: Any) -> int:
+    """The bytes of the part of an array that is on one device."""
     size = 1
     for n in _shape_on_device(array):
         size *= n

@@ -11,6 +11,7 @@ reduce-scatter          the same
 all-reduce              twice that: the one, then the other
 all-to-all              ``V k / 4 / B`` of its longest dim of ``k`` chips
 collective-permute      ``V / link + 1 hop``
+send                    the same: from one logical device of a replica to another
 ======================  ==============================================
 
 A hop takes a microsecond, and there are as many as lie between the two chips furthest apart. Source: Austin et al.,
@@ -90,7 +91,7 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
         case "all-to-all":
             longest = max(lines, key=lambda line: line.chips / line.links)
             return whole * longest.chips / 4 / (chip.link * longest.links) + hops
-        case "collective-permute":
+        case "collective-permute" | "send":
             return whole / chip.link + HOP
         case _:
             return once

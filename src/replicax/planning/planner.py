@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replicax.execution.described import described
+from replicax.execution.dispatch import PlacedExecutable
 from replicax.execution.replicate import Executable
 from replicax.execution.run import arguments_of, prepare
 from replicax.planning.chips import CHIPS, Chip
@@ -19,7 +20,8 @@ from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.groups import collectives_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
 from replicax.planning.network import Network
-from replicax.planning.report import CollectiveRow, Plan
+from replicax.planning.report import CollectiveRow, Plan, Stage
+from replicax.planning.stages import Share, compile_regions, shares_of
 from replicax.topology.generations import generation_of
 
 if TYPE_CHECKING:
@@ -74,24 +76,48 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     arguments = arguments_of(strategy, step, element, None)
     executable = prepare(strategy, step, arguments)
     traced = time.perf_counter() - begin
-    compilation = compile_ahead(executable)
     names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]
-    return _report(strategy, executable, names, compilation, traced, chip)
+    if isinstance(executable, PlacedExecutable):
+        compilations = compile_regions(executable)
+        shares = shares_of(executable, names, compilations)
+    else:
+        kind = executable.mesh.devices.flat[0].device_kind
+        compilations = [compile_ahead(executable.compiled, executable.program.name, kind)]
+        shares = [_share(executable, names, compilations[0])]
+    return _report(strategy, executable, compilations, shares, traced, chip)
+
+
+def _share(executable: Executable, names: Sequence[str], compilation: Compilation) -> Share:
+    """What each device has of a step that is one program."""
+    module = compilation.module
+    buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
+    memory = memory_of(compilation.allocations, compilation.code, None, buffers)
+    uses = collectives_of(module, {str(name): int(size) for name, size in executable.mesh.shape.items()})
+    return Share(memory, cost_of(module), uses)
 
 
 def _report(
     strategy: Strategy,
     executable: Executable,
-    argument_names: Sequence[str],
-    compilation: Compilation,
+    compilations: Sequence[Compilation],
+    shares: Sequence[Share],
     traced: float,
     given: Chip | None,
 ) -> Plan:
     devices = strategy.extended.logical_devices
     chip, device = _chips(devices, given)
-    fixed = list(inputs_and_outputs(executable, argument_names))
-    about = partial(
-        Plan,
+    words = next((c.words for c in compilations if c.words), "")
+    capacity = next((c.available for c in compilations if c.available), None)
+    capacity = capacity or (None if device is None else int(device.usable or device.memory))
+    network = None if chip is None else Network(devices, chip)
+    stages = [_stage(number, share, capacity, device, network) for number, share in enumerate(shares)]
+    fullest = max(stages, key=lambda stage: stage.memory.total)
+    busiest = max(stages, key=lambda stage: stage.busy)
+    several = isinstance(executable, PlacedExecutable)
+    # The compiler for TPUs refuses what does not fit, but sees one program at a time. Others leave it to the device.
+    is_refused = bool(words)
+    fits = not is_refused if devices.flat[0].platform == "tpu" and not several else fullest.memory.fits
+    found = Plan(
         step=executable.program.name,
         strategy=type(strategy).__name__,
         platform=devices.flat[0].platform,
@@ -102,31 +128,32 @@ def _report(
         is_absent=strategy.extended.is_absent,
         chip=chip,
         trace_seconds=traced,
-        compile_seconds=compilation.seconds,
-        words=compilation.words,
+        compile_seconds=sum(c.seconds for c in {id(c): c for c in compilations}.values()),
+        words=words,
+        topology="" if network is None else network.name,
+        fits=False if is_refused else fits,
+        memory=fullest.memory,
+        cost=busiest.cost,
+        collectives=busiest.collectives,
+        estimate=busiest.estimate,
+        stages=tuple(stages) if several else (),
     )
-    network = None if chip is None else Network(devices, chip)
-    if network is not None:
-        about = partial(about, topology=network.name)
-    module = compilation.module
-    capacity = compilation.available or (None if device is None else int(device.usable or device.memory))
-    buffers = largest([*fixed, *temporaries_of(compilation.allocations, module)], _BUFFERS)
-    memory = memory_of(compilation.allocations, compilation.code, capacity, buffers)
-    cost = cost_of(module)
-    uses = collectives_of(module, {str(name): int(size) for name, size in executable.mesh.shape.items()})
-    # The compiler for TPUs refuses what does not fit; others leave it to the device.
-    fits = not compilation.words if devices.flat[0].platform == "tpu" else memory.fits
     if device is None or network is None:
-        rows = tuple(CollectiveRow.of(use, None) for use in uses)
-        return about(fits=fits, memory=memory, cost=cost, collectives=rows)
-    return about(
-        fits=fits,
-        memory=memory,
-        cost=cost,
-        collectives=tuple(CollectiveRow.of(use, network.seconds(use)) for use in uses),
-        estimate=estimate_of(cost, uses, device, network),
-        scaling=scaling_of(cost, uses, device, network),
+        return found
+    share = shares[busiest.logical_device]
+    return dataclasses.replace(found, scaling=scaling_of(share.cost, share.collectives, device, network))
+
+
+def _stage(number: int, share: Share, capacity: int | None, device: Chip | None, network: Network | None) -> Stage:
+    """A share with what chips make of it."""
+    memory = dataclasses.replace(
+        share.memory, capacity=capacity, buffers=tuple(largest(share.memory.buffers, _BUFFERS))
     )
+    estimate = None
+    if device is not None and network is not None:
+        estimate = estimate_of(share.cost, share.collectives, device, network)
+    rows = tuple(CollectiveRow.of(u, None if network is None else network.seconds(u)) for u in share.collectives)
+    return Stage(number, share.programs, memory, share.cost, rows, estimate)
 
 
 def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip | None]:

@@ -50,12 +50,42 @@ class CollectiveRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """What one logical device has of a pipeline: of the programs that ``assign_to_logical_device`` makes of a step.
+
+    Attributes:
+      logical_device: its number.
+      programs: how many different ones it runs; microbatches share theirs.
+      memory: as in :class:`Plan`, when the regions run in the order in which they are launched.
+      cost: of all that it runs in one step.
+      collectives: between the replicas; and what it sends to other logical devices, of the kind ``"send"``.
+      estimate: of its work, without what it waits for; ``None`` without a chip.
+    """
+
+    logical_device: int
+    programs: int
+    memory: Memory
+    cost: Cost
+    collectives: tuple[CollectiveRow, ...]
+    estimate: Estimate | None
+
+    @property
+    def busy(self) -> float:
+        """To compare stages: seconds, or operations where it is not known how long they take."""
+        if self.estimate is None:
+            return self.cost.matrix_flops + self.cost.other_flops
+        return self.estimate.overlapped
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What a step needs on its devices; :func:`replicax.plan` makes it.
 
     Everything is for one device (a JAX device: a TPU core, or a chip whose cores act as one) and one step. Memory is
     what the compiler has laid out; FLOPs, bytes and collectives are counted in the compiled program, a loop as often as
-    it runs; seconds are estimates, by the formulas of :mod:`replicax.planning.estimate`, and no measurement.
+    it runs; seconds are estimates, by the formulas of :mod:`replicax.planning.estimate`, and no measurement. In a
+    pipeline devices differ: then the memory is that of the stage that needs most, the rest that of the stage that is
+    busy longest, and ``stages`` has them all.
 
     Attributes:
       step: the name of the step's function.
@@ -73,6 +103,7 @@ class Plan:
       collectives: see :class:`CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
       scaling: predictions from one replica to all; empty without a chip.
+      stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
       trace_seconds: how long it took to trace the step.
       compile_seconds: and to compile it.
@@ -104,6 +135,7 @@ class Plan:
     collectives: tuple[CollectiveRow, ...] = ()
     estimate: Estimate | None = None
     scaling: tuple[ScalingPoint, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
     @property
     def title(self) -> str:
@@ -123,9 +155,11 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as dicts, lists, strings and numbers."""
         found = {"version": VERSION, **dataclasses.asdict(self)}
-        found["memory"]["total"] = self.memory.total
-        if self.estimate is not None:
-            found["estimate"] |= {"overlapped": self.estimate.overlapped, "sequential": self.estimate.sequential}
+        parts: list[tuple[Plan | Stage, dict[str, Any]]] = [(self, found)]
+        for part, data in (*parts, *zip(self.stages, found["stages"], strict=True)):
+            data["memory"]["total"] = part.memory.total
+            if part.estimate is not None:
+                data["estimate"] |= {"overlapped": part.estimate.overlapped, "sequential": part.estimate.sequential}
         return found
 
     def to_json(self) -> str:

@@ -35,6 +35,8 @@ def sections(plan: Plan) -> Iterator[Section]:
     >>> [s.title for s in sections(replicax.plan(strategy, lambda: None))]
     ['Memory of one device', 'Work of one device in one step']
     """
+    if plan.stages:
+        yield _stages(plan)
     yield _memory(plan)
     if plan.memory.buffers:
         yield _buffers(plan)
@@ -43,6 +45,28 @@ def sections(plan: Plan) -> Iterator[Section]:
         yield _collectives(plan)
     if plan.scaling:
         yield _scaling(plan)
+
+
+def _stages(plan: Plan) -> Section:
+    rows = tuple(
+        (
+            str(stage.logical_device),
+            str(stage.programs),
+            bytes_in_words(stage.memory.total),
+            f"{count_in_words(stage.cost.matrix_flops)}FLOP",
+            bytes_in_words(stage.cost.bytes),
+            bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
+            "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
+        )
+        for stage in plan.stages
+    )
+    columns = ("device", ">programs", ">memory", ">matrix products", ">reads and writes", ">sends", ">at least")
+    note = (
+        "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
+        "of the one that needs most, and the rest is about the one that is busy longest. That they wait for each other "
+        "is not counted."
+    )
+    return Section("Logical devices", columns, rows, note)
 
 
 def _memory(plan: Plan) -> Section:

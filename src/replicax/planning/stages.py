@@ -1,0 +1,208 @@
+"""What each logical device has of a pipeline, which is many programs: their memory, work and collectives together."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from replicax.execution.dispatch import PlacedExecutable, Send
+from replicax.planning.compiling import Compilation, compile_ahead, refusal
+from replicax.planning.cost import Cost, cost_of
+from replicax.planning.groups import CollectiveUse, axes_of, collectives_of
+from replicax.planning.memory import Buffer, Memory, buffer_of, bytes_on_device, memory_of, temporaries_of
+from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one device has of a step.
+
+    Attributes:
+      memory: that it needs; the buffers are all.
+      cost: of what it computes.
+      collectives: that it takes part in, and what it sends to other logical devices.
+      programs: how many different ones it runs.
+    """
+
+    memory: Memory
+    cost: Cost
+    collectives: list[CollectiveUse]
+    programs: int = 1
+
+
+def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
+    """The program of each launch, compiled ahead of time; those that are the same only once.
+
+    Raises:
+      CompilationError: see :func:`compile_ahead`.
+    """
+    name, kind = executable.program.name, executable.mesh.devices.flat[0].device_kind
+    known: dict[object, Compilation] = {}
+    found = []
+    try:
+        programs = list(executable.plan.lowered())
+    except Exception as error:  # whatever is raised for an operation that the devices don't have
+        raise refusal(name, kind, error) from error
+    for key, lowered in programs:
+        if key not in known:
+            known[key] = compile_ahead(lowered.compile, name, kind)
+        found.append(known[key])
+    return found
+
+
+def shares_of(executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation]) -> list[Share]:
+    """What each logical device has of a pipeline.
+
+    Args:
+      executable: the pipeline.
+      names: of its traced arguments, in order.
+      programs: of its launches, compiled.
+    """
+    memories = _Memories(executable, names, programs).found()
+    shares = []
+    for k, memory in enumerate(memories):
+        mine = [p for launch, p in zip(executable.plan.launches, programs, strict=True) if launch.device == k]
+        costs = [cost_of(p.module) for p in mine]
+        cost = Cost(
+            sum(c.matrix_flops for c in costs),
+            sum(c.other_flops for c in costs),
+            sum(c.bytes for c in costs),
+            tuple(dict.fromkeys(name for c in costs for name in c.unknown_loops)),
+        )
+        shares.append(Share(memory, cost, _collectives(executable, k, mine), len({id(p) for p in mine})))
+    return shares
+
+
+def _collectives(executable: PlacedExecutable, k: int, programs: Sequence[Compilation]) -> list[CollectiveUse]:
+    """Those of a logical device's programs, and what it sends."""
+    replicas, axes = executable.mesh.shape[REPLICA_AXIS], dict(executable.mesh.shape)
+    width = executable.mesh.size // replicas
+    found: collections.Counter[CollectiveUse] = collections.Counter()
+    for program in programs:
+        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}):
+            members = tuple(replica * width + k for replica in use.members)  # their places in the whole mesh
+            found[dataclasses.replace(use, members=members, count=1)] += use.count
+    for send in (s for s in _sends(executable) if s.origin == k):
+        for size in send.sizes:
+            ends = (k, send.target)
+            axes_between = axes_of(ends, {str(name): int(n) for name, n in axes.items()})
+            found[CollectiveUse("send", size, axes_between, 2, ends, 1, f"to logical device {send.target}")] += 1
+    return [dataclasses.replace(use, count=count) for use, count in found.items()]
+
+
+def _sends(executable: PlacedExecutable) -> Iterator[Send]:
+    yield from executable.plan.first
+    for launch in executable.plan.launches:
+        yield from launch.sends
+
+
+class _Memories:
+    """Plays a pipeline through, in the order of its launches, and looks how much lies on each logical device."""
+
+    def __init__(self, executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation]) -> None:
+        self.executable = executable
+        self.programs = programs
+        replicas = executable.mesh.shape[REPLICA_AXIS]
+        self.devices = range(executable.mesh.size // replicas)
+        self.sizes: dict[int, int] = {}
+        """Of what is kept in each place, on one device."""
+        self.at: dict[int, int] = {}
+        """The logical device of each place."""
+        self.buffers: dict[int, list[Buffer]] = {k: [] for k in self.devices}
+        self._lay_out(names)
+        self.before = self._present(self.sizes)
+        self.live = collections.Counter(self.before)
+        self.peak = collections.Counter(self.before)
+
+    def _add(self, place: int, k: int, buffer: Buffer) -> None:
+        self.sizes[place], self.at[place] = buffer.bytes, k
+        self.buffers[k].append(buffer)
+
+    def _lay_out(self, names: Sequence[str]) -> None:
+        """What is there before the step."""
+        executable, plan = self.executable, self.executable.plan
+        uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
+        donated, kept, _, _ = executable.inputs()
+        for places, slots, arrays in (
+            (plan.donated, executable.donated, donated),
+            (plan.kept, executable.kept, kept),
+        ):
+            for place, slot, array in zip(places, slots, arrays, strict=True):
+                self._add(place, executable.homes[slot], buffer_of("variable", uses[slot].name, array))
+        number: dict[object, int] = {logical_device_mesh(executable.mesh, k): k for k in self.devices}
+        for i, place, sharding, aval in plan.given:
+            name = names[i] if i < len(names) else "padding"
+            self._add(place, number[sharding.mesh], buffer_of("argument", name, aval))
+        for place, array in plan.constants.items():
+            assert isinstance(array.sharding, NamedSharding)
+            self._add(place, number[array.sharding.mesh], buffer_of("constant", "closed over", array))
+
+    def found(self) -> list[Memory]:
+        """Of each logical device."""
+        plan = self.executable.plan
+        made: dict[int, Any] = {}
+        for send in plan.first:
+            self._send(send)
+        for launch, program in zip(plan.launches, self.programs, strict=True):
+            k = launch.device
+            inside = memory_of(program.allocations, 0, None, ())
+            self._grow(k, inside.outputs - inside.aliased + inside.temporaries, stays=False)
+            [results] = launch.jitted.eval_shape(*launch.avals)
+            for place, array in zip(launch.gives, results, strict=True):
+                made[place] = array
+                self.sizes[place], self.at[place] = bytes_on_device(array), k
+                self.live[k] += self.sizes[place]
+            for send in launch.sends:
+                self._send(send)
+            for place in launch.free:
+                self.live[k] -= self.sizes[place]
+        self._name_outputs(made)
+        updated = self._present(plan.donated)
+        left = self._present([*plan.written, *plan.results])
+        code: collections.Counter[int] = collections.Counter()
+        temporaries: dict[int, list[Buffer]] = {k: [] for k in self.devices}
+        different = {id(p): (launch.device, p) for launch, p in zip(plan.launches, self.programs, strict=True)}
+        for k, program in different.values():
+            code[k] += program.code
+            temporaries[k] += temporaries_of(program.allocations, program.module)
+        return [
+            Memory(
+                arguments=self.before[k],
+                outputs=left[k],
+                aliased=updated[k],
+                temporaries=max(0, self.peak[k] - self.before[k] - left[k] + updated[k]),
+                code=code[k],
+                capacity=None,
+                buffers=(*self.buffers[k], *temporaries[k]),
+            )
+            for k in self.devices
+        ]
+
+    def _name_outputs(self, arrays: Mapping[int, Any]) -> None:
+        """What lies there after the step, and did not before."""
+        executable, plan = self.executable, self.executable.plan
+        names = {use.slot: use.name for use in executable.program.writes}
+        first = len(executable.donated)
+        for place, slot in zip(plan.written[first:], executable.written[first:], strict=True):
+            self.buffers[self.at[place]].append(buffer_of("variable", names[slot], arrays[place]))
+        for place in plan.results:
+            self.buffers[self.at[place]].append(buffer_of("output", "returned", arrays[place]))
+
+    def _present(self, places: Iterable[int]) -> collections.Counter[int]:
+        found: collections.Counter[int] = collections.Counter()
+        for place in places:
+            found[self.at[place]] += self.sizes[place]
+        return found
+
+    def _grow(self, k: int, size: int, stays: bool) -> None:
+        self.peak[k] = max(self.peak[k], self.live[k] + size)
+        self.live[k] += size if stays else 0
+
+    def _send(self, send: Send) -> None:
+        for (origin, target), size in zip(send.pairs, send.sizes, strict=True):
+            self.sizes[target], self.at[target] = self.sizes.get(origin, size), send.target
+            self._grow(send.target, self.sizes[target], stays=True)

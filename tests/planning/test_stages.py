@@ -1,0 +1,159 @@
+"""Plans of pipelines, which are many programs."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.planning.rows import sections
+
+ROWS, WIDTH, MICROBATCHES = 32, 256, 4
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+SPEC = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def build(strategy, stages: int, width: int = WIDTH):
+    """A pipeline of equal stages."""
+    with strategy.scope():
+        weights = [replicax.Variable(lambda: jnp.zeros((width, width)), name=f"w{k}") for k in range(stages)]
+        optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+    def train_step(x):
+        def loss():
+            total = 0.0
+            for h in jnp.split(x, MICROBATCHES):
+                for k, w in enumerate(weights):
+                    h = jnp.tanh(strategy.assign_to_logical_device(h, k) @ w)
+                share = replicax.compute_average_loss(
+                    jnp.square(h).mean(-1), global_batch_size=ROWS * strategy.num_replicas_in_sync
+                )
+                total += share
+            return total
+
+        share, gradients = replicax.value_and_grad(loss, weights)()
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return share
+
+    return train_step
+
+
+def on_tpus(topology: str, shape: list[int]) -> replicax.TPUStrategy:
+    resolver = replicax.TPUClusterResolver(topology=topology)
+    return replicax.TPUStrategy(resolver, replicax.DeviceAssignment.build(resolver.topology, shape, num_replicas=None))
+
+
+def here(replicas: int, stages: int) -> replicax.Strategy:
+    devices = np.array(jax.devices()[: replicas * stages]).reshape(replicas, stages)
+    return replicax.Strategy(replicax.StrategyExtended(devices))
+
+
+def check(plan: replicax.Plan, stages: int, replicas: int) -> None:
+    assert [stage.logical_device for stage in plan.stages] == list(range(stages))
+    # Forward, and twice for the gradients; the input has none.
+    assert [s.cost.matrix_flops for s in plan.stages] == [2 * PRODUCT] + [3 * PRODUCT] * (stages - 1)
+    batch, parameters = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
+    for k, stage in enumerate(plan.stages):
+        own = {b.name: b.bytes for b in stage.memory.buffers if b.kind == "variable"}
+        assert own == {f"w{k}": parameters, f"optimizer[0].trace[{k}]": parameters}
+        assert stage.memory.arguments == 2 * parameters + (k == 0) * batch
+        assert stage.memory.aliased == 2 * parameters
+        # The gradient is there, and where it is summed over the replicas the sum and the compiler's copy, too.
+        assert parameters <= stage.memory.temporaries < (2 + 2 * (replicas > 1)) * parameters + 4 * batch
+        reduced = [c for c in stage.collectives if c.kind == "all-reduce"]
+        assert [(c.axes, c.participants, c.count) for c in reduced] == [(("replica",), replicas, 1)] * (replicas > 1)
+        assert sum(c.bytes for c in reduced) == parameters * (replicas > 1)
+        there = [c for c in stage.collectives if c.kind == "send" and c.bytes > 16]
+        expected = {f"to logical device {n}": MICROBATCHES for n in (k - 1, k + 1) if 0 <= n < stages}
+        assert {c.where: c.count for c in there} == expected
+        assert all(c.bytes == batch // MICROBATCHES and "replica" not in c.axes for c in there)
+    assert plan.memory.total == max(s.memory.total for s in plan.stages)
+    assert plan.cost in [s.cost for s in plan.stages]
+    first = next(sections(plan))
+    assert (first.title, len(first.rows)) == ("Logical devices", stages)
+    assert [s["memory"]["total"] for s in json.loads(plan.to_json())["stages"]] == [s.memory.total for s in plan.stages]
+
+
+def test_on_tpus_that_are_not_there() -> None:
+    strategy = on_tpus("v5p:2x2x2", [2, 2, 1, 1])
+    plan = replicax.plan(strategy, build(strategy, 4), SPEC)
+    check(plan, 4, 2)
+    assert (plan.fits, plan.replicas, plan.is_absent) == (True, 2, True)
+    assert all(s.programs < 2 * MICROBATCHES + 2 for s in plan.stages)  # microbatches share theirs
+    assert all(c.seconds > 0 for s in plan.stages for c in s.collectives)
+    assert plan.estimate == max((s.estimate for s in plan.stages), key=lambda e: e.overlapped)
+    assert [p.replicas for p in plan.scaling] == [1, 2]
+
+
+@pytest.mark.parametrize(("replicas", "stages"), [(1, 2), (2, 2)])
+def test_on_devices_that_are_there(replicas: int, stages: int) -> None:
+    strategy = here(replicas, stages)
+    step = build(strategy, stages)
+    plan = replicax.plan(strategy, step, SPEC)
+    check(plan, stages, replicas)
+    assert (plan.fits, plan.estimate, plan.scaling) == (None, None, ())
+    [x] = strategy.distribute_dataset([np.ones((ROWS * replicas, WIDTH), np.float32)])
+    report = strategy.extended.trace(step, args=(x,)).placement()
+    assert [s.memory.arguments for s in plan.stages] == [d.variable_bytes + d.argument_bytes for d in report.devices]
+    strategy.run(step, args=(x,))  # the step runs as before
+    assert strategy.extended.trace_count(step) == 1
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(1e6, False), (1e9, True)])
+def test_each_program_fits_but_not_all_that_is_there(memory: float, fits: bool) -> None:
+    strategy = here(1, 2)
+    chip = replicax.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
+    plan = replicax.plan(strategy, build(strategy, 2), SPEC, chip=chip)
+    assert plan.fits is fits
+
+
+def test_a_stage_that_does_not_fit() -> None:
+    strategy = on_tpus("v5e:2x2", [1, 2, 1])
+    plan = replicax.plan(strategy, build(strategy, 2, width=50_000), jax.ShapeDtypeStruct((ROWS, 50_000), jnp.float32))
+    assert plan.fits is False
+    assert plan.verdict.startswith("does not fit: needs ")
+    assert plan.memory.total > plan.memory.capacity
+
+
+def test_a_stage_that_can_not_be_compiled() -> None:
+    strategy = on_tpus("v5e:2x2", [1, 2, 1])
+
+    def step(x):
+        return jnp.linalg.eig(strategy.assign_to_logical_device(x * 2, 1))[0]
+
+    with pytest.raises(replicax.CompilationError, match=r"the step 'step' was traced, but .* for TPU v5 lite: "):
+        replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+
+
+def test_variables_that_are_only_written_and_results_have_names() -> None:
+    strategy = here(1, 2)
+    with strategy.scope():
+        last = replicax.Variable(np.zeros((ROWS, WIDTH), np.float32), name="last")
+    closed_over = jnp.ones((ROWS, WIDTH))
+
+    def step(x):
+        h = strategy.assign_to_logical_device(jnp.tanh(x), 1) * closed_over
+        last.assign(h)
+        return h + 1
+
+    plan = replicax.plan(strategy, step, SPEC)
+    second = plan.stages[1].memory
+    found = {(b.kind, b.name, b.type, b.count) for b in second.buffers if b.kind != "temporary"}
+    array = f"float32[{ROWS},{WIDTH}]"
+    assert found == {
+        ("variable", "last", array, 1),
+        ("constant", "closed over", array, 1),
+        ("output", "returned", array, 1),
+    }
+    assert (second.arguments, second.outputs, second.aliased) == (4 * ROWS * WIDTH, 2 * 4 * ROWS * WIDTH, 0)
