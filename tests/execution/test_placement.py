@@ -305,6 +305,17 @@ def test_operands_on_two_devices(strategy, x):
         strategy.run(step, args=(x,))
 
 
+def test_operands_of_a_function_of_jaxs_own_have_the_users_line(strategy, x):
+    def step(x):
+        a = strategy.assign_to_logical_device(x, 1)
+        b = strategy.assign_to_logical_device(x, 2)
+        return jnp.where(x > 0, a, b)
+
+    line = step.__code__.co_firstlineno + 3
+    with pytest.raises(replicax.PlacementError, match=rf"select_n at .*test_placement.py:{line} .* has operands"):
+        strategy.run(step, args=(x,))
+
+
 def test_a_variable_on_two_devices(strategy, x):
     [w] = variables(strategy, 1)
 

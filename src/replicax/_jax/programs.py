@@ -205,6 +205,13 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
+def located(equation: Equation, call: Equation) -> Equation:
+    """``equation`` with the line of the ``call`` that it was in, if it has none: one of a function of JAX's own."""
+    if _source_info.user_frame(equation.source_info.traceback) is not None:
+        return equation
+    return equation.replace(source_info=call.source_info)
+
+
 def source_line(equation: Equation) -> str:
     """``file.py:12 (function)``: the user's line that an equation comes from."""
     frame = _source_info.user_frame(equation.source_info.traceback)

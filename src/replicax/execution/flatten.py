@@ -111,7 +111,8 @@ class _Flattening:
         if called is not None and (name in ("jit", "pjit") or assigns(called)):
             closed = [_jax.fresh(v, self.mesh) for v in called.constvars]
             self.constants.update(zip(closed, _jax.constants_of(equation), strict=True))
-            opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars])
+            inner = [_jax.located(e, equation) for e in called.eqns]
+            opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars], eqns=inner)
             return self.inline(opened, [*closed, *operands])
         if called is None and any(map(assigns, _jax.sub_jaxprs(equation))):
             raise PlacementError(
