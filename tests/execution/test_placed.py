@@ -525,3 +525,29 @@ def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:
         for found, expected in zip(found_values, values, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6)
         np.testing.assert_allclose(found_losses, [losses[n - 1] for n in np.cumsum(groups)], rtol=1e-6)
+
+
+def test_a_pipeline_that_fails_midway_leaves_the_elements_to_come(monkeypatch) -> None:
+    from replicax.execution import steps
+
+    strategy = strategy_of(1, 2)
+    with strategy.scope():
+        total = replicax.Variable(0.0, name="total", logical_device=1)
+
+    def step(ctx, x):
+        total.assign_add(strategy.assign_to_logical_device(x, 1).sum())
+
+    def fails(*args):
+        if float(total) == 1 + 2:
+            raise RuntimeError("a device is gone")
+        return run(*args)
+
+    run = steps.run
+    iterator = iter(strategy.distribute_dataset([np.float32([n, 0]) for n in (1, 2, 3, 4)]))
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "run", fails)
+        with pytest.raises(RuntimeError, match="a device is gone"):
+            strategy.run_steps(step, iterator, 4)
+    assert float(total) == 1 + 2
+    assert strategy.run_steps(step, iterator, 4).steps == 2
+    assert float(total) == 1 + 2 + 3 + 4

@@ -83,6 +83,7 @@ def run_steps(
         programs = [prepare(strategy, step, g.arguments, True) if isinstance(g, Group) else None for g in groups]
         if len(groups) > 1 or initial_loop_values is not None:
             _check_outputs(step.__name__, programs, groups, initial_loop_values)
+        groups, programs = _one_by_one(groups, programs)
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             returned = _run_group(strategy, step, group, program, exact)
             done = number + 1
@@ -96,6 +97,22 @@ def run_steps(
     return MultiStepContext._of(returned, count)
 
 
+def _one_by_one(
+    groups: Sequence[Group | Single], programs: Sequence[Executable | None]
+) -> tuple[list[Group | Single], list[Executable | None]]:
+    """The same, where groups whose program can't loop are single elements.
+
+    A pipeline over logical devices is many programs, which keep the devices busy by themselves.
+    """
+    found: list[tuple[Group | Single, Executable | None]] = []
+    for group, program in zip(groups, programs, strict=True):
+        if program is None or program.loops:
+            found.append((group, program))
+        else:
+            found += [(Single(element), None) for element in group.elements()]
+    return [group for group, _ in found], [program for _, program in found]
+
+
 def _run_group(strategy: Strategy, step: Step, group: Group | Single, program: Executable | None, exact: bool) -> Any:
     """What the last step of a group returns."""
     if isinstance(group, Single):
@@ -106,10 +123,6 @@ def _run_group(strategy: Strategy, step: Step, group: Group | Single, program: E
         except RaggedArgumentError as ragged:
             return run_ragged(strategy, step, (group.element,), None, ragged)
     assert program is not None
-    if not program.loops:  # a pipeline over logical devices is many programs, which keep the devices busy by themselves
-        for element in group.elements():
-            returned = run(strategy, step, (element,), None)
-        return returned
     extended = strategy.extended
     is_new = group.count not in program.repetitions
     repeated = program.repeated(group.count)
