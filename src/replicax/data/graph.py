@@ -51,6 +51,7 @@ _SHUFFLES = {"ShuffleMapDataset", "WindowShuffleMapDataset", "WindowShuffleIterD
 _REPEATS = {"RepeatMapDataset", "RepeatIterDataset"}
 _BATCHES = {"BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"}
 _FLAT_MAPS = {"FlatMapMapDataset", "FlatMapIterDataset"}
+_SELECTIONS = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
 _PACKS = {"ConcatThenSplitIterDataset", "FirstFitPackIterDataset", "BestFitPackIterDataset"}
 
 
@@ -137,21 +138,28 @@ def stacked_by(node: Any) -> Callable[[list[Any]], Any]:
     return function
 
 
+def only_selects(nodes: Sequence[Any]) -> bool:
+    """Whether ``nodes``, the last of which is a root, hand on what a random-access source has, as it is."""
+    *above, root = nodes
+    return _name(root) == "SourceMapDataset" and all(_name(node) in _SELECTIONS for node in above)
+
+
 def is_in_memory(dataset: Any) -> bool:
     """Whether reading ``dataset`` is nothing but copying rows of arrays."""
-    *nodes, root = chain(dataset)
-    known = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
-    if not all(_name(node) in known or (is_batch(node) and stacks_examples(node)) for node in nodes):
+    nodes = [node for node in chain(dataset) if not (is_batch(node) and stacks_examples(node))]
+    if not only_selects(nodes):
         return False
-    source = getattr(root, "_source", None)
-    return _name(root) == "SourceMapDataset" and (
-        isinstance(source, np.ndarray | list | tuple) or getattr(source, "is_in_memory", False)
-    )
+    source = nodes[-1]._source  # of these very types: other ones may read files, as np.memmap does
+    return type(source) in (np.ndarray, list, tuple) or getattr(source, "is_in_memory", False)
 
 
-def examples_at(parent: Any, numbers: range) -> list[Any]:
-    """Those examples of ``parent``, asked for together."""
-    examples: list[Any] = parent._getitems(list(numbers))
+def examples_at(parent: Any, numbers: range, together: bool) -> list[Any]:
+    """Those examples of ``parent``, asked for ``together`` or, as Grain's own batch does it, one after the other.
+
+    Asked together, each node has all of its parent's examples at once; and one that inherits from Grain's may know
+    nothing of being asked so.
+    """
+    examples: list[Any] = parent._getitems(list(numbers)) if together else [parent[number] for number in numbers]
     return examples
 
 
