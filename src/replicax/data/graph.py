@@ -119,6 +119,14 @@ def batch_size(node: Any) -> int:
     return int(node._batch_size)
 
 
+def batch_sizes(nodes: Sequence[Any]) -> list[int]:
+    """Of all batch nodes among ``nodes`` and in what these are made from."""
+    found = list(nodes)
+    for node in found:  # grows
+        found += getattr(node, "_parents", ())
+    return [batch_size(node) for node in found if is_batch(node)]
+
+
 def drops_remainder(node: Any) -> bool:
     """Whether a batch node leaves out a last batch that is not full."""
     return bool(node._drop_remainder)

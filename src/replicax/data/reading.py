@@ -305,7 +305,13 @@ class Whole:
         self._source = source
         self._ahead = _ahead(source)
         self.examples = self.batch_size = _rows_of(above, batch)
-        self.known_by: dict[str, Any] = {"order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's"}
+        # What Grain's iterator over batches remembers is a place in what comes before them.
+        is_before = batch is not None and not graph.is_random_access(batch) and all(map(graph.keeps_order, above))
+        self._takes_any_batch = is_before or isinstance(source.dataset, Replayed)
+        self.known_by: dict[str, Any] = {
+            "order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's",
+            "batches of": graph.batch_sizes(batch._parents if is_before else [source.dataset]),
+        }
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         self.length: int | None = source.length
 
@@ -329,7 +335,7 @@ class Whole:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self) -> str | None:
-        return None if isinstance(self._source.dataset, Replayed) else f"{_ONLY_ORDER} {self._source.kind}"
+        return None if self._takes_any_batch else f"{_ONLY_ORDER} {self._source.kind}"
 
 
 _ONLY_ORDER = "nothing but the order is known of"
