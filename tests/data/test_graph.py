@@ -142,7 +142,45 @@ class Negated(experimental.WindowShuffleMapDataset):
         return self.slice(index) if isinstance(index, slice) else -super().__getitem__(index)
 
 
-SOURCES = {"array": ROWS, "list": list(ROWS), "source": Numbers()}
+class Several(Numbers):
+    """A source that reads several examples at once."""
+
+    def _getitems(self, indices):
+        return [ROWS[index] for index in indices]
+
+
+class Hundredfold(Several):
+    """A source that inherits from such a one."""
+
+    def __getitem__(self, index):
+        return 100 * ROWS[index]
+
+
+class Wrapped:
+    """A source that wraps such a one."""
+
+    def __init__(self):
+        self._source = Several()
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, index):
+        return 100 * self._source[index]
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+
+SOURCES = {
+    "array": ROWS,
+    "list": list(ROWS),
+    "source": Numbers(),
+    "several": Several(),
+    "inheriting": Hundredfold(),
+    "wrapping": Wrapped(),
+    "dataset": grain.MapDataset.source(ROWS).map(lambda x: 7 * x),
+}
 OVER_SOURCES = {
     "batch": lambda s: s.batch(4),
     "slice": lambda s: s[3:].batch(4),
@@ -200,7 +238,8 @@ def test_what_lies_in_files_is_read_by_several_threads(source, tmp_path) -> None
         assert len(set(threading.enumerate()) - before) > 1
 
 
-def test_a_function_has_one_example_of_a_batch_at_a_time() -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_function_has_one_example_of_a_batch_at_a_time(nested) -> None:
     alive, most = 0, 0
 
     class Image:
@@ -213,7 +252,8 @@ def test_a_function_has_one_example_of_a_batch_at_a_time() -> None:
             nonlocal alive
             alive -= 1
 
-    dataset = grain.MapDataset.source(ROWS).map(Image).map(lambda image: image.number).batch(26)
+    examples = grain.MapDataset.source(ROWS).map(Image).map(lambda image: image.number)
+    dataset = (grain.MapDataset.source(examples) if nested else examples).batch(26)
     assert steps_of(Run(lambda context: dataset)) == [[tuple(ROWS.tolist())]]
     assert most <= 2  # with the one that the next takes the place of
 

@@ -176,9 +176,22 @@ def asked_together(root: Any) -> Any:
 
     Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
     """
-    if _name(root) != "SourceMapDataset" or hasattr(root._source, "_getitems"):
-        return root
-    return _Examples(root._source)
+    return _Examples(root._source) if _name(root) == "SourceMapDataset" and not _gives_several(root._source) else root
+
+
+def _gives_several(source: Any) -> bool:
+    """Whether a source has Grain's method for several examples, as sure as it has ``__getitem__``.
+
+    One that it has from a class below that of ``__getitem__``, or from what it wraps, gives the examples of those.
+    """
+    if isinstance(source, grain.MapDataset):  # of which functions may be a part
+        return False
+    for base in type(source).__mro__:
+        if "_getitems" in vars(base):
+            return True
+        if "__getitem__" in vars(base):
+            return False
+    return False
 
 
 class _Examples(grain.MapDataset):
