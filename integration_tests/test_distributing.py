@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import datasets
+import grain
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -59,6 +60,23 @@ def test_every_replica_gets_its_share(strategy, name) -> None:
         np.testing.assert_array_equal(gathered(strategy, distributed), X.reshape(3, 4, 2))
     first = next(iter(distributed))["x"]
     np.testing.assert_array_equal(strategy.local_results(first)[1], X[2:4])
+
+
+EXAMPLES = {"torch": Rows, "datasets": lambda: table().with_format("numpy")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_shuffled_and_batched_by_grain(strategy, name) -> None:
+    def make(batch):
+        return strategy.distribute_dataset(grain.MapDataset.source(EXAMPLES[name]()).seed(0).shuffle().batch(batch))
+
+    iterator = iter(make(4))
+    got = gathered(strategy, [next(iterator)])
+    restored = iter(make(6))
+    restored.set_state(iterator.get_state())
+    got = np.concatenate([*got, *gathered(strategy, restored)])
+    assert not np.array_equal(got, X)
+    np.testing.assert_array_equal(np.sort(got, axis=0), X)
 
 
 @pytest.mark.parametrize("name", MAKE)

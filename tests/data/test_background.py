@@ -56,10 +56,18 @@ def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "with", "drop", "break"])
-@pytest.mark.parametrize("numbered", [False, True])
-def test_threads_end(pair, how, numbered) -> None:
-    source = grain.MapDataset.range(400).map(np.float32).batch(4) if numbered else Slow(1000)
-    dataset = pair.distribute_dataset(source)
+@pytest.mark.parametrize("source", ["numbered", "loader", "slow"])
+def test_threads_end(pair, how, source) -> None:
+    makers = {
+        "numbered": lambda: grain.MapDataset.range(400).map(np.float32).batch(4),
+        "loader": lambda: grain.DataLoader(
+            data_source=np.arange(400.0),
+            sampler=grain.samplers.IndexSampler(400, num_epochs=1),
+            operations=[grain.transforms.Batch(4)],
+        ),
+        "slow": lambda: Slow(1000),
+    }
+    dataset = pair.distribute_dataset(makers[source]())
     before = set(threading.enumerate())
     if how == "break":
         for _ in dataset:
@@ -75,6 +83,8 @@ def test_threads_end(pair, how, numbered) -> None:
         elif how == "with":
             with iterator:
                 pass
+        if how != "drop":
+            wait_until(lambda: not set(threading.enumerate()) - before)
         del iterator, element
         gc.collect()
         assert alive() is None

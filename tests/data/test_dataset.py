@@ -198,6 +198,20 @@ def test_a_buffer_that_is_filled_again(rows, replicas) -> None:
         np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((rows, 1000), i))
 
 
+@pytest.mark.parametrize("mode", ["exact", "pad"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_batch_of_one_example_is_a_copy(replicas, mode) -> None:
+    memory = np.zeros(3 * 4000 + 64, np.uint8)  # each row where JAX could take it as it is
+    examples = memory[-memory.ctypes.data % 64 :][: 3 * 3840].view(np.float32).reshape(3, 960)
+    examples[:] = np.arange(3)[:, None]
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    dataset = strategy.make_numpy_dataset(examples).batch(1)
+    kept = list(strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch=mode)))
+    examples[:] = -1
+    for i, batch in enumerate(kept):
+        np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((1, 960), i))
+
+
 @pytest.mark.parametrize("rows", [6, 7])
 def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch) -> None:
     examples = np.arange(rows * 300, dtype=np.float32).reshape(-1, 3)

@@ -67,6 +67,41 @@ def test_with_another_batch_size(source, data) -> None:
     assert seen == collections.Counter(range(size))
 
 
+def halves(batch):
+    return [grain.MapDataset.range(start, start + 13).batch(batch) for start in (0, 13)]
+
+
+def one_by_one(batch):
+    return grain.MapDataset.range(26).to_iter_dataset().batch(batch)
+
+
+BATCHES_IN_AN_ORDER = {
+    "mixed": lambda batch: grain.MapDataset.mix(halves(batch)),
+    "concatenated": lambda batch: grain.MapDataset.concatenate(halves(batch)),
+    "mixed streams": lambda batch: grain.IterDataset.mix([half.to_iter_dataset() for half in halves(batch)]),
+    "sliced": lambda batch: grain.MapDataset.range(26).batch(batch)[:],
+    "shuffled": lambda batch: grain.experimental.WindowShuffleIterDataset(one_by_one(batch), window_size=3, seed=1),
+    "limited": lambda batch: grain.experimental.LimitIterDataset(one_by_one(batch), 100),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES_IN_AN_ORDER)
+def test_batches_of_which_only_the_order_is_known_keep_their_size(name) -> None:
+    first = Run(lambda context: BATCHES_IN_AN_ORDER[name](4))
+    seen = first.seen(2)
+    second = Run(lambda context: BATCHES_IN_AN_ORDER[name](6), 1, 2)
+    assert "but not with another batch size" in repr(second.datasets[0])
+    with pytest.raises(ValueError, match=r"this is the state of another dataset.*batches of"):
+        second.restore(first.state())
+    third = Run(lambda context: BATCHES_IN_AN_ORDER[name](4), 1, 2)
+    third.restore(first.state())
+    assert seen + third.seen() == collections.Counter(range(26))
+
+
+def test_batches_of_a_stream_may_have_another_size() -> None:
+    assert "and other batch sizes" in repr(Run(lambda context: one_by_one(4)).datasets[0])
+
+
 @pytest.mark.parametrize("source", ANYWHERE)
 def test_what_comes_next_is_what_would_have_come(source) -> None:
     def batches(run):

@@ -135,7 +135,52 @@ class Tenfold(grain.MapDataset):
         return self.slice(index) if isinstance(index, slice) else 10 * self._parent[index]
 
 
-SOURCES = {"array": ROWS, "list": list(ROWS), "source": Numbers()}
+class Negated(experimental.WindowShuffleMapDataset):
+    """A node of somebody's own, which inherits from one of Grain's."""
+
+    def __getitem__(self, index):
+        return self.slice(index) if isinstance(index, slice) else -super().__getitem__(index)
+
+
+class Several(Numbers):
+    """A source that reads several examples at once."""
+
+    def _getitems(self, indices):
+        return [ROWS[index] for index in indices]
+
+
+class Hundredfold(Several):
+    """A source that inherits from such a one."""
+
+    def __getitem__(self, index):
+        return 100 * ROWS[index]
+
+
+class Wrapped:
+    """A source that wraps such a one."""
+
+    def __init__(self):
+        self._source = Several()
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, index):
+        return 100 * self._source[index]
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+
+SOURCES = {
+    "array": ROWS,
+    "list": list(ROWS),
+    "source": Numbers(),
+    "several": Several(),
+    "inheriting": Hundredfold(),
+    "wrapping": Wrapped(),
+    "dataset": grain.MapDataset.source(ROWS).map(lambda x: 7 * x),
+}
 OVER_SOURCES = {
     "batch": lambda s: s.batch(4),
     "slice": lambda s: s[3:].batch(4),
@@ -149,6 +194,7 @@ OVER_SOURCES = {
     "concatenate": lambda s: grain.MapDataset.concatenate([s, s[:3], s.map(lambda x: -x)]).batch(4),
     "mix": lambda s: grain.MapDataset.mix([s, s.map(lambda x: -x)], weights=[0.25, 0.75]).batch(4),
     "own node": lambda s: Tenfold(s.shuffle(seed=1)).batch(4),
+    "own node from Grain's": lambda s: Negated(s, window_size=5, seed=1).batch(4),
     "zip": lambda s: (
         experimental.ZipMapDataset([s, s.shuffle(seed=2)]).map(lambda pair: pair[0] + 100 * pair[1]).batch(4)
     ),
@@ -175,6 +221,49 @@ def test_what_is_in_memory_is_read_by_one_thread(name) -> None:
         names = [thread.name for thread in set(threading.enumerate()) - before]
     in_memory = name != "index"  # a function is asked for by several threads, as it may wait for storage
     assert (names == ["replicax-input"]) == in_memory
+
+
+@pytest.mark.parametrize("source", ["memmap", "arrays", "list of somebody's own"])
+def test_what_lies_in_files_is_read_by_several_threads(source, tmp_path) -> None:
+    mapped = np.memmap(tmp_path / "rows", np.int32, "w+", shape=(26,))
+    strategy = replicax.MirroredStrategy(["cpu:0"])
+    dataset = {
+        "memmap": lambda: grain.MapDataset.source(mapped),
+        "arrays": lambda: strategy.make_numpy_dataset({"x": mapped}),
+        "list of somebody's own": lambda: grain.MapDataset.source(type("Stored", (list,), {})(ROWS)),
+    }[source]()
+    before = set(threading.enumerate())
+    with iter(strategy.distribute_dataset(dataset.batch(4))) as elements:
+        next(elements)
+        assert len(set(threading.enumerate()) - before) > 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_function_has_one_example_of_a_batch_at_a_time(nested) -> None:
+    alive, most = 0, 0
+
+    class Image:
+        def __init__(self, number):
+            nonlocal alive, most
+            self.number, alive = number, alive + 1
+            most = max(most, alive)
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+    examples = grain.MapDataset.source(ROWS).map(Image).map(lambda image: image.number)
+    dataset = (grain.MapDataset.source(examples) if nested else examples).batch(26)
+    assert steps_of(Run(lambda context: dataset)) == [[tuple(ROWS.tolist())]]
+    assert most <= 2  # with the one that the next takes the place of
+
+
+def test_an_error_says_in_which_of_several_datasets_it_was() -> None:
+    broken = grain.MapDataset.source(Numbers()).map(lambda x: np.int32(1 // (int(x) - 5)))
+    dataset = grain.MapDataset.concatenate([grain.MapDataset.source(ROWS), broken]).batch(4)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(dataset))
+    assert "dataset_index=1" in caught.value.__notes__[0]
 
 
 def refused(run, state) -> str:

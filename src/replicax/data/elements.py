@@ -208,7 +208,8 @@ class Elements(grain.DatasetIterator):
                 return None
             rows, sizes = taken
             parts = _cut(rows, 0, sizes[division.mine.start : division.mine.stop])
-            together = rows if division.new else None
+            # Grain makes a batch of one example without copying it.
+            together = rows if division.new and rows.size > 1 else None
             alike = len(set(sizes)) == 1
         else:
             try:

@@ -51,6 +51,7 @@ _SHUFFLES = {"ShuffleMapDataset", "WindowShuffleMapDataset", "WindowShuffleIterD
 _REPEATS = {"RepeatMapDataset", "RepeatIterDataset"}
 _BATCHES = {"BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"}
 _FLAT_MAPS = {"FlatMapMapDataset", "FlatMapIterDataset"}
+_SELECTIONS = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
 _PACKS = {"ConcatThenSplitIterDataset", "FirstFitPackIterDataset", "BestFitPackIterDataset"}
 
 
@@ -118,6 +119,14 @@ def batch_size(node: Any) -> int:
     return int(node._batch_size)
 
 
+def batch_sizes(nodes: Sequence[Any]) -> list[int]:
+    """Of all batch nodes among ``nodes`` and in what these are made from."""
+    found = list(nodes)
+    for node in found:  # grows
+        found += getattr(node, "_parents", ())
+    return [batch_size(node) for node in found if is_batch(node)]
+
+
 def drops_remainder(node: Any) -> bool:
     """Whether a batch node leaves out a last batch that is not full."""
     return bool(node._drop_remainder)
@@ -137,21 +146,28 @@ def stacked_by(node: Any) -> Callable[[list[Any]], Any]:
     return function
 
 
+def only_selects(nodes: Sequence[Any]) -> bool:
+    """Whether ``nodes``, the last of which is a root, hand on what a random-access source has, as it is."""
+    *above, root = nodes
+    return _name(root) == "SourceMapDataset" and all(_name(node) in _SELECTIONS for node in above)
+
+
 def is_in_memory(dataset: Any) -> bool:
     """Whether reading ``dataset`` is nothing but copying rows of arrays."""
-    *nodes, root = chain(dataset)
-    known = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
-    if not all(_name(node) in known or (is_batch(node) and stacks_examples(node)) for node in nodes):
+    nodes = [node for node in chain(dataset) if not (is_batch(node) and stacks_examples(node))]
+    if not only_selects(nodes):
         return False
-    source = getattr(root, "_source", None)
-    return _name(root) == "SourceMapDataset" and (
-        isinstance(source, np.ndarray | list | tuple) or getattr(source, "is_in_memory", False)
-    )
+    source = nodes[-1]._source  # of these very types: other ones may read files, as np.memmap does
+    return type(source) in (np.ndarray, list, tuple) or getattr(source, "is_in_memory", False)
 
 
-def examples_at(parent: Any, numbers: range) -> list[Any]:
-    """Those examples of ``parent``, asked for together."""
-    examples: list[Any] = parent._getitems(list(numbers))
+def examples_at(parent: Any, numbers: range, together: bool) -> list[Any]:
+    """Those examples of ``parent``, asked for ``together`` or, as Grain's own batch does it, one after the other.
+
+    Asked together, each node has all of its parent's examples at once; and one that inherits from Grain's may know
+    nothing of being asked so.
+    """
+    examples: list[Any] = parent._getitems(list(numbers)) if together else [parent[number] for number in numbers]
     return examples
 
 
@@ -160,9 +176,22 @@ def asked_together(root: Any) -> Any:
 
     Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
     """
-    if _name(root) != "SourceMapDataset" or hasattr(root._source, "_getitems"):
-        return root
-    return _Examples(root._source)
+    return _Examples(root._source) if _name(root) == "SourceMapDataset" and not _gives_several(root._source) else root
+
+
+def _gives_several(source: Any) -> bool:
+    """Whether a source has Grain's method for several examples, as sure as it has ``__getitem__``.
+
+    One that it has from a class below that of ``__getitem__``, or from what it wraps, gives the examples of those.
+    """
+    if isinstance(source, grain.MapDataset):  # of which functions may be a part
+        return False
+    for base in type(source).__mro__:
+        if "_getitems" in vars(base):
+            return True
+        if "__getitem__" in vars(base):
+            return False
+    return False
 
 
 class _Examples(grain.MapDataset):

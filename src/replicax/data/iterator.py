@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 
-WHY_EMPTY = "(drop_remainder=True leaves nothing of fewer examples than a batch; a filter may let nothing through.)"
+WHY_EMPTY = (
+    "(partial_batch='drop' and drop_remainder=True leave nothing of fewer examples than a batch; a filter may let "
+    "nothing through.)"
+)
 
 
 class DistributedIterator(Iterator[Any]):

@@ -127,12 +127,13 @@ class OwnRows:
 
 
 class _BatchMapDataset(grain.MapDataset):
-    """The batches of Grain's own node, each read in one go; and of each only some rows, where others read the rest."""
+    """The batches of Grain's own node, but read ``together``; and of each ``own`` rows, where others read the rest."""
 
-    def __init__(self, batch: Any, own: tuple[int, range] | None) -> None:
+    def __init__(self, batch: Any, own: tuple[int, range] | None, together: bool) -> None:
         super().__init__(batch._parent)
         self._batch = batch
         self._own = own
+        self._together = together
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -150,7 +151,8 @@ class _BatchMapDataset(grain.MapDataset):
             split = shares(rows, replicas)
             start, count = min(sum(split[: mine.start]), rows - 1), max(1, sum(split[mine.start : mine.stop]))
         start += first + epoch * examples
-        batch = graph.stacked_by(self._batch)(graph.examples_at(self._parent, range(start, start + count)))
+        read = graph.examples_at(self._parent, range(start, start + count), self._together)
+        batch = graph.stacked_by(self._batch)(read)
         return batch if self._own is None else OwnRows(batch, rows)
 
 
@@ -160,6 +162,7 @@ class Numbered:
     def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         self._above, self._batch, self._below = above, batch, below
         self._ahead = _ahead(source)
+        self._together = graph.only_selects(below)
         self.examples: int | None = graph.batch_size(batch)
         self.batch_size = _rows_of(above, batch)
         self.length = source.length
@@ -187,7 +190,7 @@ class Numbered:
             return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=READ_NOTHING_AHEAD))
         parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
         batch = graph.batched(parent, self._batch, state["rows"], state["rows"] == self.examples)
-        batch = _BatchMapDataset(batch, own if self.reads_own_rows else None)
+        batch = _BatchMapDataset(batch, own if self.reads_own_rows else None, self._together)
         dataset = graph.on_top_of(self._above, batch)
         if graph.is_random_access(dataset):
             dataset = dataset.to_iter_dataset(read_options=ahead or self._ahead)
@@ -302,7 +305,13 @@ class Whole:
         self._source = source
         self._ahead = _ahead(source)
         self.examples = self.batch_size = _rows_of(above, batch)
-        self.known_by: dict[str, Any] = {"order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's"}
+        # What Grain's iterator over batches remembers is a place in what comes before them.
+        is_before = batch is not None and not graph.is_random_access(batch) and all(map(graph.keeps_order, above))
+        self._takes_any_batch = is_before or isinstance(source.dataset, Replayed)
+        self.known_by: dict[str, Any] = {
+            "order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's",
+            "batches of": graph.batch_sizes(batch._parents if is_before else [source.dataset]),
+        }
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         self.length: int | None = source.length
 
@@ -326,7 +335,7 @@ class Whole:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self) -> str | None:
-        return None if isinstance(self._source.dataset, Replayed) else f"{_ONLY_ORDER} {self._source.kind}"
+        return None if self._takes_any_batch else f"{_ONLY_ORDER} {self._source.kind}"
 
 
 _ONLY_ORDER = "nothing but the order is known of"

@@ -90,7 +90,7 @@ class Loaded(grain.IterDataset):
 class _LoaderIterator(grain.DatasetIterator):
     def __init__(self, loader: grain.DataLoader) -> None:
         super().__init__()
-        self._iterator = iter(loader)
+        self._iterator: Any = iter(loader)
 
     def __next__(self) -> Any:
         self._assert_not_closed()
@@ -101,3 +101,7 @@ class _LoaderIterator(grain.DatasetIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._iterator.set_state(state["loader"].encode())
+
+    def close(self) -> None:
+        super().close()
+        self._iterator = None  # a loader's iterator can't be closed: who drops it ends its threads and processes

@@ -112,8 +112,6 @@ def _refused(dataset: Any, method: str) -> str:
 class _Slices:
     """The slices of a pytree of arrays along dim 0, as a random-access source."""
 
-    is_in_memory = True
-
     def __init__(self, arrays: Any) -> None:
         paths, self._tree = jax.tree_util.tree_flatten_with_path(known(arrays))
         if not paths:
@@ -130,6 +128,7 @@ class _Slices:
         if len(set(sizes.values())) > 1:
             raise ValueError(f"all arrays must have the same dim 0, one row for each example, got {sizes}")
         self._length = next(iter(sizes.values()))
+        self.is_in_memory = not any(isinstance(leaf, np.memmap) for _, leaf in paths)
 
     def __len__(self) -> int:
         return int(self._length)

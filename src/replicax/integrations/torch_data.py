@@ -105,7 +105,8 @@ def _unrepeatable(loader: Any) -> str | None:
         if isinstance(sampler, random):
             # Also with a generator of a fixed seed: it goes on from pass to pass.
             return (
-                f"the DataLoader shuffles ({type(sampler).__name__}), and draws another order for every pass: pass the "
-                "Dataset itself, and shuffle and batch it with Grain, which remembers the order"
+                f"the DataLoader shuffles ({type(sampler).__name__}), and draws another order for every pass: shuffle "
+                "and batch its Dataset with Grain, which remembers the order: "
+                "grain.MapDataset.source(loader.dataset).seed(…).shuffle().batch(…)"
             )
     return None
