@@ -113,7 +113,7 @@ class Wrapper:
 
 
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.
-_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, list[_Captured], FunctionKey]]
+_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, Any, Any, list[_Captured], FunctionKey]]
 _keys = weakref.WeakKeyDictionary()
 
 
@@ -121,8 +121,12 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` or a wrapper of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
         known = _keys.get(fn)
-        if known is not None and known[0] == _definition(fn) and _are_current(known[1]):
-            return known[2]
+        if known is not None:
+            # What an editor that reloads code exchanges in a function, and what it captures.
+            code, defaults, kwdefaults, captured, key = known
+            unchanged = code is fn.__code__ and defaults is fn.__defaults__ and kwdefaults is fn.__kwdefaults__
+            if unchanged and _are_current(captured):
+                return key
     if isinstance(fn, Wrapper):
         return function_key(fn.fn).wrapped(type(fn))
     return _new_key(fn)
@@ -151,13 +155,8 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):
-        _keys[fn] = _definition(fn), collector.sources, key
+        _keys[fn] = fn.__code__, fn.__defaults__, fn.__kwdefaults__, collector.sources, key
     return key
-
-
-def _definition(fn: types.FunctionType) -> tuple[int, int, int]:
-    """What an editor that reloads code exchanges in a function."""
-    return id(fn.__code__), id(fn.__defaults__), id(fn.__kwdefaults__)
 
 
 class _Seen:
@@ -172,10 +171,10 @@ class _Seen:
 
     def still(self, value: Any) -> bool:
         """Whether ``value`` is that object, with that in it."""
-        if self._value.value is not value:
-            return False
-        if type(value) not in _CONTAINERS:
-            return True
+        return self._value.value is value and (type(value) not in _CONTAINERS or self.has_still(value))
+
+    def has_still(self, value: Any) -> bool:
+        """Whether in that container there is what was."""
         items = value if type(value) is list else _items(value)  # lists may be long: no copy
         if len(items) != len(self._items) or not all(map(operator.is_, items, self._items)):
             return False
@@ -238,7 +237,7 @@ def _are_current(captured: list[_Captured]) -> bool:
         by_id = c.seen._value
         if (by_id._strong if by_id._ref is None else by_id._ref()) is not now:
             return False
-        if type(now) in _CONTAINERS and not c.seen.still(now):
+        if type(now) in _CONTAINERS and not c.seen.has_still(now):
             return False
     return True
 
