@@ -57,7 +57,7 @@ def waiting(replicas: int, steps: int) -> dict[str, Any]:
         return jnp.sum(jax.lax.fori_loop(0, 1280 // replicas, layer, x))
 
     def timed(elements: Any, count: int) -> tuple[float, float]:
-        """Medians of the time of a step, and of the wait before it."""
+        """Means of the time of a step, and of the wait before it."""
         times, waits = [], []
         for _ in range(count):
             start = time.perf_counter()

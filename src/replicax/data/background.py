@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +38,7 @@ class Ahead:
     def __init__(self, elements: Elements, depth: int) -> None:
         self._elements: Elements | None = elements
         self._depth = depth
-        self.state = pickle.dumps(elements.get_state())  # as it is now, whatever becomes of its parts
+        self.state = elements.state_kept()
         """Where the pass is, pickled: after the element that was given last."""
         self._ready: collections.deque[_Made] = collections.deque()
         # An RLock: a dropped iterator is closed by whichever thread the garbage collector runs on, also by ours.
@@ -86,7 +85,7 @@ class Ahead:
         assert self._elements is not None
         made = None
         try:
-            made = _Made(next(self._elements), pickle.dumps(self._elements.get_state()))
+            made = _Made(next(self._elements), self._elements.state_kept())
         except StopIteration:
             pass
         except BaseException as error:

@@ -143,8 +143,8 @@ class Elements(grain.DatasetIterator):
                 return element
         raise StopIteration
 
-    def _state_kept(self) -> bytes:
-        """The state as it is now, whatever becomes of its parts."""
+    def state_kept(self) -> bytes:
+        """The state as it is now, pickled, whatever becomes of its parts."""
         return pickle.dumps(self.get_state())
 
     def _placed(self, element: Element | Staged) -> Any:
@@ -160,9 +160,9 @@ class Elements(grain.DatasetIterator):
         """The next elements of one kind, at most so many that ``steps`` are complete."""
         if self._of_steps != steps or not self._left:
             self._of_steps, self._left = steps, steps
-        states = [self._state_kept()]
+        states = [self.state_kept()]
         first = self._next_element()
-        states.append(self._state_kept())
+        states.append(self.state_kept())
         if not first.alike:
             self._left -= 1
             return Taken(Single(self._placed(first)), states)
@@ -179,7 +179,7 @@ class Elements(grain.DatasetIterator):
                 self._held = element, states[-1]
                 break
             staged.add(element)
-            states.append(self._state_kept())
+            states.append(self.state_kept())
         self._left -= staged.count
         return Taken(self._placed(staged), states)
 

@@ -45,7 +45,7 @@ def fed(element: Element, mesh: Mesh) -> Any:
     elif element.alike:
         bare = n == 1
         arrays = place_stacks(_stacks(element), mesh, bare)
-        leaves = list(arrays) if bare else [PerReplica(Stacked(array)) for array in arrays]
+        leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
     else:
         here = devices_here(mesh)
         parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]

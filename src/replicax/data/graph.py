@@ -55,6 +55,14 @@ _SELECTIONS = _SEEDS | _SHUFFLES | _REPEATS | {"SliceMapDataset"}
 _PACKS = {"ConcatThenSplitIterDataset", "FirstFitPackIterDataset", "BestFitPackIterDataset"}
 
 
+def _with_parents(nodes: Sequence[Any]) -> list[Any]:
+    """``nodes``, and all that they are made from."""
+    found = list(nodes)
+    for node in found:  # grows
+        found += getattr(node, "_parents", ())
+    return found
+
+
 def keeps_order(node: Any) -> bool:
     """Whether the elements of ``node`` come from its parent's in their order, so that a place in one is one in both."""
     return _name(node) in _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | {"FilterIterDataset"}
@@ -72,11 +80,8 @@ def length(dataset: Any) -> int | None:
     one_by_one = _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | _SHUFFLES
     if at is None or not all(_name(node) in one_by_one for node in nodes[:at]):
         return None
-    below = [nodes[at]]
-    for node in below:  # grows
-        if _name(node) in _FILTERS | _FLAT_MAPS:
-            return None
-        below += getattr(node, "_parents", ())
+    if any(_name(node) in _FILTERS | _FLAT_MAPS for node in _with_parents([nodes[at]])):
+        return None
     elements = len(nodes[at])
     return elements if elements < _ENDLESS else None
 
@@ -121,10 +126,7 @@ def batch_size(node: Any) -> int:
 
 def batch_sizes(nodes: Sequence[Any]) -> list[int]:
     """Of all batch nodes among ``nodes`` and in what these are made from."""
-    found = list(nodes)
-    for node in found:  # grows
-        found += getattr(node, "_parents", ())
-    return [batch_size(node) for node in found if is_batch(node)]
+    return [batch_size(node) for node in _with_parents(nodes) if is_batch(node)]
 
 
 def drops_remainder(node: Any) -> bool:

@@ -307,9 +307,10 @@ class Whole:
         self.examples = self.batch_size = _rows_of(above, batch)
         # What Grain's iterator over batches remembers is a place in what comes before them.
         is_before = batch is not None and not graph.is_random_access(batch) and all(map(graph.keeps_order, above))
-        self._takes_any_batch = is_before or isinstance(source.dataset, Replayed)
+        is_replayed = isinstance(source.dataset, Replayed)
+        self._takes_any_batch = is_before or is_replayed
         self.known_by: dict[str, Any] = {
-            "order": "replayed" if isinstance(source.dataset, Replayed) else "Grain's",
+            "order": "replayed" if is_replayed else "Grain's",
             "batches of": graph.batch_sizes(batch._parents if is_before else [source.dataset]),
         }
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)

@@ -139,7 +139,7 @@ def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Single:
-    """An element on its own, for the exact executor: its replicas have different shapes, or it is to be looked at."""
+    """An element on its own: for the exact executor, or for a step whose program can't loop."""
 
     element: Any
     count: int = 1

@@ -115,8 +115,7 @@ def _report(
     busiest = max(stages, key=lambda stage: stage.busy)
     several = isinstance(executable, PlacedExecutable)
     # The compiler for TPUs refuses what does not fit, but sees one program at a time. Others leave it to the device.
-    is_refused = bool(words)
-    fits = not is_refused if devices.flat[0].platform == "tpu" and not several else fullest.memory.fits
+    is_checked = devices.flat[0].platform == "tpu" and not several
     found = Plan(
         step=executable.program.name,
         strategy=type(strategy).__name__,
@@ -131,7 +130,7 @@ def _report(
         compile_seconds=sum(c.seconds for c in {id(c): c for c in compilations}.values()),
         words=words,
         topology="" if network is None else network.name,
-        fits=False if is_refused else fits,
+        fits=False if words else is_checked or fullest.memory.fits,
         memory=fullest.memory,
         cost=busiest.cost,
         collectives=busiest.collectives,

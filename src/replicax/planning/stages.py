@@ -150,7 +150,7 @@ class _Memories:
         for launch, program in zip(plan.launches, self.programs, strict=True):
             k = launch.device
             inside = memory_of(program.allocations, 0, None, ())
-            self._grow(k, inside.outputs - inside.aliased + inside.temporaries, stays=False)
+            self._note_peak(k, inside.outputs - inside.aliased + inside.temporaries)
             [results] = launch.jitted.eval_shape(*launch.avals)
             for place, array in zip(launch.gives, results, strict=True):
                 made[place] = array
@@ -198,11 +198,11 @@ class _Memories:
             found[self.at[place]] += self.sizes[place]
         return found
 
-    def _grow(self, k: int, size: int, stays: bool) -> None:
-        self.peak[k] = max(self.peak[k], self.live[k] + size)
-        self.live[k] += size if stays else 0
+    def _note_peak(self, k: int, more: int = 0) -> None:
+        self.peak[k] = max(self.peak[k], self.live[k] + more)
 
     def _send(self, send: Send) -> None:
         for (origin, target), size in zip(send.pairs, send.sizes, strict=True):
             self.sizes[target], self.at[target] = self.sizes.get(origin, size), send.target
-            self._grow(send.target, self.sizes[target], stays=True)
+            self.live[send.target] += self.sizes[target]
+            self._note_peak(send.target)

@@ -213,8 +213,8 @@ class Topology:
     def has_devices(self, coordinates: ArrayLike) -> np.ndarray:
         """Whether there is a device at each of these coordinates: bool ``[...]`` for ``[..., 4]`` (or 3)."""
         at = as_coordinates(coordinates, "coordinates")
-        inside = np.all((at >= 0) & (at < self._mesh_shape), axis=-1, keepdims=True)
-        return inside[..., 0] & (self._tasks[tuple(np.moveaxis(np.where(inside, at, 0), -1, 0))] >= 0)
+        inside = self._are_inside(at)
+        return inside & (self._tasks[tuple(np.moveaxis(np.where(inside[..., None], at, 0), -1, 0))] >= 0)
 
     def task_ordinals(self, coordinates: ArrayLike) -> np.ndarray:
         """The tasks that drive the devices at ``[..., 4]``: int32 ``[...]``."""
@@ -251,22 +251,23 @@ class Topology:
         task = self.task_ordinal_at_coordinates(device_coordinates)
         return f"{_job(job)}/task:{task}/device:TPU:{self.tpu_device_ordinal_at_coordinates(device_coordinates)}"
 
+    def _are_inside(self, at: np.ndarray) -> np.ndarray:
+        inside: np.ndarray = np.all((at >= 0) & (at < self._mesh_shape), axis=-1)
+        return inside
+
     def _inside(self, coordinates: ArrayLike, what: str) -> np.ndarray:
         at = as_coordinates(coordinates, what)
-        outside = ((at < 0) | (at >= self._mesh_shape)).any(-1)
-        if outside.any():
-            raise ValueError(
-                f"{what} is at {_text(at.reshape(-1, 4)[outside.reshape(-1)][0])}, outside the mesh of "
-                f"{_text(self._mesh_shape)}"
-            )
+        inside = self._are_inside(at)
+        if not inside.all():
+            raise ValueError(f"{what} is at {_first_not(inside, at)}, outside the mesh of {_text(self._mesh_shape)}")
         return at
 
     def _checked(self, coordinates: ArrayLike) -> tuple[np.ndarray, ...]:
         at = as_coordinates(coordinates, "coordinates")
         there = self.has_devices(at)
         if not there.all():
-            off = at.reshape(-1, 4)[~there.reshape(-1)][0]
-            raise ValueError(f"there is no core at {_text(off)}: {self!r} has a mesh of {_text(self._mesh_shape)}")
+            off = _first_not(there, at)
+            raise ValueError(f"there is no core at {off}: {self!r} has a mesh of {_text(self._mesh_shape)}")
         return tuple(np.moveaxis(at, -1, 0))
 
     # --- itself -----------------------------------------------------------------------------------------
@@ -379,6 +380,11 @@ def _triple(mesh: np.ndarray) -> tuple[int, int, int]:
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
+
+
+def _first_not(wanted: np.ndarray, at: np.ndarray) -> str:
+    """The first of the coordinates ``[..., 4]`` where ``wanted`` does not hold."""
+    return _text(at.reshape(-1, 4)[~wanted.reshape(-1)][0])
 
 
 def _text(numbers: np.ndarray) -> str:
