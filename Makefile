@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench oracle integrations clean
+.PHONY: help demo test soak lint bench oracle integrations clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -35,6 +35,9 @@ demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to
 
 test: lint  ## run every check: lint, then the tests and the examples in docstrings
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+soak: lint  ## run every check, and those tests that are exhaustive rather than necessary
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
 
 lint: $(READY)  ## style, formatting, types, and which room may import which
 	$(BIN)/ruff check
