@@ -4,6 +4,7 @@ Everything here is a few lines around something that ``jax`` has, but does not y
 release moves one of them, this package changes and no other.
 """
 
+from replicax._jax.control_flow import branches_of, open_jaxpr, scan_of, while_of
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -25,7 +26,6 @@ from replicax._jax.programs import (
     located,
     map_jaxprs,
     on_mesh,
-    open_jaxpr,
     partly,
     program_of,
     replace_inputs,
@@ -75,6 +75,7 @@ __all__ = [
     "asking_primitive",
     "backends_are_initialized",
     "bind",
+    "branches_of",
     "calls_back",
     "collective_primitive",
     "constants_of",
@@ -101,6 +102,7 @@ __all__ = [
     "program_of",
     "renew_kept_programs",
     "replace_inputs",
+    "scan_of",
     "set_current_trace",
     "set_unless_set",
     "settings_of_this_thread",
@@ -114,5 +116,6 @@ __all__ = [
     "traced_once",
     "two_way_primitive",
     "wait_for_key",
+    "while_of",
     "without_compilation_cache",
 ]

@@ -200,11 +200,6 @@ def is_mutable(atom: Any) -> bool:
     return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"
 
 
-def open_jaxpr(jaxpr: Any) -> Jaxpr:
-    """A jaxpr without the constants that may be closed over it."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
 def located(equation: Equation, call: Equation) -> Equation:
     """``equation`` with the line of the ``call`` that it was in, if it has none: one of a function of JAX's own."""
     if _source_info.user_frame(equation.source_info.traceback) is not None:

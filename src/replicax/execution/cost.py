@@ -14,7 +14,7 @@ def cost_of(equation: Any) -> float:
     inner = sum(sum(map(cost_of, program.eqns)) for program in _jax.sub_jaxprs(equation))
     elements = float(sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars))
     if name == "scan":
-        return float(params["length"]) * inner
+        return float(_jax.scan_of(params).length) * inner
     if inner:
         return inner
     if name == "dot_general":

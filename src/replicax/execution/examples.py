@@ -136,7 +136,7 @@ class _Pass:
         if name == "while":
             return self.while_loop(equation, places, final)
         if name == "cond":
-            branches = [self.run(_jax.open_jaxpr(b), places[1:], final=final) for b in equation.params["branches"]]
+            branches = [self.run(b, places[1:], final=final) for b in _jax.branches_of(equation.params)]
             return [joined(results) for results in zip(*branches, strict=True)]
         called = called_program(equation)
         if called is not None:
@@ -157,22 +157,20 @@ class _Pass:
         )
 
     def while_loop(self, equation: Any, places: list[Place], final: bool) -> list[Place]:
-        params = equation.params
-        n_test = params["cond_nconsts"]
-        consts = places[n_test : n_test + params["body_nconsts"]]
-        carry = places[n_test + params["body_nconsts"] :]
-        body = _jax.open_jaxpr(params["body_jaxpr"])
+        loop = _jax.while_of(equation.params)
+        body, n_test, n_consts = loop.body, loop.test_constants, loop.test_constants + loop.body_constants
+        consts, carry = places[n_test:n_consts], places[n_consts:]
         while (after := _joined_each(carry, self.run(body, [*consts, *carry], final=False))) != carry:
             carry = after
         if final:
-            self.run(_jax.open_jaxpr(params["cond_jaxpr"]), [*places[:n_test], *carry], final=True)
+            self.run(loop.test, [*places[:n_test], *carry], final=True)
             self.run(body, [*consts, *carry], final=True)
         return carry
 
     def scan(self, equation: Any, places: list[Place], final: bool) -> list[Place]:
-        params = equation.params
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
-        body, consts = _jax.open_jaxpr(params["jaxpr"]), places[:n_consts]
+        loop = _jax.scan_of(equation.params)
+        body, n_consts, n_carry = loop.body, loop.constants, loop.carried
+        consts = places[:n_consts]
         carry, xs = places[n_consts : n_consts + n_carry], places[n_consts + n_carry :]
         over_examples = Rows(0) in xs  # each turn is about one of them
         sliced = [_sliced(place) for place in xs]

@@ -155,9 +155,9 @@ class _Pass:
     def while_loop(
         self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
     ) -> tuple[list[Locality], list[Locality]]:
-        params = equation.params
-        test, body = _jax.open_jaxpr(params["cond_jaxpr"]), _jax.open_jaxpr(params["body_jaxpr"])
-        n_test, n_consts = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        loop = _jax.while_of(equation.params)
+        test, body, n_test = loop.test, loop.body, loop.test_constants
+        n_consts = n_test + loop.body_constants
         decision = M
         while True:
             inside = "inside a while loop" if decision is T else divergence
@@ -182,8 +182,8 @@ class _Pass:
         inside = "inside a branch (jax.lax.cond or switch)" if decision is T else divergence
         results = [decision] * len(equation.outvars)
         after = arguments
-        for branch in equation.params["branches"]:
-            outputs, touched = self.run(_jax.open_jaxpr(branch), arguments, inside, final=final)
+        for branch in _jax.branches_of(equation.params):
+            outputs, touched = self.run(branch, arguments, inside, final=final)
             results = [a | b for a, b in zip(results, outputs, strict=True)]
             after = [a | b for a, b in zip(after, touched, strict=True)]
         return results, [decision, *after]
@@ -191,8 +191,8 @@ class _Pass:
     def scan(
         self, params: Mapping[str, Any], operands: list[Locality], divergence: Divergence, final: bool
     ) -> tuple[list[Locality], list[Locality]]:
-        body = _jax.open_jaxpr(params["jaxpr"])
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
+        loop = _jax.scan_of(params)
+        body, n_consts, n_carry = loop.body, loop.constants, loop.carried
         while True:
             outputs, after = self.run(body, operands, divergence, final=False)
             carry = [a | b for a, b in zip(operands[n_consts : n_consts + n_carry], outputs[:n_carry], strict=True)]

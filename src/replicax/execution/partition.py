@@ -231,8 +231,8 @@ class Partition:
         Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
         the sum of each over the replicas is scattered at once.
         """
-        params = equation.params
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
+        loop = _jax.scan_of(equation.params)
+        n_consts, n_carry = loop.constants, loop.carried
         sliced = operands[n_consts + n_carry :]
         splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
         summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
@@ -246,7 +246,7 @@ class Partition:
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             passed = Partition(self.localities, Gathers(self.gathers.ahead))
             slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
-            results = passed.run(_jax.open_jaxpr(params["jaxpr"]), [*consts, *carry, *slices], [])
+            results = passed.run(loop.body, [*consts, *carry, *slices], [])
             results = [passed.whole(v) for v in results]
             rows = zip(results[n_carry:], parts, strict=True)
             return results[:n_carry], [x if s is None else summed_pieces([x], [s])[0] for x, s in rows]
@@ -255,9 +255,9 @@ class Partition:
             body,
             [self.whole(v) for v in operands[n_consts : n_consts + n_carry]],
             [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
+            length=loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
         )
         return [*carry, *(x if s is None else Piece(x, s, summed=True) for x, s in zip(stacked, summed, strict=True))]
 
