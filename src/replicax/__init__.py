@@ -40,6 +40,7 @@ from replicax.errors import (
     PlacementError,
     RetraceWarning,
     TraceError,
+    WorkerError,
 )
 from replicax.execution import Executable, Locality
 from replicax.execution.collectives import Collective
@@ -132,6 +133,7 @@ __all__ = [
     "TraceError",
     "ValueContext",
     "Variable",
+    "WorkerError",
     "array_records",
     "compute_average_loss",
     "csv_rows",

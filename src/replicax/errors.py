@@ -56,6 +56,14 @@ class CompilationError(RuntimeError):
     """A step was traced, but the compiler refuses it; the message has the compiler's words."""
 
 
+class WorkerError(RuntimeError):
+    """Another worker (process) has failed, has been interrupted, has ended or has died, so this one can't go on.
+
+    The message names the worker, and says what it raised and where. It is raised wherever workers meet, and where a
+    compiled step is launched or broken off; see ``docs/workers.md``.
+    """
+
+
 class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
 

@@ -94,7 +94,17 @@ def test_the_number_must_be_a_positive_integer(n) -> None:
 # --- naming devices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cpu:3", "CPU:3", "/device:CPU:3", "/job:worker/task:0/device:CPU:3", "device:cpu:3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu:3",
+        "CPU:3",
+        "/device:CPU:3",
+        "/job:worker/task:0/device:CPU:3",
+        "/job:localhost/replica:0/task:0/device:CPU:3",
+        "device:cpu:3",
+    ],
+)
 def test_devices_by_name(name: str) -> None:
     assert resolve_devices([name]) == (jax.devices()[3],)
 
@@ -121,6 +131,10 @@ def test_devices_keep_their_order() -> None:
         (["cpu:0", "cpu:1", "cpu:0"], ValueError, r"names cpu:0 twice \(entries 0 and 2\).*use_cpu_devices"),
         (["cpu:99"], ValueError, "no device 'cpu:99'; available: cpu:0, .*use_cpu_devices"),
         (["quantum:0"], ValueError, "no device 'quantum:0'; available"),
+        (["/job:worker/task:1/device:CPU:0"], ValueError, r"'/job:worker/task:1/.*1 process.*, has task '0' only"),
+        (["/job:ps/task:0/device:CPU:0"], ValueError, "no device '/job:ps/.* has job 'worker' or 'localhost' only"),
+        (["/job:worker/index:0/device:CPU:0"], ValueError, "no device .* knows no 'index'.*/job:worker/task:0/device"),
+        (["nonsense/device:CPU:0"], ValueError, "no device 'nonsense/device:CPU:0'; available"),
         (["cpu:one"], ValueError, "no device 'cpu:one'"),
         ([], ValueError, "devices is empty"),
         ("cpu:0", TypeError, r"for one device: \['cpu:0'\]"),

@@ -3,13 +3,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from replicax.errors import DeadlockError
-from replicax.topology.lockstep import Lockstep, dumps, loads
+from replicax.errors import DeadlockError, WorkerError
+from replicax.topology.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
 
@@ -75,7 +72,7 @@ def test_an_error_of_one_is_raised_by_all_and_they_stay_together(error: Exceptio
 
     (caught, after), (_, other_after) = on_each(2, talk)
     assert after == other_after == [0, 1]
-    assert type(caught) is (KeyError if isinstance(error, KeyError) else RuntimeError)
+    assert type(caught) is (KeyError if isinstance(error, KeyError) else WorkerError)
     assert str(error) in str(caught)
     [note] = caught.__notes__
     assert note.startswith("(raised by replica 3 of 4 on worker 1, at ")
@@ -94,19 +91,3 @@ def test_an_error_that_all_raise_is_told_to_nobody() -> None:
 def test_agree_finds_the_first_that_differs() -> None:
     assert on_each(3, lambda index, lockstep: lockstep.agree("counts", 5)) == [None] * 3
     assert on_each(3, lambda index, lockstep: lockstep.agree("counts", index // 2)) == [(0, 2)] * 3
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int4", "bool", "complex64", "uint8"])
-def test_arrays_travel_exactly(dtype: str) -> None:
-    array = jnp.arange(6).reshape(2, 3).astype(dtype)
-    back = loads(dumps({"x": [array, "text", None]}))["x"]
-    assert back[0].dtype == array.dtype
-    assert back[1:] == ["text", None]
-    np.testing.assert_array_equal(np.asarray(back[0]), np.asarray(array))
-
-
-def test_keys_travel() -> None:
-    keys = jax.random.split(jax.random.key(3, impl="rbg"), 2)
-    back = loads(dumps(keys))
-    assert back.dtype == keys.dtype
-    np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))

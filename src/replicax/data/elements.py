@@ -22,6 +22,7 @@ from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
 from replicax.data.staging import Staged
 from replicax.data.taking import Taken
 from replicax.execution.groups import Single
+from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.workers import CalledOff, Series
 
 
@@ -70,6 +71,7 @@ class Element:
     together: Rows | None = None
 
 
+@declared
 @dataclasses.dataclass(frozen=True)
 class _News:
     """What one worker tells the others of its part of an element."""
@@ -78,7 +80,10 @@ class _News:
     kinds: tuple[tuple[Leaf, ...], ...] = ()
     is_over: bool = True
     skeleton: Any = None
-    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none."""
+    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none, or if it is one
+    of classes that can't travel."""
+    described: str = ""
+    """The structure with dtypes and ranks as leaves, in words; in the first element only."""
     error: str | None = None
 
 
@@ -275,10 +280,12 @@ class Elements(grain.DatasetIterator):
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        skeleton = None
+        skeleton, described = None, ""
         if self._is_first and tree is not None:
-            skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
-        news = self._tell(exchange, _News(sizes, tuple({part.kinds() for part in parts}), is_over, skeleton))
+            skeleton = _traveling(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
+            described = _in_words(tree, parts[0].kinds())
+        kinds = tuple({part.kinds() for part in parts})
+        news = self._tell(exchange, _News(sizes, kinds, is_over, skeleton, described))
         for worker, other in enumerate(news):
             if other.error is not None:
                 raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
@@ -289,12 +296,7 @@ class Elements(grain.DatasetIterator):
 
     def _check_all_alike(self, news: Sequence[_News]) -> None:
         """Whether the workers' elements have one structure; later ones are each like that worker's first."""
-        described = {}
-        for worker, other in enumerate(news):
-            if other.kinds:
-                names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in other.kinds[0]]
-                tree = jax.tree_util.tree_structure(other.skeleton)
-                described[worker] = str(jax.tree_util.tree_unflatten(tree, names))
+        described = {worker: other.described for worker, other in enumerate(news) if other.kinds}
         if len(set(described.values())) > 1:
             raise TypeError(
                 f"{self._where()} has other structures, dtypes or ranks on some workers than on others: "
@@ -302,11 +304,17 @@ class Elements(grain.DatasetIterator):
             )
 
     def _tell(self, exchange: Series, news: _News) -> list[_News]:
-        return [pickle.loads(data) for data in exchange.exchange(pickle.dumps(news), called_off=lambda: self.closing)]
+        return [loads(data) for data in exchange.exchange(dumps(news), called_off=lambda: self.closing)]
 
     def _nothing(self, news: Sequence[_News]) -> list[Rows]:
         """Size-0 arrays for this worker's replicas, which never had anything."""
-        other = next(worker for worker in news if worker.kinds)
+        worker, other = next((i, worker) for i, worker in enumerate(news) if worker.kinds)
+        if other.skeleton is None:
+            raise TypeError(
+                f"this worker has nothing for {self._where()}, and worker {worker} has {other.described}, of which it "
+                "can't make an empty one, as classes of your own don't travel: make elements of dicts, lists, tuples "
+                "and named tuples"
+            )
         self._checker.tree = jax.tree_util.tree_structure(other.skeleton)
         self._kinds = other.kinds[0]
         return [no_rows(self._kinds)] * len(self._division.mine)
@@ -330,6 +338,19 @@ class Elements(grain.DatasetIterator):
 
     def _where(self) -> str:
         return f"element {self._position}"
+
+
+def _in_words(tree: Any, kinds: Sequence[Leaf]) -> str:
+    names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
+    return str(jax.tree_util.tree_unflatten(tree, names))
+
+
+def _traveling(skeleton: Any) -> Any:
+    try:
+        dumps(skeleton)
+    except TypeError:
+        return None
+    return skeleton
 
 
 def _cut(rows: Rows, start: int, sizes: Sequence[int]) -> list[Rows]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicax.errors import DeadlockError
+from replicax.topology.codec import declared
 from replicax.topology.lockstep import Lockstep
 
 
@@ -44,6 +45,7 @@ class _Player:
     error: BaseException | None = None
 
 
+@declared
 @dataclasses.dataclass(frozen=True)
 class _Report:
     """Where a replica is, as all workers know it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,13 @@ import jax
 from replicax import _jax
 from replicax.communication import Late, watch
 from replicax.errors import DeadlockError
+from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.workers import CalledOff
 
 if TYPE_CHECKING:
     from replicax.extended import StrategyExtended
+
+declared(Late)
 
 _left_behind: list[threading.Thread] = []
 
@@ -72,10 +74,10 @@ def _of_all_workers(late: Late, extended: StrategyExtended, number: int, is_over
     # Whoever came last has waited for less time than we have, but will ask, too, when its own is over.
     patience = late.timeout + 1.0
     try:
-        everyone = extended.workers.exchange(f"late/{number}", pickle.dumps(late), patience, is_over)
+        everyone = extended.workers.exchange(f"late/{number}", dumps(late), patience, is_over)
     except TimeoutError as error:
         return f"{late}; {error}"
-    return str(late.joined([pickle.loads(theirs) for theirs in everyone]))
+    return str(late.joined([loads(theirs) for theirs in everyone]))
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:

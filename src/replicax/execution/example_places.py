@@ -20,9 +20,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from replicax.topology.codec import declared
+
 Shape = tuple[int, ...]
 
 
+@declared
 class Lost(enum.Enum):
     """Examples that can't be told from padding any more."""
 
@@ -33,6 +36,7 @@ class Lost(enum.Enum):
 UNKNOWN, PART = Lost
 
 
+@declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
     """The examples lie along ``dim``, of size ``outer`` × rows × ``inner``."""
@@ -46,6 +50,7 @@ class Rows:
         return dataclasses.replace(self, dim=dim)
 
 
+@declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Index:
     """Each entry is its own position along ``dim``; or, as ``kind`` says, that moved on, or whether it is negative."""
@@ -54,6 +59,7 @@ class Index:
     kind: str = "at"
 
 
+@declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Columns:
     """The last dim is made of columns, each with a place of its own: what a gather looks rows up by."""

@@ -7,6 +7,7 @@ replicas, comes to the same verdict and raises the same error, though it has the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from replicax.execution.examples import dim_of_examples
 from replicax.execution.placing import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import is_leaf, known
+from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.fingerprints import Fingerprint, fingerprint
 from replicax.topology.placement import put_among
 from replicax.values import Components, ExampleMask, PerReplica
@@ -28,7 +30,10 @@ from replicax.variables.variable import Variable
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
+declared(Locality)
 
+
+@declared
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
     """One leaf of what a replica has returned."""
@@ -40,6 +45,7 @@ class _Leaf:
     token: Any = None  # of another object, as other workers can compare it
 
 
+@declared
 @dataclasses.dataclass(frozen=True)
 class _Check:
     """A value that the rules of localities ask about."""
@@ -50,6 +56,7 @@ class _Check:
     otherwise: str
 
 
+@declared
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What one replica has come to, as every worker knows it."""
@@ -214,12 +221,16 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _token(value: Any) -> Any:
-    """What another worker can compare an object of its own with."""
+def _token(value: Any) -> tuple[str, Any]:
+    """What another worker can compare an object of its own with: the object, if it is plain, or else a digest."""
     if isinstance(value, Variable):
         return "variable", value.number
     try:
-        return "pickled", pickle.dumps(value)
+        return "plain", dumps(value)
+    except TypeError:
+        pass
+    try:
+        return "pickled", hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
     except Exception:
         return "object", type(value).__qualname__
 
@@ -227,4 +238,4 @@ def _token(value: Any) -> Any:
 def _same_object(token: Any, value: Any) -> bool:
     if token is None or token == _token(value):
         return True
-    return token[0] == "pickled" and _same(pickle.loads(token[1]), value)
+    return token[0] == "plain" and _same(loads(token[1]), value)

@@ -54,11 +54,12 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
     Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"`` or ``"/device:GPU:0"``.
+      devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"``, ``"/device:GPU:0"`` or
+        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name.
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
-        process, or the list is empty.
+        worker, or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
     if devices is None:
@@ -90,10 +91,11 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         return device
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
-    match = re.fullmatch(r"(?:/?(?:.*/)?device:)?([a-zA-Z]+)(?::(\d+))?", device)
+    match = re.fullmatch(r"(?:/?(?P<owner>(?:\w+:\w+/)*)device:)?([a-zA-Z]+)(?::(\d+))?", device)
     available = list(_local_devices())
     if match:
-        platform, index = match[1].lower(), int(match[2] or 0)
+        _check_owner(match["owner"] or "", device)
+        platform, index = match[2].lower(), int(match[3] or 0)
         try:
             available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
         except RuntimeError:
@@ -105,6 +107,29 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         f"there is no device {device!r}; available: {', '.join(map(_name, available))}"
         + (". replicax.use_cpu_devices(n) emulates more CPU devices." if available[0].platform == "cpu" else "")
     )
+
+
+def _check_owner(owner: str, device: str) -> None:
+    """Raise unless ``owner``, as in ``"job:worker/task:1/"``, is this process.
+
+    Raises:
+      ValueError: it is another one, or none; or another part of the name is unknown.
+    """
+    here, count = jax.process_index(), jax.process_count()
+    for part in owner.split("/")[:-1]:
+        name, value = part.split(":")
+        known = {"job": ("worker", "localhost"), "replica": ("0",), "task": tuple(map(str, range(count)))}.get(name)
+        if known is None or value not in known:
+            there_are = f"has {name} {' or '.join(map(repr, known))} only" if known else f"knows no {name!r}"
+            raise ValueError(
+                f"there is no device {device!r}: this program, of {count} process(es), {there_are}. A full name is "
+                f"'/job:worker/task:{here}/device:CPU:0'"
+            )
+        if name == "task" and value != str(here):
+            raise ValueError(
+                f"{device!r} belongs to worker {value}, and this is worker {here}: each names its own devices. "
+                "replicax.MultiWorkerMirroredStrategy is the strategy for the devices of several"
+            )
 
 
 def _local_devices() -> tuple[jax.Device, ...]:

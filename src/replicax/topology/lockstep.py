@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
-import pickle
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from replicax.errors import DeadlockError
+from replicax.topology.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.topology.workers import DEFAULT_TIMEOUT, CalledOff, Series, Workers
 
 
@@ -54,19 +49,20 @@ class Lockstep:
 
         Args:
           doing: what this worker does (``"creates a variable"``); all must do the same.
-          item: what it brings: Python objects that can be pickled, and arrays of this worker.
+          item: what it brings: what can travel (see :mod:`replicax.topology.codec`), arrays of this worker among it.
           detail: what else to say of it, should the workers not do the same.
           timeout: how many seconds to wait for the others, if not as long as usual.
 
         Raises:
           DeadlockError: workers do something else, or don't come in time; names them.
-          Exception: what another worker has raised, with a note that says where; a ``RuntimeError`` if it can't be
-            brought here.
+          WorkerError: another worker has failed, ended or died.
+          Exception: what another worker has raised in a step, with a note that says where; a ``WorkerError`` with its
+            text, if it is of a class that can't be made here.
         """
         if not self.several:
             return [item]
         try:
-            return self._share(_Message(doing, detail, dumps(item)), timeout)
+            return self._share(_Message(doing, detail, item), timeout)
         except BaseException as error:
             self._told = error
             raise
@@ -74,7 +70,7 @@ class Lockstep:
     def _share(self, message: _Message, timeout: float | None) -> list[Any]:
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
         try:
-            said: list[_Message] = [pickle.loads(m) for m in self._series.exchange(pickle.dumps(message), timeout)]
+            said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout)]
         except TimeoutError as error:
             raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None
         for worker, theirs in enumerate(said):
@@ -86,7 +82,7 @@ class Lockstep:
                 f"the workers do not do the same: {places}. All workers must run the same program, with the same "
                 "steps, variables and datasets in the same order."
             )
-        return [loads(m.item) for m in said]
+        return [m.item for m in said]
 
     def fail(self, error: BaseException, who: str) -> None:
         """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.
@@ -99,9 +95,7 @@ class Lockstep:
             return
         self._told = error
         with contextlib.suppress(CalledOff):  # they come later
-            self._series.exchange(
-                pickle.dumps(_Message("fails", "", b"", _Failure.of(error, who))), called_off=lambda: True
-            )
+            self._series.exchange(dumps(_Message("fails", "", None, _Failure.of(error, who))), called_off=lambda: True)
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""
@@ -121,88 +115,43 @@ class Lockstep:
         return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Message:
-    doing: str
-    detail: str
-    item: bytes
-    failure: _Failure | None = None
-
-    def shown(self) -> str:
-        return f"{self.doing} {self.detail}".rstrip()
-
-
+@declared
 @dataclasses.dataclass(frozen=True)
 class _Failure:
     """An error on its way to other workers."""
 
     who: str
     line: str
+    name: str
     text: str
-    pickled: bytes | None
+    arguments: bytes | None
 
     @classmethod
     def of(cls, error: BaseException, who: str) -> _Failure:
-        pickled = None
-        if isinstance(error, Exception):  # what ends a process, such as Ctrl-C, ends that one only
-            try:
-                pickled = pickle.dumps(error)
-                pickle.loads(pickled)
-            except Exception:
-                pickled = None
-        return cls(who, _line_of(error), f"{type(error).__name__}: {error}", pickled)
+        return cls(who, line_of(error), *error_as_data(error))
 
     def error(self, worker: int) -> BaseException:
-        error: BaseException
-        try:
-            error = RuntimeError(self.text) if self.pickled is None else pickle.loads(self.pickled)
-        except Exception:
-            error = RuntimeError(self.text)
-        error.__dict__.pop("__notes__", None)  # about frames that are not here
+        error = error_from_data(self.name, self.text, self.arguments)
         error.add_note(f"(raised by {self.who} on worker {worker}, at {self.line})")
         return error
 
 
-def _line_of(error: BaseException) -> str:
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Message:
+    doing: str
+    detail: str
+    item: Any
+    failure: _Failure | None = None
+
+    def shown(self) -> str:
+        return f"{self.doing} {self.detail}".rstrip()
+
+
+def line_of(error: BaseException) -> str:
     """The user's line that ``error`` comes from."""
     frames: Sequence[Any] = list(traceback.walk_tb(error.__traceback__))
     for frame, number in reversed(frames):
         if frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib"):
             return f"{frame.f_code.co_filename}:{number}"
     return "an unknown line"
-
-
-# --- objects on their way -------------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    """Arrays travel as their bytes, dtype and shape, whatever the dtype; keys with the name of their generator."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, jax.Array):
-            return NotImplemented
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return _key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
-        return jnp.asarray, (np.asarray(value),)
-
-
-def _key(numbers: np.ndarray, generator: str) -> jax.Array:
-    return jax.random.wrap_key_data(jnp.asarray(numbers), impl=generator)
-
-
-def dumps(item: Any) -> bytes:
-    """``item`` as bytes; see :func:`loads`."""
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(item)
-    return buffer.getvalue()
-
-
-def loads(data: bytes) -> Any:
-    """What :func:`dumps` was given, on this worker's default device.
-
-    >>> import jax.numpy as jnp
-    >>> from replicax.topology.lockstep import dumps, loads
-    >>> loads(dumps({"x": jnp.ones(2, jnp.bfloat16)}))
-    {'x': Array([1, 1], dtype=bfloat16)}
-    """
-    return pickle.loads(data)
