@@ -20,6 +20,7 @@ from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
+from replicax.topology.integers import check_integers
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -140,6 +141,7 @@ class ReplicaContext:
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         op = ReduceOp.parse(reduce_op)
         leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_slices)
+        _check_integers(value, "all_reduce")
         dense = iter(self._communicator.all_reduce(op, [x for x in leaves if not is_slices(x)], options))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
@@ -169,7 +171,8 @@ class ReplicaContext:
         """
         self._check_current("all_gather")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
-        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), known(value))
+        _check_integers(known(value), "all_gather")
+        return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
 
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -196,6 +199,11 @@ class ReplicaContext:
 
 
 # --- the stack ------------------------------------------------------------------------------------------
+
+
+def _check_integers(tree: Any, method: str) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        check_integers(leaf, f"ReplicaContext.{method}: the value{jax.tree_util.keystr(path)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

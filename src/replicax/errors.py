@@ -45,6 +45,13 @@ class TraceError(RuntimeError):
     """
 
 
+class IntegerRangeError(ValueError, OverflowError):
+    """An integer of the host is none of those that the array on a device would have.
+
+    With JAX's 64-bit numbers off, as they are by default, an int64 array becomes an int32 one, and 2**40 would be 0.
+    """
+
+
 class AbsentDeviceError(RuntimeError):
     """Something needs devices that are only described, and not there.
 

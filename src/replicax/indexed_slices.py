@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.topology.integers import as_array
+
 
 @dataclasses.dataclass(frozen=True)
 class IndexedSlices:
@@ -45,7 +47,7 @@ class IndexedSlices:
     def __post_init__(self) -> None:
         for name in ("values", "indices"):
             if isinstance(getattr(self, name), (list, tuple, np.ndarray)):
-                object.__setattr__(self, name, jnp.asarray(getattr(self, name)))
+                object.__setattr__(self, name, as_array(getattr(self, name), f"IndexedSlices: {name}"))
         values, indices = (getattr(x, "shape", None) for x in (self.values, self.indices))
         if values is None or indices is None:  # values of each replica, from outside
             return

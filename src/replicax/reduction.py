@@ -27,6 +27,7 @@ from replicax.communication import (
     ring_sum,
     watched,
 )
+from replicax.topology.integers import as_array
 from replicax.topology.mesh import REPLICA_AXIS, in_logical_mesh
 
 alone_p = _jax.identity_primitive("replicax_alone")
@@ -34,6 +35,9 @@ alone_p = _jax.identity_primitive("replicax_alone")
 
 share_p = _jax.identity_primitive("replicax_share")
 """A replica's share of something counts as its own (T), even if all shares happen to be equal."""
+
+COMBINED = "a value to combine over the replicas"
+"""What such a value is called in a message that knows no better."""
 
 PACK_LIMIT = 64 * 1024
 """Arrays of at most this many bytes are packed before an all-reduce."""
@@ -77,7 +81,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
       arrays: this replica's arrays, of any shapes and dtypes (booleans are counted as int32).
       options: how to communicate.
     """
-    arrays = [countable(jnp.asarray(a)) for a in arrays]
+    arrays = [countable(as_array(a, COMBINED)) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
     totals = list(sum_over_replicas(arrays, options) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
@@ -181,7 +185,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
       ValueError: ``array`` is a scalar, or ``axis`` is out of range.
     """
     options = options or CommunicationOptions()
-    array = jnp.asarray(array)
+    array = as_array(array, COMBINED)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
     size = lax.axis_size(REPLICA_AXIS)
     if array.size == 0:  # XLA has no collectives of nothing
@@ -203,12 +207,12 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
 def stack_replicas(array: Any) -> jax.Array:
     """``[num_replicas, *shape]``: every replica's array, on every replica (one all-gather)."""
-    return lax.all_gather(jnp.asarray(array), REPLICA_AXIS)
+    return lax.all_gather(as_array(array, COMBINED), REPLICA_AXIS)
 
 
 def from_first(array: Any) -> jax.Array:
     """Replica 0's array on every replica (one all-reduce: the others contribute zeros)."""
-    array = jnp.asarray(array)
+    array = as_array(array, COMBINED)
     if lax.axis_size(REPLICA_AXIS) == 1:
         return alone_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0

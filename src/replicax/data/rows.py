@@ -11,6 +11,7 @@ import numpy as np
 
 from replicax.execution.placing import ARRAYS
 from replicax.nests import known
+from replicax.topology.integers import check_integers
 
 Leaf = tuple[tuple[int, ...], Any]
 """Shape of one row, and dtype."""
@@ -78,6 +79,9 @@ class Checker:
         self._replicas = replicas
         self._first: list[tuple[int, np.dtype[Any]]] = []
         self.tree: Any = None
+        # As it is for who asks for the elements, and not for the thread that makes them.
+        self._narrowed = {d: jax.dtypes.canonicalize_dtype(d) for d in (np.dtype(np.int64), np.dtype(np.uint64))}
+        self._wide: list[tuple[int, str, Any]] = []  # leaves that get a narrower dtype: position, name, that dtype
 
     def rows(self, batch: Any, where: str) -> Rows:
         """The rows of ``batch``.
@@ -85,11 +89,14 @@ class Checker:
         Raises:
           ValueError: there are no arrays, an array is a scalar, or sizes of dim 0 differ.
           TypeError: a leaf is no array, or none of numbers; structure, dtype or rank is not that of the first batch.
+          IntegerRangeError: an integer would be another number on the devices.
         """
         leaves, tree = jax.tree_util.tree_flatten(known(batch))
         usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
         if not usual or len({len(leaf) for leaf in leaves}) > 1:
             self._check(batch, where)  # slowly, with a name for everything
+        for position, name, dtype in self._wide:
+            check_integers(leaves[position], where + name, dtype)
         arrays = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
         return Rows(arrays, arrays[0].shape[0])
 
@@ -124,6 +131,8 @@ class Checker:
         kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
         if self.tree is None:
             self.tree, self._first = tree, kinds
+            narrowed = [self._narrowed.get(leaf.dtype, leaf.dtype) for leaf in leaves]
+            self._wide = [(i, names[i], d) for i, d in enumerate(narrowed) if d != leaves[i].dtype]
         if tree != self.tree:
             raise TypeError(f"{where} has another structure than the first: expected {self.tree}, got {tree}")
         for name, leaf, first, kind in zip(names, leaves, self._first, kinds, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.tree_util import keystr
 
 from replicax.execution.placing import kind_of_component, place_components
 from replicax.values import regroup
@@ -44,8 +45,15 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Stra
     mesh, lockstep = strategy.extended.mesh, strategy.extended.lockstep
     n, mine = strategy.num_replicas_in_sync, strategy.extended.local_replicas
     merged = regroup([value_fn(ValueContext(i, n)) for i in mine], always_wrap=True, replicas=mine, count=n)
-    leaves, tree = jax.tree_util.tree_flatten(merged)
-    kinds = [{kind_of_component(c) for c in leaf.values} for leaf in leaves]
+    paths, tree = jax.tree_util.tree_flatten_with_path(merged)
+    leaves = [leaf for _, leaf in paths]
+    kinds = [
+        {
+            kind_of_component(c, f"distribute_values_from_function: the value{keystr(path)} of replica {i}")
+            for i, c in zip(mine, leaf.values, strict=True)
+        }
+        for path, leaf in paths
+    ]
     theirs = lockstep.share("distributes values from a function", (str(tree), kinds))
     for worker, (other, _) in enumerate(theirs):
         if other != str(tree):

@@ -25,6 +25,7 @@ from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.topology.integers import as_array
 from replicax.topology.placement import here, put
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.store import current_store
@@ -165,7 +166,7 @@ def _examples_only(whole: Any, value: Any, axis: int) -> Any:
 
 def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
     if communicator.examples is not None:
-        array = jnp.asarray(value)
+        array = as_array(value, "strategy.gather: the value")
         [dim] = checked_axes(axis, array.shape, "gather")
         padded = communicator.lie_along(array, dim, "strategy.gather", refused=_SIZE_UNKNOWN)
         value = jnp.where(padded, jnp.zeros_like(array), array)  # never: so that the question stays
@@ -242,8 +243,12 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> A
     if axis is None:
         value = value.read_value() if isinstance(value, Variable) else value
         counts = op is ReduceOp.MEAN and n == 1 and isinstance(value, (jax.Array, np.ndarray))
-        return divide(jnp.asarray(value), 1) if counts and not jnp.issubdtype(value.dtype, jnp.inexact) else value
-    array = jnp.asarray(value)
+        return (
+            divide(as_array(value, "strategy.reduce: the value"), 1)
+            if counts and not jnp.issubdtype(value.dtype, jnp.inexact)
+            else value
+        )
+    array = as_array(value, "strategy.reduce: the value")
     axes = checked_axes(axis, array.shape, "reduce")
     return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
 
@@ -253,7 +258,7 @@ def _reduce_local(
 ) -> list[Any]:
     if axis is None:
         return communicator.all_reduce(op, values, options)
-    values = [jnp.asarray(v) for v in values]
+    values = [as_array(v, "strategy.reduce: a value") for v in values]
     counts: list[Any] = [{}] * len(values)
     if communicator.examples is not None:
         pairs = [_without_padding(v, axis, communicator) for v in values]
@@ -331,4 +336,7 @@ def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
             raise TypeError(f"strategy.{what}: the component of replica {replica} is no array: {component!r}")
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None
-    return [jax.device_put(jnp.asarray(c), device) for c in components]
+    return [
+        jax.device_put(as_array(c, f"strategy.{what}: the component of replica {replica}"), device)
+        for replica, c in enumerate(components)
+    ]

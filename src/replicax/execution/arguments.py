@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
+from replicax.topology.integers import check_integers
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
 from replicax.topology.placement import put
@@ -20,6 +21,7 @@ from replicax.values import Components, ExampleMask, Local, PerReplica, Stacked
 from replicax.variables import Variable
 
 _STATIC = object()
+_INT32 = np.iinfo(np.int32)
 _flatten = jax.tree_util.default_registry.flatten  # what jax.tree_util.tree_flatten calls
 
 # Arguments are read at every call, mostly right after a program that has emptied the processor's caches. What
@@ -75,8 +77,13 @@ class Arguments:
                 keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             elif isinstance(leaf, (np.ndarray, np.generic)):
                 self.arrays.append(leaf)
-                keys.append((M, leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False))
+                dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                if dtype != leaf.dtype:
+                    check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
+                keys.append((M, leaf.shape, dtype, False))
             elif kind is int or kind is float or kind is complex:
+                if kind is int and not _INT32.min <= leaf <= _INT32.max:
+                    check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
             elif kind is jax.ShapeDtypeStruct:  # of an array that is still to come; see extended.trace

@@ -14,6 +14,7 @@ from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.marks import assign_p
 from replicax.nests import is_leaf, known
+from replicax.topology.integers import check_integers
 from replicax.topology.mesh import in_logical_mesh
 from replicax.topology.partition import Axes, constrained, parted, spec_of
 from replicax.values import PerReplica, Stacked
@@ -186,6 +187,7 @@ def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tup
                 raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
             aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
             return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
+        check_integers(leaf, f"{method}: {name}")
         value = leaf if isinstance(leaf, jax.Array | np.ndarray) else jnp.asarray(leaf)
         return spread(value, value.shape, f"{name} ({kind_of(value)})")
 

@@ -20,7 +20,8 @@ from replicax.execution.example_places import Place
 from replicax.execution.examples import Question, asks_p
 from replicax.execution.spmd import leaves_of, merge_here
 from replicax.locality import Locality, M, T
-from replicax.reduction import ReduceOp, checked_axes, countable, divide
+from replicax.reduction import COMBINED, ReduceOp, checked_axes, countable, divide
+from replicax.topology.integers import as_array
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -66,18 +67,18 @@ class ExactCommunicator:
             return []  # nothing to wait for, nor does a compiled program
         timeout = None if options is None else options.timeout_seconds
         n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None, timeout))
-        arrays = [countable(jnp.asarray(a)) for a in arrays]
+        arrays = [countable(as_array(a, COMBINED)) for a in arrays]
         totals = [sum_p.bind(a, communicator=self) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, n) for total in totals]
 
     def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
-        array = jnp.asarray(array)
+        array = as_array(array, COMBINED)
         if options is not None and options.timeout_seconds is not None:
             self.meet("all_gather", None, options.timeout_seconds)
         return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
 
     def from_first(self, array: Any) -> Any:
-        array = jnp.asarray(array)
+        array = as_array(array, COMBINED)
         if array.ndim:  # the others' may have another size
             size = self.meet("the first replica's value", array.shape[0])[0]
             return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)

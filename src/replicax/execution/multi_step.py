@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax, context
@@ -14,6 +13,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.execution.placing import ARRAYS
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
+from replicax.topology.integers import as_array
 from replicax.values import Local, PerReplica
 from replicax.variables.rules import Aggregation
 from replicax.variables.variable import Variable
@@ -165,7 +165,7 @@ def _as_output(name: str, leaf: Any) -> Any:
             f"set_last_step_output: {name} is {type(leaf).__name__} {leaf!r}, and no array or number: for other "
             "objects there is set_non_tensor_output"
         )
-    array = jnp.asarray(leaf)
+    array = as_array(leaf, f"set_last_step_output: {name}")
     # Strongly typed, as what goes from step to step is.
     return lax.convert_element_type(array, array.dtype) if array.weak_type else array
 

@@ -9,6 +9,7 @@ compiled program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from replicax import _jax, context
 from replicax.communication import Examples
 from replicax.errors import ContextError
-from replicax.execution.arguments import common_mask, of_another_strategy
+from replicax.execution.arguments import common_mask, of_another_strategy, path_of
 from replicax.execution.conductor import Conductor
 from replicax.execution.exact_store import ExactStore
 from replicax.execution.example_places import UNKNOWN, Place, Rows
@@ -30,6 +31,7 @@ from replicax.execution.together import check_same_step
 from replicax.execution.watching import Localities, Places
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
+from replicax.topology.integers import check_integers
 from replicax.topology.placement import here
 from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import launching, lent
@@ -189,6 +191,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
+            check_integers(leaf, functools.partial(path_of, tree, position))
             continue
         if leaf.count != num_replicas or leaf.replicas != strategy.extended.local_replicas:
             raise of_another_strategy(tree, position, leaf.count, num_replicas)

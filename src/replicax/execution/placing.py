@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.nests import known
+from replicax.topology.integers import Where, as_array
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
 from replicax.values import Components, ExampleMask, PerReplica, Stacked
@@ -24,12 +24,12 @@ Kind = tuple[str, tuple[int, ...]] | None
 """The dtype's name and shape of a component; ``None`` if it is no array."""
 
 
-def kind_of_component(component: Any) -> Kind:
-    """What decides whether a component can be stacked with others."""
+def kind_of_component(component: Any, where: Where = "a component of a PerReplica") -> Kind:
+    """What decides whether a component, in messages called ``where``, can be stacked with others."""
     if not isinstance(component, ARRAYS):
         return None
     if not isinstance(component, jax.Array):
-        component = jnp.asarray(component)
+        component = as_array(component, where)
     return str(component.dtype), component.shape
 
 
@@ -51,7 +51,7 @@ def place_components(components: Sequence[Any], mesh: Mesh, kinds: Collection[Ki
     devices = devices_here(mesh)
     kinds = {kind_of_component(c) for c in components} if kinds is None else set(kinds)
     arrays = [
-        jax.device_put(jnp.asarray(c), d) if isinstance(c, ARRAYS) else c
+        jax.device_put(as_array(c, "a component of a PerReplica"), d) if isinstance(c, ARRAYS) else c
         for c, d in zip(components, devices.values(), strict=True)
     ]
     if None in kinds:

@@ -89,9 +89,10 @@ class Reducing:
         context.check_cross_replica(self.strategy, method)
         options = checked_options(options, self.worker_devices[0].platform, method)
         wanted = [destination(self.strategy, d) for _, d in pairs]
+        name = f"{method}: the value"
         reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
         return [
-            v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where), v)
+            v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where, where=name), v)
             for v, where in zip(reduced, wanted, strict=True)
         ]
 
@@ -121,4 +122,7 @@ class Reducing:
             return tensor
         context.check_present(self.strategy, "extended.broadcast_to")
         where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
-        return jax.tree_util.tree_map(lambda leaf: put(leaf, where), known(tensor))
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: put(leaf, where, where=f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"),
+            known(tensor),
+        )

@@ -18,9 +18,12 @@ import numpy as np
 from jax.sharding import Sharding
 
 from replicax import _jax
+from replicax.topology.integers import Where, as_array, check_integers
 
 
-def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax.Array:
+def put(
+    value: Any, sharding: Sharding, *, may_alias: bool | None = None, where: Where = "a value for devices"
+) -> jax.Array:
     """``value`` as an array with ``sharding``.
 
     Args:
@@ -28,6 +31,7 @@ def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax
         several workers already.
       sharding: where it shall be.
       may_alias: whether it may share memory with ``value``; ``None``: if it is there already.
+      where: what to call it, if an integer of it fits no array on devices.
 
     No collective, unless ``value`` lies on several workers, and not wholly on each.
     """
@@ -35,6 +39,8 @@ def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
         return described
     is_array = isinstance(value, jax.Array)
+    if not is_array:
+        check_integers(value, where)
     if is_array and not value.is_fully_addressable:
         if value.sharding == sharding and may_alias is not False:
             return value
@@ -44,7 +50,7 @@ def put(value: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding, may_alias=may_alias)
     if not is_array:
-        value = np.asarray(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
+        value = np.asarray(value) if isinstance(value, np.ndarray) else as_array(value, where)
     places = sharding.addressable_devices_indices_map(value.shape)
     pieces = [jax.device_put(_part(value, index), device, may_alias=may_alias) for device, index in places.items()]
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import context
 from replicax.errors import ContextError
@@ -54,13 +55,13 @@ def compute_average_loss(
             "Don't take the mean before: that is what this function is for."
         )
     if sample_weight is not None:
-        weight = jnp.asarray(sample_weight)
+        weight = jnp.asarray(sample_weight, losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
             raise ValueError(
                 f"compute_average_loss: sample_weight of shape {weight.shape} does not fit per_example_loss of shape "
                 f"{losses.shape}"
             )
-        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim)).astype(losses.dtype)
+        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     examples = replica._communicator.examples
     if examples is not None:
         rows = examples.mask.shape[0]
@@ -113,8 +114,11 @@ def along_rows(mask: Any, values: Any) -> jax.Array:
 
 
 def _float(value: Any) -> jax.Array:
+    wide = jnp.result_type(float)
+    if isinstance(value, np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jnp.inexact):
+        return jnp.asarray(value, wide)  # at once: int64 would become int32 in between
     array = jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(wide)
 
 
 def _replica(what: str) -> context.ReplicaContext:

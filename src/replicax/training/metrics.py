@@ -58,8 +58,8 @@ class Mean:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError(f"{type(self).__name__}.update adds one replica's values: call it inside the step")
-        values = jnp.asarray(values).astype(jnp.float32)
-        weight = jnp.ones((), jnp.float32) if sample_weight is None else jnp.asarray(sample_weight).astype(jnp.float32)
+        values = jnp.asarray(values, jnp.float32)
+        weight = jnp.asarray(1.0 if sample_weight is None else sample_weight, jnp.float32)
         if weight.shape != values.shape[: weight.ndim]:
             raise ValueError(
                 f"{type(self).__name__}.update: sample_weight of shape {weight.shape} does not fit values of shape "

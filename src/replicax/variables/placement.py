@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax.errors import PlacementError
+from replicax.topology.integers import Where, check_integers
 from replicax.topology.partition import parted
 from replicax.topology.placement import put_among
 from replicax.variables.dtypes import is_key
@@ -139,9 +140,22 @@ def move(variable: Variable, logical_device: int) -> None:
         cache.forget(variable.slot)  # programs that would look for it where it was
 
 
-def on_host(value: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
-    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else."""
+def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
+    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
+
+    Raises:
+      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
+    """
+    check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
         return None
     wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
     return None if dtype is not None and wanted != dtype else value.astype(wanted)
+
+
+def numpy_array(value: Any) -> Any:
+    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
+    is_list = isinstance(value, list | tuple) and all(
+        isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
+    )
+    return np.array(value) if is_list or isinstance(value, np.generic) else value

@@ -17,13 +17,14 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
+from replicax.topology.integers import as_array
 from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.placement import Stored, layout_for, on_host
+from replicax.variables.placement import Stored, layout_for, numpy_array, on_host
 from replicax.variables.register import agreed_initial
 from replicax.variables.rows import RowUpdates
 from replicax.variables.rules import (
@@ -150,8 +151,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if isinstance(initial_value, Stored):
             self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
             return initial_value.array
+        where = f"variable {self.name!r}: the initial value"
         if not callable(initial_value) and not self.strategy.extended.is_absent:
-            value: Any = on_host(initial_value, dtype)
+            value: Any = on_host(initial_value, dtype, where)
             if value is None:
                 value = jnp.asarray(initial_value, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
@@ -160,7 +162,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval = _jax.traced_once(lambda: jnp.asarray(initialise(), dtype))
+            program, aval = _jax.traced_once(lambda: as_array(initialise(), where, dtype))
             self._set_kind(aval.shape, aval.dtype)
             return compute(lambda: self.layout.stored(program()), (), self.sharding)
 
@@ -366,12 +368,22 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
                 "strategy.reduce, or assign inside a step."
             )
-        found = on_host(value, None)  # from the host each part goes to its device
-        value = jnp.asarray(value) if found is None else found
+        given = value = numpy_array(value)
+        if isinstance(value, np.ndarray):
+            jax.dtypes.canonicalize_dtype(value.dtype)  # refuses what is no array of numbers
+        else:
+            is_number = type(value) is int and jnp.issubdtype(self.dtype, jnp.number)
+            value = as_array(value, self._what_is_assigned, self.dtype if is_number else None)
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
         self.check_casts(value)
+        found = on_host(given, self.dtype, self._what_is_assigned)  # from the host each part goes to its device
+        if found is not None:
+            return found
         return value if value.dtype == self.dtype else value.astype(self.dtype)
+
+    def _what_is_assigned(self) -> str:
+        return f"{self.describe()}: the value to assign"
 
     def check_casts(self, value: Any) -> None:
         """Raise unless the dtype of ``value`` may be assigned; see :meth:`assign`."""
