@@ -174,6 +174,14 @@ def test_set_strategy(pair: replicax.Strategy) -> None:
     assert not replicax.has_strategy()
 
 
+@pytest.mark.parametrize("wrong", ["mirrored", 2, replicax.MirroredStrategy, replicax.get_replica_context])
+def test_set_strategy_wants_a_strategy(pair: replicax.Strategy, wrong) -> None:
+    with pytest.raises(TypeError, match=r"expected a strategy, such as replicax.MirroredStrategy\(\), or None, got"):
+        replicax.set_strategy(wrong)
+    assert not replicax.has_strategy()
+    assert float(replicax.Variable(1.0)) == 1.0
+
+
 def test_each_thread_has_its_own_contexts(pair: replicax.Strategy) -> None:
     seen = []
     with pair.scope():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax
-from tests.conftest import strategy_of
+from tests.conftest import logical_strategy, strategy_of
 
 
 def ids(strategy):
@@ -74,9 +74,48 @@ def test_batch_reduce_to_is_one_all_reduce(pair) -> None:
     assert pair.extended.batch_reduce_to("sum", []) == []
 
 
+@pytest.mark.parametrize("op", ["only_first_replica", replicax.Aggregation.ONLY_FIRST_REPLICA])
+def test_reduce_to_the_first_replicas_value(strategy, op) -> None:
+    value = {"x": ids(strategy), "shared": 7.0}
+    result = strategy.extended.reduce_to(op, value)  # destinations may be left out
+    assert (float(result["x"]), result["shared"]) == (1.0, 7.0)
+    assert result["x"].devices() == set(strategy.extended.worker_devices)
+    [there] = strategy.extended.batch_reduce_to(op, [(ids(strategy), "cpu:5")])
+    assert (float(there), [d.id for d in there.devices()]) == (1.0, [5])
+
+
+@executors
+def test_the_first_replicas_value_inside_a_step(pair, executor) -> None:
+    def merge(strategy, x):
+        return strategy.extended.batch_reduce_to("only_first_replica", [(x,), ([x, x], None)])
+
+    first, [second, third] = merged(pair, merge, ids(pair), options=replicax.RunOptions(executor))
+    assert [float(v) for v in (first, second, third)] == [1.0, 1.0, 1.0]
+
+
+def test_the_first_replicas_value_of_different_shapes(pair) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: np.arange(3.0 + ctx.replica_id_in_sync_group))
+    assert pair.extended.reduce_to("Only_First_Replica", x).shape == (3,)
+    rows = replicax.IndexedSlices(ids_of_rows(pair, [[1.0], [2.0]]), ids_of_rows(pair, [3, 4]), (5,))
+    first = pair.extended.reduce_to("only_first_replica", rows)
+    assert (first.values.tolist(), first.indices.tolist()) == ([1.0], [3])
+
+
+def ids_of_rows(strategy, rows):
+    return strategy.distribute_values_from_function(lambda ctx: np.atleast_1d(rows[ctx.replica_id_in_sync_group]))
+
+
 def test_reduce_to_has_the_rules_of_reduce(pair) -> None:
-    with pytest.raises(ValueError, match="all 2 replicas share"):
+    with pytest.raises(ValueError, match=r"extended.reduce_to\('sum', …\) adds up.*all 2 replicas share"):
         pair.extended.reduce_to("sum", 1.0, None)
+    with pytest.raises(ValueError, match="extended.reduce_to: the components have different shapes"):
+        pair.extended.reduce_to(
+            "sum", pair.distribute_values_from_function(lambda ctx: np.zeros(1 + ctx.replica_id_in_sync_group))
+        )
+    with pytest.raises(TypeError, match=r"value_destination_pairs\[1\] must be a pair \(value, destinations\), got 3"):
+        pair.extended.batch_reduce_to("sum", [(ids(pair), None), 3])
+    with pytest.raises(TypeError, match="extended.reduce_to: destinations must be .* got 3"):
+        pair.extended.reduce_to("sum", ids(pair), 3)
     assert pair.extended.reduce_to("mean", 1.0, None) == 1.0
     with pytest.raises(ValueError, match="must be 'sum', 'mean'"):
         pair.extended.reduce_to("max", ids(pair), None)
@@ -122,6 +161,64 @@ def test_the_pattern_of_the_documents(pair, executor) -> None:
     assert (float(a), float(b)) == (-2.0, -4.0)
 
 
+@executors
+@pytest.mark.parametrize("method", ["update", "update_non_slot", "merge_call"])
+@pytest.mark.parametrize("args", [np.ones(1), np.float32(1), jnp.ones((1,)), {"x": 1}, "x", 3, {1}], ids=repr)
+def test_args_are_a_tuple_or_a_list(pair, args, method, executor) -> None:
+    """What merely can be gone through is not taken apart without a word."""
+    v, called = make(pair), []
+
+    def merge(strategy):
+        call = getattr(strategy.extended, method)
+        return call(v if method == "update" else None, lambda *a: called.append(a), args)
+
+    def step():
+        replica = replicax.get_replica_context()
+        return (
+            replica.merge_call(lambda *a: called.append(a), args)
+            if method == "merge_call"
+            else replica.merge_call(merge)
+        )
+
+    with pytest.raises(TypeError, match=rf"{method}\(.*\): args must be a tuple of arguments, got .*args=\(x,\)"):
+        pair.run(step, options=replicax.RunOptions(executor))
+    assert not called
+    if method != "merge_call":
+        with pytest.raises(TypeError, match="args must be a tuple"):
+            merge(pair)
+
+
+@pytest.mark.parametrize("method", ["run", "call_for_each_replica", "trace", "update", "update_non_slot", "merge_call"])
+def test_functions_and_kwargs_are_checked_by_whoever_takes_them(pair, method) -> None:
+    v = make(pair)
+    calls = {
+        "run": pair.run,
+        "call_for_each_replica": pair.extended.call_for_each_replica,
+        "trace": pair.extended.trace,
+        "update": lambda *a: pair.extended.update(v, *a),
+        "update_non_slot": lambda *a: pair.extended.update_non_slot(None, *a),
+        "merge_call": replicax.get_replica_context().merge_call,
+    }
+    for kwargs in ([1], {1: 2}, np.ones(3)):
+        with pytest.raises(TypeError, match=rf"{method}\(.*\): kwargs must be a dict from names to arguments"):
+            calls[method](lambda *a: None, (), kwargs)
+    with pytest.raises(TypeError, match=rf"{method}\(.*\): (merge_)?fn must be callable, got 3"):
+        calls[method](3)
+
+
+def test_update_lays_what_it_takes_and_gives_where_the_variable_is(pair) -> None:
+    v = make(pair)
+    elsewhere = jax.device_put(jnp.float32(2.0), jax.devices()[3])
+    made, total = pair.extended.update(v, lambda v, x: (jnp.ones(2), v + x), args=(elsewhere,))
+    assert float(total) == 3.0
+    assert made.devices() == total.devices() == set(pair.extended.worker_devices)
+    [counted, _] = pair.extended.update_non_slot(None, lambda x: x + 1, (elsewhere,), group=False)
+    assert counted.devices() == set(pair.extended.worker_devices)
+    central = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:5")
+    at_home = central.extended.update(make(central), lambda v, x: v + x, args=(elsewhere,))
+    assert [d.id for d in at_home.devices()] == [5]
+
+
 def test_group_false_gives_a_list_for_each_device(pair) -> None:
     v = make(pair)
     result = pair.extended.update(v, lambda v: {"v": v.assign(4.0), "n": 3}, group=False)
@@ -135,7 +232,7 @@ def test_group_false_gives_a_list_for_each_device(pair) -> None:
 @executors
 def test_update_wants_values_that_all_share(pair, executor) -> None:
     v = make(pair)
-    with pytest.raises(TypeError, match=r"argument \[0\]\[1\] is PerReplica.*reduce it first"):
+    with pytest.raises(TypeError, match=r"args\[0\] is PerReplica.*reduce it first"):
         pair.extended.update(v, lambda v, x: v.assign(x), args=(ids(pair),))
     with pytest.raises(TypeError, match="reduce it first"):
         merged(
@@ -157,7 +254,7 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
             lambda s: s.extended.update_non_slot(s.extended.non_slot_devices([v]), lambda y: y + 1, args=(held[-1],))
         )
 
-    with pytest.raises(replicax.LocalityError, match=r"update_non_slot: argument \[0\]\[0\] differs between replicas"):
+    with pytest.raises(replicax.LocalityError, match=r"update_non_slot: args\[0\] differs between replicas"):
         pair.run(step, args=(ids(pair),))
 
 
@@ -168,6 +265,8 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
         (lambda e, v: e.update(v, lambda v: v), replicax.ContextError, "belongs to"),
         (lambda e, v: e.update_non_slot(["cpu:6"], lambda: 1), ValueError, "expected what non_slot_devices returned"),
         (lambda e, v: e.non_slot_devices([v]), replicax.ContextError, "belongs to"),
+        (lambda e, v: e.non_slot_devices(v), TypeError, r"expected a list of variables, got .*of one: \[v\]"),
+        (lambda e, v: e.non_slot_devices([3]), TypeError, "expected variables, got 3"),
     ],
 )
 def test_updates_that_are_off(pair, call, error, message) -> None:
@@ -204,16 +303,86 @@ def test_colocate_vars_with(pair) -> None:
     with pair.scope(), pair.extended.colocate_vars_with(pair.extended.non_slot_devices([v])):
         count = replicax.Variable(0)
     assert slot.slot.array.sharding == count.slot.array.sharding == v.slot.array.sharding
-    with pytest.raises(ValueError, match="is not where"), pair.extended.colocate_vars_with("cpu:7"):
-        pass
-    with (
-        pytest.raises(replicax.ContextError, match="belongs to"),
-        pair.extended.colocate_vars_with(make(strategy_of(4))),
-    ):
-        pass
+
+
+def test_colocated_variables_lie_as_the_other_does() -> None:
+    grid = logical_strategy(2, 4)
+    with grid.scope():
+        on_one = replicax.Variable(jnp.zeros(6), name="on one", logical_device=2)
+        in_parts = replicax.Variable(jnp.zeros((4, 8)), name="in parts", partition_dimensions=[2, 2])
+        with grid.extended.colocate_vars_with(on_one):
+            number, own = replicax.Variable(0), replicax.Variable(0.0, synchronization="on_read", aggregation="sum")
+        with grid.extended.colocate_vars_with(in_parts):
+            same, wide, other = (replicax.Variable(jnp.zeros(s)) for s in ((4, 8), (8, 2), (3, 8)))
+            with grid.extended.colocate_vars_with(on_one):  # the innermost counts
+                inner = replicax.Variable(jnp.zeros((4, 8)))
+        after = replicax.Variable(jnp.zeros((4, 8)))
+    assert [v.layout.logical_device for v in (number, own, inner, after)] == [2, 2, 2, None]
+    assert (own.is_stacked, number.slot.array.devices()) == (True, on_one.slot.array.devices())
+    assert same.slot.array.sharding == in_parts.slot.array.sharding
+    assert [v.layout.axes for v in (wide, other, after)] == [in_parts.layout.axes, (), ()]
+
+
+def test_colocated_variables_are_in_pieces_as_the_other_is() -> None:
+    sharded = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    large = np.zeros((512, 4), np.float32)
+    with sharded.scope():
+        v = replicax.Variable(large, name="v")
+        with sharded.extended.colocate_vars_with(v):
+            rows, step = replicax.Variable(np.zeros(512, np.float32)), replicax.Variable(0)
+        with sharded.extended.colocate_vars_with(sharded.extended.non_slot_devices([v])):
+            whole = replicax.Variable(large, name="whole")
+        with sharded.extended.colocate_vars_with(step):
+            also_whole = replicax.Variable(large)
+    assert rows.layout == v.layout
+    assert [type(u.layout).__name__ for u in (step, whole, also_whole)] == ["Mirrored"] * 3
+    assert float(sharded.run(lambda: rows.assign(rows + 1).sum())) == 512.0
+
+
+def test_colocated_variables_are_at_home_with_the_other() -> None:
+    central = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:5")
+    with central.scope():
+        v = replicax.Variable(1.0)
+        with central.extended.colocate_vars_with(v):
+            slot = replicax.Variable(jnp.zeros(3))
+            copies = replicax.Variable(jnp.zeros(3), synchronization="on_read")
+    assert [d.id for d in slot.slot.array.devices()] == [5]
+    assert copies.is_stacked
+
+
+@executors
+def test_variables_colocated_inside_a_step(executor) -> None:
+    sharded = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    with sharded.scope():
+        v = replicax.Variable(jnp.zeros((512, 4)))
+    slots = []
+
+    def step():
+        with sharded.extended.colocate_vars_with(v):
+            slots.append(replicax.Variable(lambda: jnp.zeros((512, 600))))
+        return replicax.Variable(lambda: jnp.zeros((512, 600))).layout.dim
+
+    assert sharded.run(step, options=replicax.RunOptions(executor)) == 1  # by itself it is split by its larger dim
+    assert slots[0].layout == v.layout
+
+
+def test_colocating_in_the_wrong_place(pair) -> None:
+    v, other = make(pair), make(strategy_of(4))
+    with pytest.raises(replicax.ContextError, match="colocate_vars_with of .* was called outside its scope"):
+        pair.extended.colocate_vars_with(v)
+    with pair.scope():
+        with pytest.raises(ValueError, match="cpu:7' is not where it keeps its variables"):
+            pair.extended.colocate_vars_with("cpu:7")
+        with pytest.raises(ValueError, match="create it outside"), pair.extended.colocate_vars_with(v):
+            replicax.ShardedVariable(jnp.zeros((4, 4)))
+        with pytest.raises(replicax.ContextError, match="belongs to"):
+            pair.extended.colocate_vars_with(other)
+        assert replicax.Variable(0.0, logical_device=0).layout.logical_device is None
 
 
 def test_read_var(pair) -> None:
+    with pytest.raises(TypeError, match=r"read_var\(v\): expected a Variable, got 3.0"):
+        pair.extended.read_var(3.0)
     v = make(pair, 4.0, synchronization="on_read", aggregation="sum")
     assert float(pair.extended.read_var(v)) == 8.0
 

@@ -250,6 +250,30 @@ def test_local_results(pair: replicax.Strategy) -> None:
     assert [float(x) for x in pair.local_results(v)] == [3.0, 3.0]
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_local_results_of_what_all_replicas_have_computed_alike(strategy, executor) -> None:
+    """An entry for each replica, as of a mirrored variable; outside a step, and in a merge_fn."""
+    n, options = strategy.num_replicas_in_sync, replicax.RunOptions(executor)
+    alike = strategy.run(lambda x: x * 2, args=(3.0,), options=options)
+    assert [float(v) for v in strategy.local_results(alike)] == [6.0] * n
+    counted = []
+
+    def merge(strategy, x):
+        counted.append(len(strategy.local_results(strategy.reduce("mean", x))))
+
+    x = per_replica(strategy, np.float32)
+    strategy.run(lambda x: replicax.get_replica_context().merge_call(merge, args=(x,)), args=(x,), options=options)
+    assert set(counted) == {n}
+
+
+def test_local_results_of_what_no_replica_has_computed(pair) -> None:
+    for value in (jnp.ones(2), np.ones(2), 5, "text", None, pair.extended.reduce_to("mean", 1.0, "cpu:5")):
+        [result] = pair.local_results(value)
+        assert result is value
+    elsewhere = jax.device_put(jnp.ones(2), jax.devices()[5])
+    assert len(pair.local_results(elsewhere)) == 1
+
+
 def test_local_results_of_a_nest_has_an_entry_for_each_replica(pair) -> None:
     assert pair.local_results([1, 2]) == ([1, 2], [1, 2])
     assert pair.local_results({"a": 1}) == ({"a": 1}, {"a": 1})

@@ -60,6 +60,7 @@ from replicax.strategies import (
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
 from replicax.topology.devices import use_cpu_devices
+from replicax.topology.mesh import REPLICA_AXIS
 from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "REPLICA_AXIS",
     "AbsentDeviceError",
     "Accuracy",
     "Aggregation",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax.calling import checked_args, checked_function, checked_kwargs
 from replicax.communication import CommunicationOptions, Communicator, checked_options
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
@@ -184,10 +185,18 @@ class ReplicaContext:
         themselves. Of what it returns, each replica gets its own component of a ``PerReplica``, and
         everything else as it is. In compiled code no thread waits: this is just tracing.
 
+        Raises:
+          ContextError: this is not the current replica's context.
+          TypeError: ``merge_fn`` is no function; ``args`` no tuple, or ``kwargs`` no dict.
+
         Issues no collective of its own.
         """
         self._check_current("merge_call")
-        return self._communicator.merge(self._strategy, merge_fn, tuple(args), dict(kwargs or {}))
+        what = "ReplicaContext.merge_call(merge_fn, args)"
+        checked_function(merge_fn, what, "merge_fn")
+        return self._communicator.merge(
+            self._strategy, merge_fn, checked_args(args, what), checked_kwargs(kwargs, what)
+        )
 
     def _check_current(self, method: str) -> None:
         if get_replica_context() is not self:
@@ -219,17 +228,17 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_default: list[Callable[[], Strategy]] = []
+_default: list[tuple[Callable[[], Strategy], type[Strategy]]] = []
 
 
-def register_default_strategy(factory: Callable[[], Strategy]) -> None:
-    """Say how the default strategy is made; called once, by the module that defines it."""
-    _default[:] = [factory]
+def register_default_strategy(factory: Callable[[], Strategy], kind: type[Strategy]) -> None:
+    """Say how the default strategy is made, and what all are; called once, by the module that defines it."""
+    _default[:] = [(factory, kind)]
 
 
 def default_strategy() -> Strategy:
     """The strategy of code outside every scope: one replica on JAX's default device."""
-    return _default[0]()
+    return _default[0][0]()
 
 
 def _current() -> _Frame:
@@ -322,6 +331,7 @@ def set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
       ContextError: called inside a scope or a step.
+      TypeError: it is no strategy.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -332,8 +342,12 @@ def set_strategy(strategy: Strategy | None) -> None:
     """
     if _stack.frames:
         raise ContextError("set_strategy must be called outside every strategy.scope() and step")
-    is_default = strategy is None or strategy is default_strategy()
-    _stack.base = None if is_default else _Frame(strategy, None)  # type: ignore[arg-type]
+    if strategy is not None and not isinstance(strategy, _default[0][1]):
+        raise TypeError(
+            "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
+            f"{strategy!r}"
+        )
+    _stack.base = None if strategy is None or strategy is default_strategy() else _Frame(strategy, None)
 
 
 def check_may_enter(strategy: Strategy) -> None:

@@ -67,7 +67,10 @@ class ReduceOp(enum.Enum):
             return op
         if isinstance(op, str) and op.lower() in {member.value for member in cls}:
             return cls(op.lower())
-        raise ValueError(f"reduce_op must be 'sum', 'mean' or a ReduceOp, got {op!r}")
+        hint = ""
+        if str(getattr(op, "value", op)).lower().startswith("only_first"):
+            hint = "; 'only_first_replica' is for extended.reduce_to, set_last_step_output and aggregations"
+        raise ValueError(f"reduce_op must be 'sum', 'mean' or a ReduceOp, got {op!r}{hint}")
 
 
 def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:

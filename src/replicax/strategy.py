@@ -158,7 +158,7 @@ class Strategy(Input, LogicalDevices):
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
-            check_call(self, fn, args)
+            check_call(self, fn, args, kwargs)
             return run_per_replica(self, fn, args, kwargs)
         try:
             return run(self, fn, args, kwargs)
@@ -211,7 +211,7 @@ class Strategy(Input, LogicalDevices):
         >>> strategy.run_steps(step, batches, steps=3).steps, float(total)  # the last two
         (2, 40.0)
         """
-        check_call(self, fn, (), "strategy.run_steps")
+        check_call(self, fn, (), method="strategy.run_steps")
         source = data.source_of(iterator, self.extended)
         return run_steps(self, fn, source, checked_steps(steps), initial_loop_values)
 
@@ -281,7 +281,8 @@ class Strategy(Input, LogicalDevices):
         """The components of a value, as a tuple.
 
         Args:
-          value: a ``PerReplica``, a variable, or a pytree with such leaves; anything else gives ``(value,)``.
+          value: a ``PerReplica``, a variable, an array that all replicas have (what they have computed alike), or a
+            pytree, of these or of anything; any other single value gives ``(value,)``.
 
         Returns:
           A tuple with an entry for each replica of this worker. Of a pytree each entry is a pytree, in which leaves

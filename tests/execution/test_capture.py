@@ -42,7 +42,8 @@ LEAKS = {
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_write_that_would_leak(pair, v, name) -> None:
-    with pytest.raises(replicax.TraceError, match=r"'v'.*was written inside.*replicax.value_and_grad.*assign it"):
+    told = "leave jax.jit out" if name == "jit" else "replicax.value_and_grad"
+    with pytest.raises(replicax.TraceError, match=rf"'v'.*was written inside.*{told}.*assign it"):
         pair.run(lambda: LEAKS[name](v))
     assert float(v) == 2.0
     assert float(pair.run(lambda: v + 1)) == 3.0  # nothing is left behind
@@ -54,6 +55,17 @@ def test_outside_every_step_too(name) -> None:
     with pytest.raises(replicax.TraceError, match="'v'"):
         LEAKS[name](free)
     assert float(free) == 2.0
+
+
+def test_a_jitted_step_that_assigns_is_told_to_leave_jit_out(pair, v) -> None:
+    def step():
+        v.assign(3.0)
+
+    for call in (lambda: pair.run(jax.jit(step)), jax.jit(step)):
+        with pytest.raises(replicax.TraceError, match="'v'.*strategy.run compiles the whole step: leave jax.jit out"):
+            call()
+    pair.run(step)
+    assert float(v) == 3.0
 
 
 def test_reading_in_a_kept_program_outside_a_step_is_refused() -> None:

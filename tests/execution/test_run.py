@@ -95,6 +95,12 @@ def test_an_array_that_a_step_closes_over_is_not_baked_in(pair) -> None:
     [
         (lambda s: s.run(3), "fn must be callable, got 3"),
         (lambda s: s.run(lambda x: x, args=5), r"for one: args=\(x,\)"),
+        (
+            lambda s: s.run(lambda x: x, (), [1]),
+            "strategy.run.*: kwargs must be a dict from names to arguments, got .1.",
+        ),
+        (lambda s: s.run(lambda x, y: x, (1,), np.ones(2)), "kwargs must be a dict"),
+        (lambda s: s.run(lambda **k: k, kwargs={1: 2}), "kwargs must be a dict"),
         (lambda s: s.run(lambda: 1, options={}), "options must be RunOptions or None"),
     ],
 )

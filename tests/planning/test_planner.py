@@ -211,7 +211,9 @@ def test_a_step_of_nothing_and_elements_of_any_kind(pair) -> None:
 def test_wrong_arguments(pair) -> None:
     with pytest.raises(TypeError, match=r"chip must be a replicax.Chip or None, got 'v5p'"):
         replicax.plan(pair, lambda: None, chip="v5p")
-    with pytest.raises(TypeError, match="fn must be callable"):
+    with pytest.raises(TypeError, match=r"plan\(strategy, step, element_spec\): expected a strategy, got 'mirrored'"):
+        replicax.plan("mirrored", lambda: 1)
+    with pytest.raises(TypeError, match=r"replicax.plan\(.*fn must be callable"):
         replicax.plan(pair, "step")
 
 

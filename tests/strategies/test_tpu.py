@@ -129,8 +129,9 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
     strategy.run(lambda: jax.debug.callback(lambda: heard.append(1)))
     assert strategy.finalize() is None
     assert heard
-    with pytest.raises(replicax.ContextError, match="inside one"):
-        strategy.run(strategy.initialize)
+    for method in ("initialize", "finalize"):
+        with pytest.raises(replicax.ContextError, match=f"^strategy.{method} .* inside one. Call it outside"):
+            strategy.run(getattr(strategy, method))
     strategy.initialize()
 
 

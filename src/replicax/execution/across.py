@@ -37,30 +37,58 @@ if TYPE_CHECKING:
 Axis = int | tuple[int, ...] | None
 
 
-def reduce(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, options: context.Options = None) -> Any:
-    """See :meth:`replicax.Strategy.reduce`."""
+def reduce(
+    strategy: Strategy,
+    op: ReduceOp,
+    value: Any,
+    axis: Axis,
+    options: context.Options = None,
+    what: str = "strategy.reduce",
+) -> Any:
+    """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the caller has called."""
     units, structure = jax.tree_util.tree_flatten(known(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
-        dense = iter(reduce(strategy, op, [unit for unit in units if not is_slices(unit)], axis, options))
-        reduced = [_reduce_slices(strategy, op, unit, axis) if is_slices(unit) else next(dense) for unit in units]
+        dense = iter(reduce(strategy, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
+        reduced = [_reduce_slices(strategy, op, unit, axis, what) if is_slices(unit) else next(dense) for unit in units]
         return jax.tree_util.tree_unflatten(structure, reduced)
     leaves, treedef = _flatten(value)
-    results = [None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis) for leaf in leaves]
+    results = [
+        None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis, what) for leaf in leaves
+    ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
         if axis is not None:
             for value in values:
-                _check_dim_is_known(value, axis, "strategy.reduce")
+                _check_dim_is_known(value, axis, what)
         reduced = _by_form(
             strategy,
             values,
             lambda values, communicator: _reduce_local(op, values, axis, communicator, options),
-            lambda values: _reduce_components(op, values, axis),
+            lambda values: _reduce_components(op, values, axis, what),
             lambda s, values: reduce(s, op, values, axis, options),
         )
         for i, result in zip(batch, reduced, strict=True):
             results[i] = result
+    return jax.tree_util.tree_unflatten(treedef, results)
+
+
+def first(strategy: Strategy, value: Any) -> Any:
+    """Replica 0's component of each ``PerReplica`` in a pytree; other leaves as they are."""
+    leaves, treedef = _flatten(value)
+    ours = [PerReplica(leaf.form) for leaf in leaves if isinstance(leaf, PerReplica)]
+    found = iter(
+        _by_form(
+            strategy,
+            ours,
+            lambda values, communicator: [communicator.from_first(v) for v in values],
+            lambda values: [components[0] for components in values],
+            first,
+        )
+    )
+    results = [
+        next(found) if isinstance(v, PerReplica) else v.read_value() if isinstance(v, Variable) else v for v in leaves
+    ]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -97,8 +125,8 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         return value.layout.parts(value.read_value(), _seen_here(strategy))
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
-    if not any(columns) and jax.tree_util.treedef_is_leaf(treedef):
-        return (value,)  # a single value, which all replicas share
+    if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(strategy, value):
+        return (value,)  # a single value, which no replica has computed
     count = next((len(c) for c in columns if c is not None), len(_seen_here(strategy)))
     return tuple(
         jax.tree_util.tree_unflatten(
@@ -107,6 +135,15 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
         )
         for i in range(count)
     )
+
+
+def _is_everywhere(strategy: Strategy, value: Any) -> bool:
+    """Whether ``value`` is an array that every replica has, as what all of them have computed alike."""
+    if not isinstance(value, jax.Array) or context.in_step():
+        return isinstance(value, jax.Array)
+    if isinstance(value, jax.core.Tracer):
+        return False
+    return all(value.sharding.device_set.intersection(row) for row in strategy.extended.logical_devices)
 
 
 def _seen_here(strategy: Strategy) -> Sequence[int]:
@@ -219,11 +256,11 @@ def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, 
     return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
-def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis) -> Any:
+def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:
     if axis is not None:
-        raise ValueError("strategy.reduce: IndexedSlices are reduced across replicas only; pass axis=None")
+        raise ValueError(f"{what}: IndexedSlices are reduced across replicas only; pass axis=None")
     if not isinstance(slices.values, PerReplica) and not isinstance(slices.indices, PerReplica):
-        return _reduce_plain(strategy, op, slices, None)
+        return _reduce_plain(strategy, op, slices, None, what)
     n = strategy.num_replicas_in_sync
     values, indices = (
         gather(strategy, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n)
@@ -232,11 +269,11 @@ def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis
     return IndexedSlices(values if op is ReduceOp.SUM else divide(values, n), indices, slices.shape)
 
 
-def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis) -> Any:
+def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, what: str) -> Any:
     n = strategy.num_replicas_in_sync
     if n > 1 and op is ReduceOp.SUM:
         raise ValueError(
-            f"strategy.reduce('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "
+            f"{what}('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "
             f"{n} replicas share; whether it counts once or {n} times can't be told. Use it as it is, multiply it "
             f"by {n}, or reduce with 'mean', which returns it."
         )
@@ -269,23 +306,24 @@ def _reduce_local(
     return [divide(t, _numbers(v, axis, c, communicator)) for t, v, c in zip(totals, values, counts, strict=True)]
 
 
-def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis) -> list[Any]:
+def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis, what: str) -> list[Any]:
     results = []
     for components in values:
-        arrays = _on_one_device(components, "reduce")
+        arrays = _on_one_device(components, what)
         if axis is None and len({a.shape for a in arrays}) > 1:
-            raise ValueError(
-                f"strategy.reduce: the components have different shapes {[a.shape for a in arrays]}; pass axis=0 to "
-                "reduce along that dim too"
-            )
+            hint = "pass axis=0 to reduce along that dim too" if what == "strategy.reduce" else _REDUCE_FIRST
+            raise ValueError(f"{what}: the components have different shapes {[a.shape for a in arrays]}; {hint}")
         sums, counts = zip(*(_sum_along(a, axis) for a in arrays), strict=True)
         total = jnp.sum(jnp.stack(sums), 0)
         results.append(total if op is ReduceOp.SUM else divide(total, max(1, sum(counts))))
     return results
 
 
+_REDUCE_FIRST = "strategy.reduce(op, value, axis=0) reduces along that dim too"
+
+
 def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
-    arrays = _on_one_device(components, "gather")
+    arrays = _on_one_device(components, "strategy.gather")
     others = [checked_axes(axis, a.shape, "gather") and np.delete(a.shape, axis).tolist() for a in arrays]
     if any(other != others[0] for other in others):
         shapes = [a.shape for a in arrays]
@@ -333,7 +371,7 @@ def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
 def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
     for replica, component in enumerate(components):
         if not isinstance(component, ARRAYS):
-            raise TypeError(f"strategy.{what}: the component of replica {replica} is no array: {component!r}")
+            raise TypeError(f"{what}: the component of replica {replica} is no array: {component!r}")
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None
     return [

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-def destination(strategy: Strategy, where: Any) -> Sharding | None:
+def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
     """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices.
 
     Args:
       strategy: whose results.
       where: a variable or a value (wherever it is), devices, or ``None``.
+      what: the method that is told so.
 
     Raises:
       ContextError: another strategy's variable.
+      TypeError: ``where`` is nothing of all this.
       ValueError: inside a step, other devices than the replicas'.
     """
     if where is None or isinstance(where, PerReplica):
@@ -35,18 +37,25 @@ def destination(strategy: Strategy, where: Any) -> Sharding | None:
     if isinstance(where, Variable):
         check_owner(where, strategy, "this is")
         return where.sharding if where.layout.home is not None and not context.in_step() else None
-    if isinstance(where, jax.Array) and not isinstance(where, jax.core.Tracer):
+    if isinstance(where, jax.Array):
+        if context.in_step():
+            return None
         where = sorted(where.devices(), key=lambda d: d.id)
     if isinstance(where, str | jax.Device):
         where = [where]
+    if not isinstance(where, tuple | list):
+        raise TypeError(
+            f"{what}: destinations must be a variable, a PerReplica value, a device or its name, a list of devices, or "
+            f"None for all replicas' devices, got {where!r}"
+        )
     extended = strategy.extended
     if _are(where, extended.worker_devices) or _are(where, list(extended.mesh.devices.flat)):
         return None
     devices = resolve_devices(where)
     if context.in_step():
         raise ValueError(
-            f"inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass a "
-            "variable or None as destinations, or reduce outside the step"
+            f"{what}: inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass "
+            "a variable or None as destinations, or reduce outside the step"
         )
     return NamedSharding(replica_mesh(devices), PartitionSpec())
 
@@ -58,7 +67,7 @@ def holds_variables(strategy: Strategy, where: Any) -> bool:
         return True
     if isinstance(where, tuple | list) and where:
         return _are(where, strategy.extended.parameter_devices)
-    return destination(strategy, where) is None
+    return where is None or (isinstance(where, str | jax.Device) and _are([where], strategy.extended.parameter_devices))
 
 
 def _are(where: Any, devices: Sequence[jax.Device]) -> bool:

@@ -20,6 +20,7 @@ from replicax.execution.examples import dim_of_examples, example_places, shape_o
 from replicax.execution.infer import infer
 from replicax.execution.partition import partitioned
 from replicax.execution.pieces import Piece
+from replicax.execution.placement_report import PlacementReport
 from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS
@@ -82,6 +83,17 @@ class Executable:
         if steps not in self.repetitions:
             self.repetitions[steps] = replicate(self.program, self.mesh, steps)
         return self.repetitions[steps]
+
+    def placement(self) -> PlacementReport:
+        """Where each operation and byte is, of a step that assigns values to logical devices.
+
+        Raises:
+          ValueError: this step assigns nothing to any: it is one program, in which all devices do the same.
+        """
+        raise ValueError(
+            "placement() is of steps that assign values to logical devices (strategy.assign_to_logical_device), and "
+            f"{self.program.name!r} assigns none: all its devices run one program; see compiled_text(), collectives()"
+        )
 
     def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
         """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.

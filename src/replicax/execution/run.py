@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _jax, context
+from replicax.calling import checked_args, checked_function, checked_kwargs
 from replicax.errors import ContextError
 from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
@@ -78,14 +79,18 @@ def launch(strategy: Strategy, executable: Executable, placed: Sequence[Any]) ->
 
 
 def arguments_of(
-    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    method: str = "strategy.run",
 ) -> Arguments:
     """The arguments of a call of ``fn`` that ``strategy`` may run.
 
     Raises:
       ContextError, TypeError: see :func:`check_call`.
     """
-    check_call(strategy, fn, args)
+    check_call(strategy, fn, args, kwargs, method)
     return Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
 
 
@@ -127,12 +132,18 @@ def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, to
     return executable
 
 
-def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], method: str = "strategy.run") -> None:
+def check_call(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    method: str = "strategy.run",
+) -> None:
     """Raise unless ``strategy`` may run ``fn`` from here, with ``method``.
 
     Raises:
       ContextError: called inside a step, in another strategy's scope, or while JAX traces.
-      TypeError: ``fn`` is not callable, or ``args`` no tuple.
+      TypeError: ``fn`` is not callable, ``args`` no tuple, or ``kwargs`` no dict.
     """
     context.check_cross_replica(strategy, method, "A step can't run another: call the function itself.")
     if context.in_step():
@@ -140,9 +151,11 @@ def check_call(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], 
     if _jax.current_trace() is not _no_trace:
         raise ContextError(f"{method} compiles the step itself: call it outside jax.jit, jax.grad and the like")
     if not callable(fn):
-        raise TypeError(f"{method}(fn, …): fn must be callable, got {fn!r}")
+        checked_function(fn, f"{method}(fn, …)")
     if not isinstance(args, (tuple, list)):
-        raise TypeError(f"strategy.run(fn, args): args must be a tuple of arguments, got {args!r}; for one: args=(x,)")
+        checked_args(args, f"{method}(fn, args)")
+    if kwargs is not None:
+        checked_kwargs(kwargs, f"{method}(fn, args, kwargs)")
 
 
 def _take_back(executable: Executable) -> None:

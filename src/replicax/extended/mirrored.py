@@ -12,8 +12,13 @@ from replicax.values import PerReplica
 from replicax.variables.store import current_store
 
 
-def mirrored(tree: Any, method: str) -> Any:
+def mirrored(tree: Any, method: str, what: str = "") -> Any:
     """The pytree, after making sure that all replicas agree on its leaves.
+
+    Args:
+      tree: some pytree.
+      method: who takes it.
+      what: as which argument: ``"args"``, ``"kwargs"``; empty for the one value that is given.
 
     Raises:
       TypeError: a leaf is ``PerReplica``.
@@ -22,7 +27,7 @@ def mirrored(tree: Any, method: str) -> Any:
     store = current_store()
 
     def one(path: Any, leaf: Any) -> Any:
-        name = f"argument {jax.tree_util.keystr(path)}" if path else "the value"
+        name = what + jax.tree_util.keystr(path) if what or path else "the value"
         if isinstance(leaf, PerReplica):
             raise TypeError(f"{method}: {name} is {leaf!r}, one value for each replica: reduce it first")
         if isinstance(leaf, jax.core.Tracer):

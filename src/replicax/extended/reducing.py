@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,7 @@ from replicax.extended.mirrored import mirrored
 from replicax.nests import known
 from replicax.reduction import ReduceOp
 from replicax.topology.placement import put
+from replicax.variables.rules import Aggregation
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -31,12 +32,16 @@ class Reducing:
     mesh: Mesh
 
     def reduce_to(
-        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: context.Options = None
+        self,
+        reduce_op: ReduceOp | Aggregation | str,
+        value: Any,
+        destinations: Any = None,
+        options: context.Options = None,
     ) -> Any:
         """Combine a value across replicas, and put the result somewhere.
 
         Args:
-          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
+          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`; or ``"only_first_replica"``, for replica 0's value.
           value: a pytree with ``PerReplica`` leaves, of components of one shape. T.
           destinations: where the result is wanted: a variable or a ``PerReplica`` (on all devices it lies on), a
             device, its name, a list of these, or ``None`` for all replicas' devices.
@@ -49,7 +54,7 @@ class Reducing:
           ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
           ContextError: called inside a replica.
 
-        One fused all-reduce.
+        One fused all-reduce; for ``"only_first_replica"`` one for each leaf.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -61,15 +66,16 @@ class Reducing:
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        reduce_op: ReduceOp | Aggregation | str,
+        value_destination_pairs: Sequence[tuple[Any, ...]],
         options: context.Options = None,
     ) -> list[Any]:
         """Several :meth:`reduce_to` at once, as one fused all-reduce if ``options`` say nothing else.
 
         Args:
-          reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
-          value_destination_pairs: pairs ``(value, destinations)``; see :meth:`reduce_to`, also for what it raises.
+          reduce_op: as in :meth:`reduce_to`.
+          value_destination_pairs: pairs ``(value, destinations)``, or ``(value,)``; see :meth:`reduce_to`, also for
+            what it raises.
           options: :class:`CommunicationOptions`.
 
         Returns:
@@ -81,16 +87,36 @@ class Reducing:
         >>> [float(v) for v in strategy.extended.batch_reduce_to("mean", [(x, None), (x, "cpu:0")])]
         [1.5, 1.5]
         """
-        return self._reduce_to("extended.batch_reduce_to", reduce_op, list(value_destination_pairs), options)
+        method = "extended.batch_reduce_to"
+        if not isinstance(value_destination_pairs, Iterable):
+            raise TypeError(
+                f"{method}: expected a list of pairs (value, destinations), got {value_destination_pairs!r}"
+            )
+        pairs = list(value_destination_pairs)
+        for i, pair in enumerate(pairs):
+            if not isinstance(pair, tuple | list) or len(pair) not in (1, 2):
+                raise TypeError(
+                    f"{method}: value_destination_pairs[{i}] must be a pair (value, destinations), got {pair!r}"
+                )
+        return self._reduce_to(method, reduce_op, [(*pair, None)[:2] for pair in pairs], options)
 
     def _reduce_to(
-        self, method: str, reduce_op: ReduceOp | str, pairs: Sequence[tuple[Any, Any]], options: context.Options
+        self,
+        method: str,
+        reduce_op: ReduceOp | Aggregation | str,
+        pairs: Sequence[tuple[Any, Any]],
+        options: context.Options,
     ) -> list[Any]:
         context.check_cross_replica(self.strategy, method)
         options = checked_options(options, self.worker_devices[0].platform, method)
-        wanted = [destination(self.strategy, d) for _, d in pairs]
         name = f"{method}: the value"
-        reduced = across.reduce(self.strategy, ReduceOp.parse(reduce_op), [value for value, _ in pairs], None, options)
+        wanted = [destination(self.strategy, d, method) for _, d in pairs]
+        values = [value for value, _ in pairs]
+        choice = reduce_op.value if isinstance(reduce_op, Aggregation) else reduce_op
+        if isinstance(choice, str) and choice.lower() == Aggregation.ONLY_FIRST_REPLICA.value:
+            reduced = across.first(self.strategy, values)
+        else:
+            reduced = across.reduce(self.strategy, ReduceOp.parse(choice), values, None, options, method)
         return [
             v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where, where=name), v)
             for v, where in zip(reduced, wanted, strict=True)
@@ -117,7 +143,7 @@ class Reducing:
         """
         context.check_cross_replica(self.strategy, "extended.broadcast_to")
         mirrored(tensor, "extended.broadcast_to")
-        where = destination(self.strategy, destinations)
+        where = destination(self.strategy, destinations, "extended.broadcast_to")
         if context.in_step():
             return tensor
         context.check_present(self.strategy, "extended.broadcast_to")

@@ -14,7 +14,7 @@ from replicax.execution.cache import ProgramCache
 from replicax.execution.described import described
 from replicax.execution.placing import devices_here
 from replicax.execution.replicate import Executable
-from replicax.execution.run import arguments_of, prepare
+from replicax.execution.run import arguments_of, check_call, prepare
 from replicax.execution.together import Calls
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
@@ -127,7 +127,13 @@ class StrategyExtended(Reducing, Updating):
         return False
 
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``."""
+        """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``.
+
+        Raises:
+          TypeError: ``v`` is no variable.
+        """
+        if not isinstance(v, Variable):
+            raise TypeError(f"extended.read_var(v): expected a Variable, got {v!r}")
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
@@ -163,6 +169,7 @@ class StrategyExtended(Reducing, Updating):
         >>> float(strategy.extended.call_for_each_replica(lambda x: x + 1, args=(1.0,)))
         2.0
         """
+        check_call(self.strategy, fn, args, kwargs, "extended.call_for_each_replica")
         return self.strategy.run(fn, args, kwargs)
 
     def trace(
@@ -191,8 +198,9 @@ class StrategyExtended(Reducing, Updating):
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
+        check_call(self.strategy, fn, args, kwargs, "extended.trace")
         args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
-        return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs))
+        return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs, "extended.trace"))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` has been run under this strategy to trace it.

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import context
+from replicax.calling import checked_args, checked_function, checked_kwargs
+from replicax.errors import ContextError
 from replicax.execution.destinations import holds_variables
 from replicax.extended.mirrored import mirrored
 from replicax.nests import is_leaf, known
+from replicax.topology.placement import put
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
+from replicax.variables.placement import colocated
 from replicax.variables.store import check_owner
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from replicax.strategy import Strategy
 
 
@@ -26,6 +33,8 @@ class Updating:
     strategy: Strategy
     worker_devices: tuple[jax.Device, ...]
     default_layout: Layout
+    mesh: Mesh
+    is_absent: bool
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -34,24 +43,60 @@ class Updating:
         return self.worker_devices if home is None else (home,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
-        """The devices for variables that belong to no other, given those that are optimised."""
+        """The devices for variables that belong to no other, given those that are optimised.
+
+        Raises:
+          TypeError: ``var_list`` is no list of variables.
+          ContextError: one of them is another strategy's.
+        """
+        what = "extended.non_slot_devices(var_list)"
+        if isinstance(var_list, Variable) or not isinstance(var_list, Iterable):
+            raise TypeError(f"{what}: expected a list of variables, got {var_list!r}; of one: [v]")
         for v in var_list:
+            if not isinstance(v, Variable):
+                raise TypeError(f"{what}: expected variables, got {v!r}")
             check_owner(v, self.strategy, "this is")
         return self.parameter_devices
 
-    @contextlib.contextmanager
-    def colocate_vars_with(self, variable: Any) -> Iterator[None]:
+    def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
         """Create variables where ``variable`` is, so that they have its locality V(variable).
 
         Args:
           variable: a variable of this strategy, or what :meth:`non_slot_devices` returned.
 
+        Returns:
+          A context, to be entered with ``with``. Variables that are created in it lie where ``variable`` does: on its
+          logical device, at home with it, in the same parts or pieces if they have a shape like it, and whole in the
+          same places otherwise. With what :meth:`non_slot_devices` returned they get locality N: whole on those
+          devices, also where the strategy splits others.
+
         Raises:
-          ValueError, ContextError: ``variable`` lies elsewhere.
+          ContextError: called outside this strategy's scope and steps; or another strategy's variable.
+          ValueError: ``variable`` lies where the strategy has no variables.
+
+        >>> import replicax, jax.numpy as jnp
+        >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = replicax.Variable(jnp.zeros((512, 4)), name="v")
+        ...     with strategy.extended.colocate_vars_with(v):
+        ...         slot = replicax.Variable(jnp.zeros(512), name="slot")
+        >>> slot.layout
+        Split(dim=0, size=512, piece=256, replicas=2)
         """
+        what = "extended.colocate_vars_with"
+        if context.get_strategy() is not self.strategy:
+            raise ContextError(
+                f"{what} of {self.strategy!r} was called outside its scope: inside, as variables are created there"
+            )
+        if isinstance(variable, Variable):
+            check_owner(variable, self.strategy, f"{what} is called on")
+            return colocated(self.strategy, variable.layout, variable.describe())
         if not holds_variables(self.strategy, variable):
-            raise ValueError(f"colocate_vars_with: {variable!r} is not where {self.strategy!r} keeps its variables")
-        yield
+            raise ValueError(
+                f"{what}: expected a variable of {self.strategy!r}, or what its non_slot_devices returned; "
+                f"{variable!r} is not where it keeps its variables"
+            )
+        return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
 
     def update(
         self,
@@ -66,13 +111,18 @@ class Updating:
         Args:
           var: a variable of this strategy.
           fn: gets the variable and the arguments, and assigns.
-          args: pytrees of plain values. Locality V(var): the same wherever the variable is.
+          args: a tuple of pytrees of plain values. Locality V(var): the same wherever the variable is; outside a step
+            arrays that lie elsewhere are copied there.
           kwargs: the same, by name.
           group: whether to return the result once; otherwise a pytree with a list at each leaf, with an entry for
             each device of the variable.
 
+        Returns:
+          What ``fn`` returns. V(var): its arrays lie where the variable does.
+
         Raises:
-          TypeError: an argument is ``PerReplica``: reduce it first; or ``var`` is no variable.
+          TypeError: an argument is ``PerReplica``: reduce it first; ``var`` is no variable, ``fn`` is not callable,
+            ``args`` no tuple, or ``kwargs`` no dict.
           LocalityError: inside a step, an argument in which replicas differ.
           ContextError: called inside a replica; or another strategy's variable.
 
@@ -88,7 +138,7 @@ class Updating:
         if not isinstance(var, Variable):
             raise TypeError(f"extended.update(var, fn): expected a Variable, got {var!r}")
         check_owner(var, self.strategy, "this is")
-        return self._update("extended.update", fn, (var, *args), kwargs, group)
+        return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
     def update_non_slot(
         self,
@@ -103,7 +153,7 @@ class Updating:
         Args:
           colocate_with: what :meth:`non_slot_devices` returned.
           fn: assigns to variables that belong to no other, such as counters.
-          args: pytrees of plain values. Locality N.
+          args: a tuple of pytrees of plain values. Locality N.
           kwargs: the same, by name.
           group: as in :meth:`update`, also for what it raises.
 
@@ -120,15 +170,42 @@ class Updating:
                 "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
                 f"{colocate_with!r}"
             )
-        return self._update("extended.update_non_slot", fn, args, kwargs, group)
+        return self._update("extended.update_non_slot(colocate_with, fn, args)", None, fn, args, kwargs, group)
+
+    def _laid(self, layout: Layout, tree: Any) -> Any:
+        """A pytree with its arrays on the devices of a variable with this layout; in a step they are there anyway."""
+        if context.in_step() or self.is_absent:
+            return tree
+        where = layout.sharding(self.mesh)
+        if layout.home is None:
+            where = NamedSharding(layout.mesh(self.mesh), PartitionSpec())
+
+        def laid(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+                return leaf
+            return leaf if leaf.sharding.device_set == where.device_set else put(leaf, where)
+
+        return jax.tree_util.tree_map(laid, known(tree), is_leaf=is_leaf)
 
     def _update(
-        self, method: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, group: bool
+        self,
+        method: str,
+        var: Variable | None,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        group: bool,
     ) -> Any:
-        context.check_cross_replica(self.strategy, method)
-        args, kwargs = mirrored((tuple(args), dict(kwargs or {})), method)
+        name = method.split("(")[0]
+        context.check_cross_replica(self.strategy, name)
+        checked_function(fn, method)
+        args = mirrored(checked_args(args, method), name, "args")
+        named = mirrored(checked_kwargs(kwargs, method), name, "kwargs")
+        layout = self.default_layout if var is None else var.layout
+        args, named = self._laid(layout, (args, named))
         with context.cross_replica(self.strategy):
-            result = fn(*args, **kwargs)
+            result = fn(*([] if var is None else [var]), *args, **named)
+        result = self._laid(layout, result)
         if group:
             return result
         n = len(self.parameter_devices)

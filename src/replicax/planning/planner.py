@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from replicax.planning.memory import inputs_and_outputs, largest, memory_of, tem
 from replicax.planning.network import Network
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.planning.stages import Share, compile_regions, shares_of
+from replicax.strategy import Strategy
 from replicax.topology.generations import generation_of
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
 
 _BUFFERS = 12
 
@@ -55,6 +53,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
 
     Raises:
       CompilationError: the step can't be compiled for these devices.
+      TypeError: ``strategy`` is none, ``step`` is not callable, or ``chip`` no :class:`Chip`.
       LocalityError, DeadlockError, ContextError: as ``strategy.run``.
 
     >>> import jax, optax, replicax
@@ -69,11 +68,13 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     >>> found.fits, found.memory.arguments, [(c.kind, c.axes) for c in found.collectives]
     (None, 43008, [('all-reduce', ('replica',))])
     """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"plan(strategy, step, element_spec): expected a strategy, got {strategy!r}")
     if chip is not None and not isinstance(chip, Chip):
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     begin = time.perf_counter()
     element = () if element_spec is None else (described(element_spec, strategy.extended.mesh),)
-    arguments = arguments_of(strategy, step, element, None)
+    arguments = arguments_of(strategy, step, element, None, "replicax.plan")
     executable = prepare(strategy, step, arguments)
     traced = time.perf_counter() - begin
     names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]

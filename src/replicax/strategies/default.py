@@ -29,4 +29,4 @@ class DefaultStrategy(Strategy):
         super().__init__(StrategyExtended([default]))
 
 
-register_default_strategy(functools.cache(DefaultStrategy))
+register_default_strategy(functools.cache(DefaultStrategy), Strategy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from replicax import context
 from replicax.extended import StrategyExtended
 from replicax.strategies.multi_worker import in_lockstep
 from replicax.strategy import Strategy
@@ -103,9 +104,10 @@ class TPUStrategy(Strategy):
 
         Raises:
           ContextError: called inside a step.
+          AbsentDeviceError: the slice is only described.
           RuntimeError: the replicas do not add up.
         """
-        self._meet()
+        self._meet("strategy.initialize")
 
     def finalize(self) -> None:
         """Wait until every device has done all that it was given, host callbacks included. One all-reduce.
@@ -113,10 +115,12 @@ class TPUStrategy(Strategy):
         Raises:
           ContextError: called inside a step.
         """
-        self._meet()
+        self._meet("strategy.finalize")
         jax.effects_barrier()
 
-    def _meet(self) -> None:
+    def _meet(self, method: str) -> None:
+        context.check_cross_replica(self, method, "Call it outside, before and after all steps.")
+        context.check_present(self, method)
         ones = self.distribute_values_from_function(lambda _: 1)
         found = int(self.reduce("sum", ones))
         if found != self.num_replicas_in_sync:

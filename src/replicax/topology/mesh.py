@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 REPLICA_AXIS = "replica"
-"""The mesh axis along which replicas lie."""
+"""The mesh axis along which replicas lie: the axis name for ``jax.lax`` collectives in a step, and for layers that
+reduce over replicas by themselves, such as ``BatchNorm(axis_name=replicax.REPLICA_AXIS)``."""
 
 
 def logical_axes(count: int) -> dict[str, int]:

@@ -239,3 +239,28 @@ def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -
     if pieces <= 1:
         return Mirrored()
     return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas)
+
+
+def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits: bool) -> Layout:
+    """The layout of a value that is to lie where another does.
+
+    Split like that one where its shape allows, and whole in the same places otherwise.
+
+    Args:
+      layout: of the other.
+      shape: of the value.
+      mesh: of the strategy.
+      own: whether each of several replicas has a value of its own.
+      splits: whether the value can be split over the replicas.
+    """
+    replicas = mesh.shape[REPLICA_AXIS]
+    if not own and layout.home is not None:
+        return layout
+    if not own and splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
+        return layout
+    parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]
+    fits = len(parts) == len(shape) and all(size % count == 0 for size, count in zip(shape, parts, strict=True))
+    axes = layout.axes if fits else ()
+    if own:
+        return Copies(replicas, axes=axes, logical_device=layout.logical_device)
+    return Mirrored(axes=axes, logical_device=layout.logical_device)

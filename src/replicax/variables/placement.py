@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +17,7 @@ from replicax.topology.integers import Where, check_integers
 from replicax.topology.partition import parted
 from replicax.topology.placement import put_among
 from replicax.variables.dtypes import is_key
-from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
 from replicax.variables.partitioners import layout_by
 from replicax.variables.slots import launching
 
@@ -39,6 +41,43 @@ class Stored:
     shape: tuple[int, ...]
 
 
+class _Colocation(threading.local):
+    def __init__(self) -> None:
+        self.places: list[tuple[Any, Layout, str]] = []
+
+
+_colocation = _Colocation()
+
+
+@contextlib.contextmanager
+def colocated(strategy: Any, layout: Layout, what: str) -> Iterator[None]:
+    """New variables of ``strategy`` lie where ``what``, which has this layout, does."""
+    _colocation.places.append((strategy, layout, what))
+    try:
+        yield
+    finally:
+        _colocation.places.pop()
+
+
+def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
+    """The layout of ``variable``, if it is created inside :func:`colocated`.
+
+    Raises:
+      ValueError: it is to lie somewhere else, too.
+    """
+    extended = variable.strategy.extended
+    place = next((p for p in reversed(_colocation.places) if p[0] is variable.strategy), None)
+    if place is None:
+        return None
+    if any(wish is not None for wish in wishes):
+        raise ValueError(
+            f"{variable.describe()} is created inside colocate_vars_with, and lies where {place[2]} does: leave "
+            "partitioner, partition_dimensions and logical_device out, or create it outside"
+        )
+    own = variable.is_on_read and extended.num_replicas > 1
+    return beside(place[1], variable.shape, extended.mesh, own, not is_key(variable.dtype))
+
+
 def layout_for(
     variable: Variable,
     partitioner: Partitioner | None,
@@ -56,8 +95,11 @@ def layout_for(
     Raises:
       ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
         partitioner and partition dimensions. A partitioner that returns something else than it should. No such logical
-        device, or partition dimensions as well.
+        device, or partition dimensions as well. Any of these inside :func:`colocated`.
     """
+    beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
+    if beside_another is not None:
+        return beside_another
     if logical_device is not None:
         count = variable.strategy.extended.num_logical_devices
         if partition_dimensions is not None:

@@ -214,9 +214,16 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
         return
     what = _jax.traced_for(_jax.current_trace())
     inside = f"inside jax.{what}" if what else "inside a raw JAX transformation (jax.grad, jax.vmap, …)"
+    if what == "jit":
+        raise TraceError(
+            f"{variable.describe()} was written {inside}, out of which the written value can't come. strategy.run "
+            "compiles the whole step: leave jax.jit out, and outside a step run the function with strategy.run "
+            "(outside every scope: replicax.get_strategy().run). Of a jitted helper inside a step return the new value "
+            "and assign it afterwards."
+        )
     raise TraceError(
         f"{variable.describe()} was written {inside}, where the written value can't leave. For gradients use "
-        "replicax.value_and_grad, which lets writes out; in a loop or branch (jax.lax.scan, while_loop, cond, jit, "
+        "replicax.value_and_grad, which lets writes out; in a loop or branch (jax.lax.scan, while_loop, cond, "
         "checkpoint) return the new value from the body and assign it afterwards."
     )
 
