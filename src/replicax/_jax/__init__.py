@@ -5,6 +5,7 @@ release moves one of them, this package changes and no other.
 """
 
 from replicax._jax.control_flow import branches_of, open_jaxpr, scan_of, while_of
+from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -63,6 +64,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 
 __all__ = [
     "EVALUATED_INSIDE",
+    "INSTALLED",
     "ClosedJaxpr",
     "Equation",
     "Jaxpr",
@@ -72,6 +74,9 @@ __all__ = [
     "WatchingTrace",
     "abstract_mesh",
     "acts_outside",
+    "arguments_named",
+    "asked_for_a_value",
+    "asked_for_an_array",
     "asking_primitive",
     "backends_are_initialized",
     "bind",

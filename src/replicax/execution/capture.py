@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.communication import Examples
+from replicax.execution.explain import explaining
 from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
 from replicax.execution.spmd import SpmdCommunicator
@@ -82,6 +83,7 @@ def capture(
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
     creations: Creations,
     example_dims: Sequence[Any] | None = None,
+    paths: Callable[[], Sequence[str]] = tuple,
 ) -> Program:
     """Trace ``fn`` for one replica of ``strategy``.
 
@@ -93,6 +95,7 @@ def capture(
       creations: the variables that the step creates.
       example_dims: where the examples are in arguments that are padded (:meth:`Arguments.example_dims`); the last two
         arguments are then the mask, and the number of examples on all replicas.
+      paths: where each traced argument stands, for messages.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -113,7 +116,8 @@ def capture(
         store = TracedStore(strategy, communicator, creations)
         replica = context.ReplicaContext(strategy, communicator)
         args, kwargs = rebuild(values)
-        with context.replica(replica), use_store(store):
+        reads = store.reads
+        with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
             returned = fn(*args, **kwargs)
         leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
         computed: list[Any] = []

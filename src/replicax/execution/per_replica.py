@@ -23,6 +23,7 @@ from replicax.execution.arguments import common_mask, of_another_strategy, path_
 from replicax.execution.conductor import Conductor
 from replicax.execution.exact_store import ExactStore
 from replicax.execution.example_places import UNKNOWN, Place, Rows
+from replicax.execution.explain import explaining
 from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.meetings import ExactCommunicator
 from replicax.execution.outcome import check_expectations, merged, new_arrays, outcomes
@@ -141,7 +142,8 @@ class _Replica:
         ):
             try:
                 args, kwargs = self._arguments()
-                return self._fn(*args, **kwargs)
+                with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
+                    return self._fn(*args, **kwargs)
             except NameError as error:
                 if "axis name" in str(error):
                     raise ContextError(

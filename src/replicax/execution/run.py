@@ -116,6 +116,7 @@ def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, to
                 arguments.rebuild(),
                 creations,
                 arguments.example_dims(),
+                arguments.paths,
             )
             if is_placed(program):
                 executable = replicate_placed(program, strategy.extended.mesh)

@@ -1,0 +1,51 @@
+"""What JAX's messages tell of the functions that it traces."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import jax
+
+_ABOUT_A_FUNCTION = re.compile(r"\s*The error occurred while tracing the function \S+ at ([^\n]*):\d+ for \S+?\.(?=\s)")
+_ITS_ARGUMENTS = re.compile(r"\s*This concrete value was not available in Python because it depends on [^\n]*")
+
+INSTALLED = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+"""The folder of JAX's own source."""
+
+
+def asked_for_a_value(error: Exception) -> str | None:
+    """Whether traced code has asked for a value, and what for.
+
+    Returns:
+      ``"bool"``, for a branch or a loop; ``"number"``, such as a size or an index; ``"mask"``, to choose elements;
+      ``"array"``, for what is no function of JAX's. ``None`` if ``error`` is about something else.
+    """
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return "bool"
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return "mask"
+    if isinstance(error, jax.errors.TracerIntegerConversionError):
+        return "number"
+    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+        return "array"
+    is_shape = isinstance(error, TypeError) and str(error).startswith("Shapes must be 1D")
+    return "number" if is_shape else None
+
+
+def asked_for_an_array(error: Exception) -> bool:
+    """Whether a function of ``jax.lax`` has got an object that only converts to an array."""
+    return isinstance(error, TypeError | ValueError) and "__jax_array__" in str(error)
+
+
+def arguments_named(message: str, file: str) -> tuple[list[int], str]:
+    """Which of ``values``, the arguments of a function body in ``file``, a message says that a value depends on.
+
+    Returns:
+      Their positions, and the message without what it says of that function.
+    """
+    about = _ABOUT_A_FUNCTION.search(message)
+    if about is None or not about[1].endswith(file):
+        return [], message
+    positions = [int(n) for n in re.findall(r"\bvalues\[(\d+)\]", message)]
+    return list(dict.fromkeys(positions)), _ITS_ARGUMENTS.sub("", _ABOUT_A_FUNCTION.sub("", message)).strip()

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+
+@pytest.fixture
+def w(pair):
+    with pair.scope():
+        return replicax.Variable(jnp.ones(3), name="w")
+
+
+def branches(batch, scale=1.0):
+    if batch["x"].sum() > 0:
+        return scale
+    return batch
+
+
+def helper(y):
+    return float(y.sum())
+
+
+def calls_helper(scale, x):
+    return helper(x * scale)
+
+
+def loops(*, x):
+    while x.sum() > 0:
+        x = x - 1
+    return x
+
+
+def to_numpy(*values):
+    return np.asarray(values[1])
+
+
+def sizes(x):
+    return [1, 2, 3][x.astype(int)[0]]
+
+
+def shapes(x):
+    return jnp.zeros(x.astype(int)[0])
+
+
+def leaves_out(x):
+    return x[x > 0]
+
+
+def by_replica(x):
+    return x if replicax.get_replica_context().replica_id_in_sync_group > 0 else -x
+
+
+X = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "kwargs", "error", "where", "instead"),
+    [
+        (
+            branches,
+            ({"x": X},),
+            {},
+            jax.errors.TracerBoolConversionError,
+            r"'branches' at .*test_explain.py:\d+: `if batch\[\"x\"\].sum\(\) > 0:` .* the argument batch\['x'\]\.",
+            "jnp.where.*jax.lax.cond.*replicax.debug",
+        ),
+        (
+            calls_helper,
+            (2.0, X),
+            {},
+            jax.errors.ConcretizationTypeError,
+            r"'calls_helper', in helper at .*: `return float\(y.sum\(\)\)` .* the arguments scale, x\.",
+            "Keep it an array.*jax.debug.print",
+        ),
+        (
+            loops,
+            (),
+            {"x": X},
+            jax.errors.TracerBoolConversionError,
+            r"`while x.sum\(\) > 0:` .* argument x\.",
+            "while_loop",
+        ),
+        (to_numpy, (X, X), {}, jax.errors.TracerArrayConversionError, r"argument args\[1\]\.", "jax.numpy in place of"),
+        (sizes, (X,), {}, jax.errors.TracerIntegerConversionError, "'sizes' at .* argument x", "take it from a shape"),
+        (shapes, (X,), {}, TypeError, "'shapes' at .* argument x", "take it from a shape"),
+        (leaves_out, (X,), {}, jax.errors.NonConcreteBooleanIndexError, "'leaves_out' at ", r"jnp.where\(mask"),
+        (by_replica, (X,), {}, jax.errors.TracerBoolConversionError, "'by_replica' at .* the step computes", "cond"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_asking_for_a_value(pair, step, args, kwargs, error, where, instead) -> None:
+    with pytest.raises(error, match=rf"(?s)^step .*{where}.*{instead}.*JAX says: \S") as caught:
+        pair.run(step, args=args, kwargs=kwargs)
+    assert "capture.py" not in str(caught.value)
+    assert not replicax.has_strategy()
+
+
+def test_asking_for_the_value_of_a_variable(pair, w) -> None:
+    def step():
+        w.assign(w + 1)
+        return 1 if w.sum() > 0 else 2
+
+    with pytest.raises(
+        jax.errors.TracerBoolConversionError, match=r"the step computes \(it has read the variable 'w'\)"
+    ):
+        pair.run(step)
+    assert w.numpy().tolist() == [1.0, 1.0, 1.0]
+    with replicax.debug():
+        assert pair.run(step) == 1
+
+
+def test_asking_inside_a_gradient_a_loop_and_a_partial(pair, w) -> None:
+    def loss(x):
+        y = (w * x).sum()
+        return y if y > 0 else -y
+
+    def step(x):
+        return replicax.value_and_grad(loss, [w])(x)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"step 'step', in loss at .*`return y if y > 0"):
+        pair.run(step, args=(X,))
+
+    def body(c, _):
+        return (c if c > 0 else -c), None
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"(?s)in body at .*JAX says: .*the argument c"):
+        pair.run(lambda x: jax.lax.scan(body, x.sum(), None, length=2), args=(X,))
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"depends on the argument batch\['x'\]"):
+        pair.run(functools.partial(branches, scale=3.0), args=({"x": X},))
+
+
+def test_asking_in_a_step_of_many(pair) -> None:
+    def step(ctx, x, y):
+        if y > 1:
+            ctx.set_last_step_output("x", x, "sum")
+
+    batches = iter(pair.distribute_dataset([(np.ones(2), np.ones(2))]))
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"step 'step' at .* the argument element\[1\]\."):
+        pair.run_steps(step, batches, 1)
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_variable_where_lax_wants_an_array(pair, w, executor) -> None:
+    x = jnp.ones((1, 1, 4))
+    with pair.scope():
+        model = {"kernel": replicax.Variable(jnp.ones((1, 1, 2)), name="kernel"), "activation": jax.nn.relu}
+
+    def convolve(model, x):
+        return model["activation"](jax.lax.conv_general_dilated(x, model["kernel"], (1,), "VALID"))
+
+    options = replicax.RunOptions(executor)
+    with pytest.raises(
+        ValueError, match=r"in convolve at .*`return model.*jax.lax, which takes arrays. .*variable.value.*jax.tree"
+    ):
+        pair.run(lambda x: convolve(model, x), args=(x,), options=options)
+    cured = pair.run(lambda x: convolve(jax.tree.map(lambda v: v, model), x), args=(x,), options=options)
+    assert cured.tolist() == [[[2.0, 2.0, 2.0]]]
+
+    def loss(x):
+        return convolve(jax.tree.map(lambda v: v, model), x).sum()
+
+    _, [gradient] = pair.run(
+        lambda x: replicax.value_and_grad(loss, [model["kernel"]])(x),
+        args=(pair.distribute_values_from_function(lambda ctx: x),),
+        options=options,
+    )
+    assert pair.local_results(gradient)[0].tolist() == [[[3.0, 3.0]]]
+
+
+def test_other_errors_stay_as_they_are(pair) -> None:
+    def step(x):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="^mine$"):
+        pair.run(step, args=(X,))
