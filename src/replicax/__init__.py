@@ -8,6 +8,7 @@ Array(3., dtype=float32)
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from replicax.communication import CommunicationImplementation, CommunicationOptions
@@ -50,6 +51,7 @@ from replicax.execution.options import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.indexed_slices import IndexedSlices
 from replicax.reduction import ReduceOp
+from replicax.renamed import missing
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -171,7 +173,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing(sys.modules[__name__], name)
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value
 

@@ -21,6 +21,7 @@ from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
+from replicax.renamed import Renamed, keywords_renamed
 from replicax.topology.integers import check_integers
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SingleReplica:
             return fn(strategy, *args, **kwargs)
 
 
-class ReplicaContext:
+class ReplicaContext(Renamed):
     """One replica's view of a distributed step; get it with :func:`get_replica_context`.
 
     Outside every strategy's ``run`` there is a default one with a single replica, so code that uses it works
@@ -118,6 +119,7 @@ class ReplicaContext:
         examples = self._communicator.examples
         return None if examples is None else examples.mask
 
+    @keywords_renamed(experimental_hints="options", aggregation="reduce_op")
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.
 
@@ -153,6 +155,7 @@ class ReplicaContext:
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 
+    @keywords_renamed(experimental_hints="options")
     def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
 

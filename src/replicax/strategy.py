@@ -20,9 +20,10 @@ from replicax.execution.run import check_call, run
 from replicax.execution.steps import checked_steps, run_steps
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
+from replicax.renamed import Renamed, keywords_renamed
 
 
-class Strategy(Input, LogicalDevices):
+class Strategy(Input, LogicalDevices, Renamed):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -167,6 +168,7 @@ class Strategy(Input, LogicalDevices):
                 raise
             return run_ragged(self, fn, args, kwargs, ragged)
 
+    @keywords_renamed(iterations="steps", dataset="iterator")
     def run_steps(
         self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
     ) -> MultiStepContext:
@@ -217,6 +219,9 @@ class Strategy(Input, LogicalDevices):
 
     # --- looking across replicas ------------------------------------------------------------------------
 
+    @keywords_renamed(
+        aggregation="reduce_op", destinations="to put the result somewhere there is strategy.extended.reduce_to"
+    )
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combine a value across replicas, and along ``axis`` too if one is given.
 

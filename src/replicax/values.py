@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.nests import is_leaf, known
+from replicax.renamed import missing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -174,12 +175,15 @@ class PerReplica:
             case Local(value):
                 return f"PerReplica({value!r} on this replica)"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise missing(self, name, f"{self!r} has no attribute {name!r}: it {_NO_ARRAY}")
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
-            f"{self!r} holds one value for each replica and is not an array. Pass it to a step through "
-            "strategy.run(step, args=(value,)), combine it with strategy.reduce(op, value, axis), or take it "
-            "apart with strategy.local_results(value)."
-        )
+        raise TypeError(f"{self!r} {_NO_ARRAY}")
 
     # JAX looks this up before it says that it knows no such type; ours is the better explanation.
     __jax_array__ = property(_refuse)
@@ -187,6 +191,13 @@ class PerReplica:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __getitem__ = __len__ = __iter__ = _refuse
+
+
+_NO_ARRAY = (
+    "holds one value for each replica and is not an array. Pass it to a step through "
+    "strategy.run(step, args=(value,)), combine it with strategy.reduce(op, value, axis), or take it apart with "
+    "strategy.local_results(value)."
+)
 
 
 def slices_of(array: jax.Array) -> list[Any]:

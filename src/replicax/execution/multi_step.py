@@ -13,13 +13,14 @@ from replicax.errors import ContextError, TraceError
 from replicax.execution.placing import ARRAYS
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp
+from replicax.renamed import Renamed, keywords_renamed
 from replicax.topology.integers import as_array
 from replicax.values import Local, PerReplica
 from replicax.variables.rules import Aggregation
 from replicax.variables.variable import Variable
 
 
-class MultiStepContext:
+class MultiStepContext(Renamed):
     """What a step of ``Strategy.run_steps`` gets first, and what ``run_steps`` returns.
 
     Inside a step it takes the outputs; each step sets the same ones. Afterwards it has those of the last step.
@@ -51,6 +52,7 @@ class MultiStepContext:
         names = {"last_step_outputs": self.last_step_outputs, "non_tensor_outputs": self.non_tensor_outputs}
         return f"MultiStepContext(steps={self.steps}, {', '.join(f'{k}={sorted(v)}' for k, v in names.items())})"
 
+    @keywords_renamed(aggregation="reduce_op")
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | Aggregation | str | None = None
     ) -> None:

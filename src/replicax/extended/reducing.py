@@ -15,6 +15,7 @@ from replicax.execution.destinations import destination
 from replicax.extended.mirrored import mirrored
 from replicax.nests import known
 from replicax.reduction import ReduceOp
+from replicax.renamed import keywords_renamed
 from replicax.topology.placement import put
 from replicax.variables.rules import Aggregation
 
@@ -31,6 +32,7 @@ class Reducing:
     worker_devices: tuple[jax.Device, ...]
     mesh: Mesh
 
+    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -64,6 +66,7 @@ class Reducing:
         """
         return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
+    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,

@@ -18,6 +18,7 @@ from replicax.execution.run import arguments_of, check_call, prepare
 from replicax.execution.together import Calls
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
+from replicax.renamed import Renamed
 from replicax.topology.lockstep import Lockstep
 from replicax.topology.mesh import replica_mesh
 from replicax.topology.workers import Alone, Workers
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-class StrategyExtended(Reducing, Updating):
+class StrategyExtended(Reducing, Updating, Renamed):
     """The part of a strategy that library code uses: its devices, and a closer look at its programs.
 
     A strategy subclasses nothing but its own constructor: it makes one of these from the devices it chose.

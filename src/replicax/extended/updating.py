@@ -15,6 +15,7 @@ from replicax.errors import ContextError
 from replicax.execution.destinations import holds_variables
 from replicax.extended.mirrored import mirrored
 from replicax.nests import is_leaf, known
+from replicax.renamed import keywords_renamed
 from replicax.topology.placement import put
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
@@ -98,6 +99,7 @@ class Updating:
             )
         return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
 
+    @keywords_renamed(grouped="group")
     def update(
         self,
         var: Variable,
@@ -140,6 +142,7 @@ class Updating:
         check_owner(var, self.strategy, "this is")
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
+    @keywords_renamed(grouped="group")
     def update_non_slot(
         self,
         colocate_with: Any,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from replicax.extended import StrategyExtended
+from replicax.renamed import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.topology.devices import resolve_devices
 
@@ -28,5 +29,11 @@ class MirroredStrategy(Strategy):
     MirroredStrategy([cpu:0, cpu:1])
     """
 
+    @keywords_renamed(
+        num_gpus="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        num_gpus_per_worker="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        cross_device_ops="each collective takes replicax.CommunicationOptions",
+        cross_tower_ops="each collective takes replicax.CommunicationOptions",
+    )
     def __init__(self, devices: Sequence[str | jax.Device] | None = None) -> None:
         super().__init__(StrategyExtended(resolve_devices(devices)))

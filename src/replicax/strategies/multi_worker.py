@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.extended import StrategyExtended
+from replicax.renamed import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.topology.devices import resolve_devices
 from replicax.topology.lockstep import Lockstep
@@ -55,6 +56,12 @@ class MultiWorkerMirroredStrategy(Strategy):
     MultiWorkerMirroredStrategy(2 replicas on 1 worker(s); here: cpu:0, cpu:1)
     """
 
+    @keywords_renamed(
+        cluster_resolver="call jax.distributed.initialize before, which knows the cluster",
+        communication="each collective takes replicax.CommunicationOptions",
+        communication_options="each collective takes replicax.CommunicationOptions",
+        num_gpus_per_worker="name this worker's devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+    )
     def __init__(
         self, devices: Sequence[str | jax.Device] | None = None, timeout_seconds: float | None = DEFAULT_TIMEOUT
     ) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from replicax import context
 from replicax.extended import StrategyExtended
+from replicax.renamed import keywords_renamed
 from replicax.strategies.multi_worker import in_lockstep
 from replicax.strategy import Strategy
 from replicax.topology.assignment import DeviceAssignment
@@ -45,6 +46,11 @@ class TPUStrategy(Strategy):
     4
     """
 
+    @keywords_renamed(
+        experimental_device_assignment="device_assignment",
+        num_cores="which cores there are the resolver says, and which are used device_assignment",
+        steps_per_run="strategy.run_steps takes the number of steps",
+    )
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.nests import Opaque
+from replicax.renamed import missing
 
 
 class ArrayLike(Opaque, abc.ABC):
@@ -53,7 +54,8 @@ class ArrayLike(Opaque, abc.ABC):
         if name.startswith("_") or name in {"slot", "strategy"}:
             raise AttributeError(name)
         if not hasattr(jax.Array, name):
-            raise AttributeError(f"a Variable has no attribute {name!r}, nor has an array")
+            otherwise = f"a Variable has no attribute {name!r}, nor has an array"
+            raise missing(self, name, otherwise)
         return getattr(self.read_value(), name)
 
     def __bool__(self) -> bool:

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.errors import LocalityError
 from replicax.reduction import ReduceOp
+from replicax.renamed import keywords_renamed
 from replicax.topology.integers import as_array
 from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
@@ -104,6 +105,15 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     <Variable 'v' float32[] mirrored on 2 replicas: 1.5>
     """
 
+    @keywords_renamed(
+        initializer="initial_value",
+        use_resource="leave it out",
+        validate_shape="leave it out: a variable keeps its shape",
+        caching_device="leave it out: programs keep what they read",
+        collections="keep variables in a pytree of your own",
+        constraint="assign what the constraint makes of the value, after the update",
+        shape="give initial_value that shape",
+    )
     def __init__(
         self,
         initial_value: Any,

@@ -1,0 +1,210 @@
+"""Old names: what ``tf.distribute`` called things, in all its versions, and what they are called here.
+
+Whoever brings a program along gets an error that names today's name, and not a bare ``AttributeError``. Nothing here
+makes an old name work, and nothing is looked up as long as the names are right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_OPTIONS = "replicax.CommunicationOptions, for each collective that is to have them"
+_NOTHING = "nothing to do: devices are ready when JAX has made them"
+_FROM_FUNCTION = "strategy.distribute_datasets_from_function(dataset_fn), which is gone through with for"
+_ON_READ = "replicax.Variable(…, synchronization='on_read')"
+_STEPS = "strategy.run_steps(fn, iterator, steps)"
+_LOCAL = "strategy.local_results(value)"
+_SIZE = "strategy.num_replicas_in_sync"
+_PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
+
+NAMES: dict[str, dict[str, str]] = {
+    "replicax": {
+        "CentralStorage": "replicax.CentralStorageStrategy",
+        "ClusterCoordinator": _PARAMETERS,
+        "CollectiveAllReduceStrategy": "replicax.MultiWorkerMirroredStrategy",
+        "CollectiveCommunication": "replicax.CommunicationImplementation",
+        "CollectiveHints": "replicax.CommunicationOptions",
+        "CrossDeviceOps": _OPTIONS,
+        "CrossTowerOps": _OPTIONS,
+        "DistributedValues": "replicax.PerReplica",
+        "DistributionStrategy": "replicax.Strategy",
+        "DistributionStrategyExtended": "replicax.StrategyExtended",
+        "HierarchicalCopyAllReduce": _OPTIONS,
+        "InputReplicationMode": "strategy.distribute_dataset, or distribute_datasets_from_function",
+        "Mirrored": "an ordinary jax.Array: what is the same on every replica needs no wrapper",
+        "NcclAllReduce": _OPTIONS,
+        "ParameterServerStrategy": _PARAMETERS,
+        "PerDevice": "replicax.PerReplica",
+        "ReductionToOneDevice": _OPTIONS,
+        "TowerContext": "replicax.ReplicaContext",
+        "TPUStrategyV1": "replicax.TPUStrategy",
+        "VariableAggregation": "replicax.Aggregation",
+        "VariableSynchronization": "replicax.Synchronization",
+        "experimental": "replicax itself: its names carry no 'experimental'",
+        "experimental_set_strategy": "replicax.set_strategy",
+        "get_cross_tower_context": "replicax.get_strategy, where replicax.in_cross_replica_context() is true",
+        "get_distribution_strategy": "replicax.get_strategy",
+        "get_loss_reduction": "replicax.compute_average_loss, which needs none",
+        "get_tower_context": "replicax.get_replica_context",
+        "has_distribution_strategy": "replicax.has_strategy",
+        "in_cross_tower_context": "replicax.in_cross_replica_context",
+        "initialize_tpu_system": _NOTHING,
+        "shutdown_tpu_system": "nothing to do: JAX gives its devices back when the program ends",
+    },
+    "Strategy": {
+        "batch_reduce": "strategy.extended.batch_reduce_to(reduce_op, value_destination_pairs)",
+        "batch_reduce_to": "strategy.extended.batch_reduce_to",
+        "between_graph": "strategy.extended.between_graph",
+        "broadcast": "strategy.extended.broadcast_to(tensor, destinations)",
+        "broadcast_to": "strategy.extended.broadcast_to",
+        "call_for_each_replica": "strategy.run(fn, args, kwargs)",
+        "call_for_each_tower": "strategy.run(fn, args=(…,)), with the arguments in a tuple",
+        "colocate_vars_with": "strategy.extended.colocate_vars_with",
+        "configure": _NOTHING,
+        "distribute_dataset_fn": _FROM_FUNCTION,
+        "experimental_make_numpy_iterator": "strategy.distribute_dataset(strategy.make_numpy_dataset(arrays).batch(n))",
+        "experimental_run": "strategy.run(fn, args=(next(iterator),))",
+        "experimental_run_steps_on_iterator": _STEPS,
+        "experimental_run_v2": "strategy.run(fn, args, kwargs)",
+        "fetch": "the value itself: jax.device_get(value), or strategy.local_results(value)",
+        "finalize": _NOTHING,
+        "group": "what was returned: steps run when they are called, and there is no operation to group",
+        "initialize": _NOTHING,
+        "is_single_replica": f"{_SIZE} == 1",
+        "is_single_tower": f"{_SIZE} == 1",
+        "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
+        "make_input_fn_iterator": _FROM_FUNCTION,
+        "merge_call": "replicax.get_replica_context().merge_call(merge_fn, args)",
+        "non_slot_devices": "strategy.extended.non_slot_devices",
+        "num_replicas": _SIZE,
+        "num_towers": _SIZE,
+        "num_towers_per_host": "strategy.num_replicas_per_host, of a TPUStrategy",
+        "parameter_devices": "strategy.extended.parameter_devices",
+        "read_var": "variable.read_value(), or strategy.extended.read_var(variable)",
+        "reduce_to": "strategy.extended.reduce_to",
+        "run_steps_on_dataset": _STEPS,
+        "should_checkpoint": "strategy.extended.should_checkpoint",
+        "should_init": "strategy.extended.should_init",
+        "should_save_summary": "strategy.extended.should_save_summary",
+        "steps_per_run": f"the argument steps of {_STEPS}",
+        "tower_local_var_scope": _ON_READ,
+        "unwrap": _LOCAL,
+        "update": "strategy.extended.update(var, fn, args)",
+        "update_config_proto": _NOTHING,
+        "update_non_slot": "strategy.extended.update_non_slot(colocate_with, fn, args)",
+        "value_container": "strategy.extended.value_container",
+        "worker_devices": "strategy.extended.worker_devices",
+    },
+    "StrategyExtended": {
+        "batch_reduce": "extended.batch_reduce_to(reduce_op, value_destination_pairs)",
+        "broadcast": "extended.broadcast_to(tensor, destinations)",
+        "call_for_each_tower": "extended.call_for_each_replica(fn, args=(…,)), with the arguments in a tuple",
+        "experimental_make_numpy_dataset": "strategy.make_numpy_dataset",
+        "experimental_require_static_shapes": "nothing: replicas whose shapes differ run on the exact executor",
+        "experimental_run_steps_on_iterator": _STEPS,
+        "num_towers": _SIZE,
+        "reduce": "strategy.reduce(reduce_op, value, axis), or extended.reduce_to(reduce_op, value, destinations)",
+        "run": "strategy.run(fn, args, kwargs)",
+        "run_steps_on_dataset": _STEPS,
+        "steps_per_run": f"the argument steps of {_STEPS}",
+        "tower_local_var_scope": _ON_READ,
+        "unwrap": _LOCAL,
+    },
+    "ReplicaContext": {
+        "device": "devices: a compiled step is one program for all of them",
+        "distribution_strategy": "strategy",
+        "fetch": "the value itself: return it from the step",
+        "is_single_replica": "num_replicas_in_sync == 1",
+        "is_single_tower": "num_replicas_in_sync == 1",
+        "num_replicas": "num_replicas_in_sync",
+        "num_towers": "num_replicas_in_sync",
+        "reduce": "all_reduce(reduce_op, value)",
+        "replica_id": "replica_id_in_sync_group",
+        "tower_id": "replica_id_in_sync_group",
+        "tower_local_var_scope": _ON_READ,
+    },
+    "MultiStepContext": {
+        "run_op": "nothing: the steps have run when run_steps returns",
+    },
+    "Variable": {
+        "assign_moving_average": "assign(momentum * variable + (1 - momentum) * value)",
+        "eval": "numpy()",
+        "get": _LOCAL,
+        "get_shape": "shape",
+        "initialized_value": "value",
+        "initializer": "nothing: a variable has its value when it has been created",
+        "is_initialized": "nothing: a variable has its value when it has been created",
+        "load": "assign(value)",
+        "primary": "value; the copies are strategy.local_results(variable)",
+        "sparse_read": "variable[indices]",
+        "values": "strategy.local_results(variable)",
+    },
+    "PerReplica": {
+        "get": _LOCAL,
+        "primary": "strategy.local_results(value)[0]",
+    },
+}
+"""By the class that had it, or ``replicax`` for the module."""
+
+
+def missing(owner: Any, name: str, otherwise: str | None = None) -> AttributeError:
+    """The error that ``owner`` has no attribute ``name``, with today's name if it had one.
+
+    Args:
+      owner: an object, or the module ``replicax``.
+      name: of the attribute.
+      otherwise: what to say if this is no old name.
+    """
+    kinds = ["replicax"] if isinstance(owner, type(functools)) else [kind.__name__ for kind in type(owner).__mro__]
+    what = f"module {owner.__name__!r}" if kinds == ["replicax"] else f"{kinds[0]!r} object"
+    today = next((NAMES[kind][name] for kind in kinds if name in NAMES.get(kind, ())), None)
+    hint = "" if today is None else f": a name of tf.distribute's; here it is {today}"
+    text = f"{what} has no attribute {name!r}{hint}"
+    return AttributeError(text if today or otherwise is None else otherwise, name=name, obj=owner)
+
+
+class Renamed:
+    """Objects whose old names are errors that name today's."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # or no wrong name would be seen by a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name)
+
+
+def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function's old keyword arguments be errors that name today's.
+
+    Args:
+      old: by the old keyword, what to say: today's keyword, or a sentence if there is none.
+
+    >>> from replicax.renamed import keywords_renamed
+    >>> @keywords_renamed(grouped="group")
+    ... def update(group=True):
+    ...     return group
+    >>> update(grouped=False)
+    Traceback (most recent call last):
+    TypeError: update: 'grouped' is a keyword of tf.distribute's; here it is 'group'
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if kwargs and not old.keys().isdisjoint(kwargs):
+                keyword = next(name for name in kwargs if name in old)
+                today = old[keyword]
+                here = f"here it is {today!r}" if today.isidentifier() else today
+                name = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{name}: {keyword!r} is a keyword of tf.distribute's; {here}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
