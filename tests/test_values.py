@@ -84,6 +84,22 @@ def test_repr_says_what_it_holds(pair: replicax.Strategy) -> None:
     assert repr(PerReplica(Components(("a", "b")))) == "PerReplica('a', 'b')"
 
 
+def test_repr_is_short_whatever_it_holds(pair: replicax.Strategy) -> None:
+    uneven = pair.distribute_values_from_function(lambda ctx: np.zeros(2000 + ctx.replica_id_in_sync_group))
+    assert repr(uneven) == "PerReplica(float32[2000], float32[2001])"
+    some = PerReplica(Components((np.zeros((9, 9)), jnp.float32(3)), (2, 3), 5))
+    assert repr(some) == "PerReplica(2: float64[9,9], 3: float32[]; 5 replicas)"
+    objects = PerReplica(Components(("x" * 1000, 1.5)))
+    assert repr(objects) == f"PerReplica('{'x' * 58}…, 1.5)"
+    many = PerReplica(Components(tuple(range(100))))
+    assert repr(many) == "PerReplica(0, 1, 2, 3, …, 98, 99)"
+    with replicax.debug():
+        shown = pair.run(
+            lambda: replicax.get_replica_context().merge_call(lambda s, v: repr(v), args=(jnp.zeros(999),))
+        )
+    assert shown == "PerReplica(float32[999] on this replica)"
+
+
 def test_values_from_function_wraps_a_single_replica_too() -> None:
     one = replicax.OneDeviceStrategy("cpu:0")
     x = one.distribute_values_from_function(lambda ctx: {"n": ctx.num_replicas_in_sync})

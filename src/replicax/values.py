@@ -168,12 +168,13 @@ class PerReplica:
                     padded = f", {int(self.mask.host.sum())} of {self.mask.host.size} rows are examples"
                 return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded})"
             case Components(values):
+                shown = [_shown(v) for v in values]
                 if len(values) == self.count:
-                    return f"PerReplica{values!r}"
-                shown = ", ".join(f"{r}: {v!r}" for r, v in zip(self.replicas, values, strict=True))
-                return f"PerReplica({shown}; {self.count} replicas)"
+                    return f"PerReplica({_few(shown)})"
+                numbered = [f"{replica}: {text}" for replica, text in zip(self.replicas, shown, strict=True)]
+                return f"PerReplica({_few(numbered)}; {self.count} replicas)"
             case Local(value):
-                return f"PerReplica({value!r} on this replica)"
+                return f"PerReplica({_shown(value)} on this replica)"
 
     if not TYPE_CHECKING:
 
@@ -198,6 +199,25 @@ _NO_ARRAY = (
     "strategy.run(step, args=(value,)), combine it with strategy.reduce(op, value, axis), or take it apart with "
     "strategy.local_results(value)."
 )
+
+
+def _shown(component: Any) -> str:
+    """A component in a few words: of an array what it is, and not what is in it."""
+    if isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer):
+        return f"{component.dtype.name}[{','.join(map(str, component.shape))}]"
+    text = repr(component)
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
+def _few(shown: list[str]) -> str:
+    """The components' descriptions, of many the first and the last ones."""
+    if len(shown) > 8:
+        shown = [*shown[:4], "…", *shown[-2:]]
+    return ", ".join(shown)
+
+
+_MOST = 60
+"""How many characters of a component that is no array are shown."""
 
 
 def slices_of(array: jax.Array) -> list[Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from replicax import context
 from replicax.errors import ContextError
+from replicax.topology.integers import as_array
 from replicax.training.losses import along_rows
 from replicax.variables.variable import Variable
 
@@ -50,14 +51,20 @@ class Mean:
           sample_weight: what each counts; its shape is that of the values or its first dims.
 
         Raises:
-          ValueError: ``sample_weight`` does not fit; or the batch is padded, and dim 0 of ``values`` is not its rows.
-          ContextError: called in cross-replica context.
+          ValueError: ``values`` are complex; ``sample_weight`` does not fit; or the batch is padded, and dim 0 of
+            ``values`` is not its rows.
+          ContextError: called in cross-replica context, or outside the metric's strategy.
 
         No collective.
         """
         replica = context.get_replica_context()
-        if replica is None:
-            raise ContextError(f"{type(self).__name__}.update adds one replica's values: call it inside the step")
+        if replica is None or replica.strategy is not self._total.strategy:
+            raise ContextError(
+                f"{type(self).__name__}.update adds one replica's values: call it inside the step, which must be one "
+                f"of {self._total.strategy!r}, in whose scope the metric was created"
+            )
+        if jnp.iscomplexobj(values):
+            raise ValueError(f"{type(self).__name__}.update: values must be real, got {values!r}")
         values = jnp.asarray(values, jnp.float32)
         weight = jnp.asarray(1.0 if sample_weight is None else sample_weight, jnp.float32)
         if weight.shape != values.shape[: weight.ndim]:
@@ -106,33 +113,82 @@ class Mean:
 class Accuracy(Mean):
     """How many of the examples are predicted right, over batches and replicas; see :class:`Mean`.
 
+    What ``update`` makes of predictions depends on their shape and dtype:
+
+    ==================================  ==============================  =====================================
+    labels                              predictions                     right is
+    ==================================  ==============================  =====================================
+    ``[batch, …]``                      integers of that shape          the same class
+    ``[batch, …]``                      ``[batch, …, classes]``         the class with the highest score
+    ``[batch, …]``, 0 or 1              ``[batch, …, 1]``, floats       class 1 if the score is above the threshold
+    ``[batch]`` or ``[…, 1]``, 0 or 1   floats of that shape            likewise
+    other ones, 0 or 1                  floats of that shape            likewise, if a threshold was given
+    ==================================  ==============================  =====================================
+
+    Args:
+      name: of its variables.
+      threshold: above which score class 1 is predicted, where there is one score for two classes: 0.5 of probabilities,
+        which is the default, and 0 of logits. Given, it says that each number is a decision of its own, also where
+        labels could be one-hot.
+
+    Raises:
+      ValueError: ``threshold`` is no number.
+
     >>> import replicax, numpy as np
     >>> accuracy = replicax.Accuracy()
     >>> accuracy.update(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]))
     >>> round(float(accuracy.result()), 4)
     0.6667
+    >>> accuracy.reset()
+    >>> accuracy.update(np.array([0, 1, 1]), np.array([0.2, 0.9, 0.4]))  # probabilities of class 1
+    >>> round(float(accuracy.result()), 4)
+    0.6667
     """
+
+    def __init__(self, name: str | None = None, threshold: float | None = None) -> None:
+        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
+            raise ValueError(f"Accuracy: threshold must be a number, such as 0.5, got {threshold!r}")
+        self.threshold = threshold
+        super().__init__(name)
 
     def update(self, labels: Any, predictions: Any, sample_weight: Any | None = None) -> None:  # type: ignore[override]
         """Add this replica's examples.
 
         Args:
           labels: ``[batch, …]``, the classes, integers.
-          predictions: classes of the same shape, or ``[batch, …, classes]``, a score for each class.
+          predictions: classes, or scores; see the table of the class.
           sample_weight: as in :meth:`Mean.update`, also for what it raises.
 
         Raises:
-          ValueError: ``labels`` and ``predictions`` don't go together.
+          ValueError: ``labels`` and ``predictions`` don't go together; or labels could be classes as well as one-hot.
         """
-        labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
-        if predictions.ndim == labels.ndim + 1:
-            predictions = jnp.argmax(predictions, axis=-1)
+        labels = as_array(labels, "Accuracy.update: labels")
+        predictions = as_array(predictions, "Accuracy.update: predictions")
+        super().update(self._right(labels, predictions), sample_weight)
+
+    def _right(self, labels: jax.Array, predictions: jax.Array) -> jax.Array:
+        """Which of the labels are predicted."""
+        are_scores = jnp.issubdtype(predictions.dtype, jnp.inexact)
+        has_classes = predictions.shape[:-1] == labels.shape and predictions.ndim == labels.ndim + 1
+        if has_classes and predictions.shape[-1] == 1:  # one class to choose from would always be right, or never
+            predictions = predictions[..., 0]
+        elif has_classes and predictions.shape[-1]:
+            predictions, are_scores = jnp.argmax(predictions, axis=-1), False
         if predictions.shape != labels.shape:
             raise ValueError(
                 f"Accuracy.update(labels, predictions): labels of shape {labels.shape} need predictions of that shape, "
                 f"or with a further dim for the classes, got {predictions.shape}"
             )
-        super().update(predictions.astype(labels.dtype) == labels, sample_weight)
+        if are_scores:
+            if self.threshold is None and not has_classes and labels.ndim > 1 and labels.shape[-1] > 1:
+                raise ValueError(
+                    f"Accuracy.update(labels, predictions): labels and scores have the same shape {labels.shape}. If "
+                    "labels are one-hot, pass labels.argmax(-1). If each score is a decision of its own, say so: "
+                    "Accuracy(threshold=0.5)."
+                )
+            predictions = (predictions > (0.5 if self.threshold is None else self.threshold)).astype(jnp.int32)
+        common = jnp.result_type(float if jnp.issubdtype(labels.dtype, jnp.inexact) else int)
+        return predictions.astype(common) == labels.astype(common)
 
 
 def _check_outside(method: str) -> None:
