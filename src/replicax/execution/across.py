@@ -375,6 +375,6 @@ def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None
     return [
-        jax.device_put(as_array(c, f"strategy.{what}: the component of replica {replica}"), device)
+        jax.device_put(as_array(c, f"{what}: the component of replica {replica}"), device)
         for replica, c in enumerate(components)
     ]
