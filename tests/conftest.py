@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import os
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 import replicax
 
 # What is tested is what programs compute, not how fast: without these optimizations a small program compiles three
-# times as fast. Set XLA_FLAGS to have others. Later compilers have
-# no such choice, and end the process at flags that they do not know.
+# times as fast. Set XLA_FLAGS to have others. Later compilers have no such choice, and end the process at flags that
+# they do not know.
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault(
         "XLA_FLAGS",
@@ -54,3 +56,31 @@ def no_context_left_behind():
     yield
     assert not replicax.has_strategy()
     assert not replicax.in_cross_replica_context()
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a grid marked ``covering(n)``, leave to ``make soak`` what no combination of n values needs."""
+    grids: dict[tuple[Any, ...], list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("covering")) is not None:
+            grids[item.parent, getattr(item, "originalname", ""), *mark.args].append(item)
+    for (_, _, strength), grid in grids.items():
+        for item in _not_needed(grid, strength):
+            item.add_marker(pytest.mark.soak)
+
+
+def _not_needed(grid: list[Any], strength: int) -> list[Any]:
+    """Those that are left when each combination of ``strength`` parameters' values has been taken, evenly."""
+    # A value of a parameter is one object in all of the tests that have it.
+    values = {item: [(name, id(value)) for name, value in sorted(item.callspec.params.items())] for item in grid}
+    missing = {c for item in grid for c in itertools.combinations(values[item], strength)}
+    taken: collections.Counter[tuple[str, int]] = collections.Counter()
+    left = list(grid)
+    while missing:
+        new = {item: missing.intersection(itertools.combinations(values[item], strength)) for item in left}
+        best = max(left, key=lambda item: (len(new[item]), -sum(taken[v] for v in values[item])))
+        left.remove(best)
+        missing -= new[best]
+        taken.update(values[best])
+    return left

@@ -124,6 +124,7 @@ def test_a_variable_takes_different_numbers_of_rows(aggregation: str) -> None:
 # --- variables ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", ["mirrored", "split"])
 @pytest.mark.parametrize("method", ["scatter_add", "scatter_sub"])

@@ -144,6 +144,7 @@ def test_gather_of_uneven_components(pair: replicax.Strategy) -> None:
 # --- reduce ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1), (0, -1), [1]])
 def test_reduce_is_numpy(strategy: replicax.Strategy, op: str, axis) -> None:

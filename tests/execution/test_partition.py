@@ -40,22 +40,23 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 # --- everything ordinary --------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("which", PROGRAMS, ids=lambda p: p.name)
-def test_a_program_on_split_variables(which: Program) -> None:
-    for replicas in (2, 4):
-        strategy = sharded(replicas)
-        x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
-        with strategy.scope():
-            shared = jax.tree.map(replicax.Variable, which.shared())
+def test_a_program_on_split_variables(which: Program, replicas: int) -> None:
+    strategy = sharded(replicas)
+    x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
+    with strategy.scope():
+        shared = jax.tree.map(replicax.Variable, which.shared())
 
-        def run(x: Any, *shared: Any) -> Any:
-            is_variable = lambda v: isinstance(v, replicax.Variable)  # noqa: E731
-            return which.step(x, *jax.tree.map(lambda v: v.value, shared, is_leaf=is_variable))
+    def run(x: Any, *shared: Any) -> Any:
+        is_variable = lambda v: isinstance(v, replicax.Variable)  # noqa: E731
+        return which.step(x, *jax.tree.map(lambda v: v.value, shared, is_leaf=is_variable))
 
-        step = Counted(run)
-        localities = strategy.extended.trace(step, (x, *shared)).localities
-        check(which, localities, strategy.run(step, (x, *shared)), which.reference(replicas))
-        assert step.calls == 1
+    step = Counted(run)
+    localities = strategy.extended.trace(step, (x, *shared)).localities
+    check(which, localities, strategy.run(step, (x, *shared)), which.reference(replicas))
+    assert step.calls == 1
 
 
 # --- every optimizer ------------------------------------------------------------------------------------
@@ -81,6 +82,7 @@ TRANSFORMATIONS = {
 SHAPES = [(7, 4), (4,), (4, 5), (5,)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int) -> None:
@@ -315,6 +317,7 @@ VALUES = {
 LEFT_OUT = {(name, values) for name in ("prod", "argmax", "sum") for values in ("int4", "float8", "complex64")}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("pieces", [2, 3, 4])
 @pytest.mark.parametrize(("name", "values"), [(n, v) for n in REDUCTIONS for v in VALUES if (n, v) not in LEFT_OUT])
 def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, values: str, pieces: int) -> None:
@@ -371,6 +374,7 @@ def test_the_filling_is_no_part_of_the_value() -> None:
     assert np.asarray(v.slot.array).tolist() == [1, 1, 1, 0]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 @pytest.mark.parametrize("method", ["add", "set", "max", "mul"])
 def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int) -> None:

@@ -105,6 +105,7 @@ STEPS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("name", STEPS)
 def test_both_executors_agree(name: str, replicas: int) -> None:
@@ -125,6 +126,7 @@ def test_both_executors_agree(name: str, replicas: int) -> None:
 KINDS = [(s, a) for s in ("on_write", "on_read") for a in ("none", "sum", "mean", "only_first_replica")]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("synchronization", "aggregation"), KINDS, ids=["-".join(k) for k in KINDS])
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize("mirrored", [True, False])

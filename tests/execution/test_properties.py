@@ -190,12 +190,18 @@ def check(program: RandomProgram, replicas: int, split: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
 @pytest.mark.parametrize(
-    ("replicas", "split"),
-    [(1, False), (2, False), (3, False), (8, False), (2, True), (3, True), (8, True)],
-    ids=lambda v: ("split" if v else "mirrored") if isinstance(v, bool) else str(v),
+    ("replicas", "split", "examples"),
+    [
+        *[(1, False, 10), (2, False, 20), (3, True, 15)],
+        *(
+            pytest.param(n, split, 60 // n + 30, marks=pytest.mark.soak)
+            for n in (1, 2, 3, 8)
+            for split in (False, True)
+        ),
+    ],
 )
-def test_both_executors_mean_the_same(replicas: int, split: bool) -> None:
-    @the_usual(max_examples=int(_HUNT or {1: 20, 2: 30, 3: 20, 8: 10}[replicas]))
+def test_both_executors_mean_the_same(replicas: int, split: bool, examples: int) -> None:
+    @the_usual(max_examples=int(_HUNT or examples))
     @given(random_programs())
     def agree(program: RandomProgram) -> None:
         check(program, replicas, split)

@@ -33,6 +33,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_it_is_optax_on_the_global_batch(strategy, name) -> None:
     tx = TRANSFORMATIONS[name]()
