@@ -5,6 +5,7 @@ release moves one of them, this package changes and no other.
 """
 
 from replicax._jax.control_flow import branches_of, open_jaxpr, scan_of, while_of
+from replicax._jax.known import primitives_named
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitives import (
     asking_primitive,
@@ -103,6 +104,7 @@ __all__ = [
     "open_jaxpr",
     "outside_tracing",
     "partly",
+    "primitives_named",
     "process_index_and_count",
     "program_of",
     "renew_kept_programs",

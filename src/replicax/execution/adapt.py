@@ -22,8 +22,8 @@ from replicax.execution.infer import called_program
 from replicax.reduction import all_reduce_p, sums_of
 from replicax.topology.mesh import REPLICA_AXIS
 
-_HOST_CALLS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
-_SUMS = frozenset({"pmax", "pmin", "psum", "psum_invariant", "reduce_scatter"})
+_HOST_CALLS = _jax.primitives_named("debug_callback debug_print io_callback pure_callback")
+_SUMS = _jax.primitives_named("pmax pmin psum psum_invariant reduce_scatter")
 
 
 def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:

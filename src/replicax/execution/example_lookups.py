@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from replicax import _jax
 from replicax.execution.example_places import UNKNOWN, Columns, Index, Lost, Operation, Place, Rows, joined, reshaped
 
 
@@ -120,16 +121,14 @@ def _columns(o: Operation) -> Place:
     return Columns(o.places) if last and any(isinstance(p, Index) for p in o.places) else None
 
 
-NUMBERING: Mapping[str, Callable[[Operation], Place]] = {
+_NUMBERING_OF: Mapping[str, Callable[[Operation], Place]] = {
     "iota": lambda o: Index(o.params["dimension"]),
-    "convert_element_type": _kept_number,
-    "copy": _kept_number,
+    "convert_element_type copy": _kept_number,
     "add": _moved_number,
     "lt": _negative_number,
     "select_n": _chosen_number,
-    "broadcast_in_dim": _with_dims,
-    "reshape": _with_dims,
-    "squeeze": _with_dims,
+    "broadcast_in_dim reshape squeeze": _with_dims,
     "concatenate": _columns,
 }
+NUMBERING = {name: rule for names, rule in _NUMBERING_OF.items() for name in _jax.primitives_named(names)}
 """Operations that keep the numbers of rows; the rule says ``None`` if this one does not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicax import _jax
 from replicax.execution.example_lookups import NUMBERING, gather, scatter
 from replicax.execution.example_places import PART, UNKNOWN, Columns, Lost, Operation, Place, Rows, joined, reshaped
 from replicax.execution.infer import over_replicas
@@ -185,70 +186,29 @@ def _convolution(o: Operation) -> Place:
     return left.moved(numbers.out_spec[0])
 
 
-_REFERENCES = frozenset({"get", "swap", "addupdate", "empty_ref", "new_ref", "freeze"})
+_REFERENCES = _jax.primitives_named("get swap addupdate empty_ref new_ref freeze")
 # What replicas have put together is no replica's own examples.
-_PUT_TOGETHER = frozenset(
-    {"all_reduce", "all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"}
-)
-_WITHOUT_EXAMPLES = frozenset({"axis_index", "replicax_asks", "replicax_sum", "replicax_whole"})
-_CUTTING = frozenset({"dynamic_slice", "gather", "slice", "split", "squeeze", "unstack"})
-_EACH = frozenset(
-    {
-        "optimization_barrier",
-        "replicax_mark",
-        "replicax_share",
-        "replicax_alone",
-        "replicax_assign",
-        "device_put",
-        "sharding_constraint",
-    }
-)
+_PUT_TOGETHER = _jax.primitives_named("all_gather all_gather_invariant pmax pmin psum psum_invariant") | {"all_reduce"}
+_WITHOUT_EXAMPLES = _jax.primitives_named("axis_index") | {"replicax_asks", "replicax_sum", "replicax_whole"}
+_CUTTING = _jax.primitives_named("dynamic_slice gather slice split squeeze unstack")
+_EACH = _jax.primitives_named("optimization_barrier device_put sharding_constraint") | {
+    "replicax_mark",
+    "replicax_share",
+    "replicax_alone",
+    "replicax_assign",
+}
 
-_RULES: dict[str, Callable[[Operation], Any]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(
-        [
-            "add_any",
-            "bessel_i0e",
-            "bessel_i1e",
-            "clz",
-            "eq_to",
-            "le_to",
-            "lt_to",
-            "mulhi",
-            "threefry2x32",
-            "complex",
-            "conj",
-            "igamma_grad_a",
-            "igammac",
-            "name",
-            "population_count",
-            "pvary",
-            "random_gamma_grad",
-            "regularized_incomplete_beta",
-        ],
-        _elementwise,
-    ),
-    **dict.fromkeys(
-        [
-            "random_bits",
-            "random_fold_in",
-            "random_clone",
-            "random_gamma",
-            "random_seed",
-            "random_split",
-            "random_unwrap",
-            "random_wrap",
-        ],
-        _elementwise,
-    ),
-    **dict.fromkeys(
-        ["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"],
-        _without("axes"),
-    ),
-    **dict.fromkeys(("argmax", "argmin"), _without("axes")),
+_RULES_OF: dict[str, Callable[[Operation], Any]] = {
+    """
+    add_any bessel_i0e bessel_i1e clz complex conj eq_to igamma_grad_a igammac le_to lt_to mulhi name population_count
+    pvary regularized_incomplete_beta threefry2x32
+    """: _elementwise,
+    """
+    random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
+    """: _elementwise,
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin": _without("axes"),
     "reduce": _without("dimensions"),
-    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "split"], _unless_along("axis")),
+    "cumsum cumprod cummax cummin cumlogsumexp split": _unless_along("axis"),
     "sort": _unless_along("dimension"),
     "rev": _unless_along("dimensions"),
     "top_k": _alone(_top_k),
@@ -257,43 +217,22 @@ _RULES: dict[str, Callable[[Operation], Any]] = {
     "squeeze": _alone(_squeeze),
     "transpose": _alone(_transpose),
     "slice": _alone(_slice),
-    "dynamic_slice": _alone(_same_size),
-    "dynamic_update_slice": _alone(_same_size),
+    "dynamic_slice dynamic_update_slice bitcast_convert_type": _alone(_same_size),
     "pad": _alone(_pad),
     "concatenate": _concatenate,
     "stack": _alone(_stack),
     "unstack": _alone(_unstack),
     "tile": _alone(_tile),
-    "bitcast_convert_type": _alone(_same_size),
-    **dict.fromkeys(
-        [
-            "reduce_window",
-            "reduce_window_sum",
-            "reduce_window_max",
-            "reduce_window_min",
-            "select_and_scatter_add",
-            "select_and_gather_add",
-        ],
-        _alone(_window),
-    ),
+    """
+    reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add select_and_gather_add
+    """: _alone(_window),
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
     "gather": gather,
-    **dict.fromkeys(
-        [
-            "scatter",
-            "scatter-sub",
-            "scatter-add",
-            "scatter_add",
-            "scatter-mul",
-            "scatter_mul",
-            "scatter-min",
-            "scatter_min",
-            "scatter-max",
-            "scatter_max",
-        ],
-        scatter,
-    ),
-    **dict.fromkeys(["cholesky", "eigh", "householder_product", "lu", "qr", "svd", "triangular_solve"], _leading(2)),
+    "scatter scatter-sub scatter-add scatter-mul scatter-min scatter-max": scatter,
+    "cholesky eigh householder_product lu qr svd triangular_solve": _leading(2),
     "fft": _alone(_fft),
+}
+_RULES = dict.fromkeys(ELEMENTWISE, _elementwise) | {
+    name: rule for names, rule in _RULES_OF.items() for name in _jax.primitives_named(names)
 }

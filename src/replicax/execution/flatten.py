@@ -22,9 +22,12 @@ from replicax.execution.marks import assign_p, mark_p
 from replicax.execution.program import Program
 
 # Each result belongs to the operand in its place, and to no other.
-_ONE_BY_ONE = frozenset(
-    "all_reduce replicax_alone replicax_share psum pmax pmin psum_invariant pbroadcast optimization_barrier".split()  # noqa: SIM905
-)
+_ONE_BY_ONE = _jax.primitives_named("psum pmax pmin psum_invariant pbroadcast optimization_barrier") | {
+    "all_reduce",
+    "replicax_alone",
+    "replicax_share",
+}
+_CALLS = _jax.primitives_named("jit")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +111,7 @@ class _Flattening:
                 "step that assigns others to one device each: a step does the one or the other"
             )
         called = called_program(equation)
-        if called is not None and (name in ("jit", "pjit") or assigns(called)):
+        if called is not None and (name in _CALLS or assigns(called)):
             closed = [_jax.fresh(v, self.mesh) for v in called.constvars]
             self.constants.update(zip(closed, _jax.constants_of(equation), strict=True))
             inner = [_jax.located(e, equation) for e in called.eqns]

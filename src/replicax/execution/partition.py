@@ -30,33 +30,22 @@ from replicax.reduction import all_reduce_p, alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
 
-ELEMENTWISE = frozenset(
+ELEMENTWISE = _jax.primitives_named(
     """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos
-    cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma
-    log log1p logistic lt max min mul ne neg nextafter not or polygamma pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor zeta
-    """.split()  # noqa: SIM905 (names, not punctuation)
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh
+    digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log
+    log1p log2 logistic lt max min mul ne neg nextafter not one_minus_square or polygamma pow real reduce_precision rem
+    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta
+    """
 )
 # What only moves elements about costs nothing to do again, once the whole is there.
-_MOVING = frozenset(
-    {
-        "broadcast_in_dim",
-        "concatenate",
-        "dynamic_slice",
-        "gather",
-        "pad",
-        "reshape",
-        "rev",
-        "slice",
-        "squeeze",
-        "transpose",
-    }
+_MOVING = _jax.primitives_named(
+    "broadcast_in_dim concatenate dynamic_slice gather pad reshape rev slice squeeze transpose"
 )
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
 # What may be done to parts, and to the parts' results, where it does not matter that something comes twice.
-_REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_and", "reduce_or"})
+_REDUCTIONS = _jax.primitives_named("reduce_max reduce_min reduce_and reduce_or")
 _NOTHING = frozenset({mark_p, share_p, alone_p})
 
 
