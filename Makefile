@@ -7,6 +7,9 @@ PYTHON ?= python3
 WORKERS ?= 2
 # More arguments for the program behind demo, test, bench or oracle: make demo ARGS="--replicas 4"
 ARGS ?=
+# What `make matrix` runs the tests on: Pythons as versions, commands or paths, and which JAX (all that it knows).
+PYTHONS ?= 3.11 3.12 3.13
+JAX ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -17,6 +20,9 @@ ORACLE_READY := .venv-oracle/.ready
 INTEGRATIONS := .venv-integrations/bin
 INTEGRATIONS_READY := .venv-integrations/.ready
 
+# What a new JAX breaks first is seen first.
+PRIMITIVES := tests/_jax/test_known.py
+
 # The lock holds for what is installed and, by one name or the other as pip's version has it, for what
 # builds it.
 export PIP_CONSTRAINT := constraints.txt
@@ -25,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint bench oracle integrations clean
+.PHONY: help demo test soak lint primitives bench oracle integrations matrix clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -33,17 +39,20 @@ help:  ## list the targets
 demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to out/
 	$(BIN)/replicax demo $(ARGS)
 
-test: lint  ## run every check: lint, then the tests and the examples in docstrings
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test: lint primitives  ## run every check: lint, then the tests and the examples in docstrings
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --ignore=$(PRIMITIVES) $(ARGS)
 
-soak: lint  ## run every check, and those tests that are exhaustive rather than necessary
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
+soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" --ignore=$(PRIMITIVES) $(ARGS)
 
 lint: $(READY)  ## style, formatting, types, and which room may import which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+primitives: $(READY)  ## compare what the passes know of JAX's primitives with the JAX that is installed
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(PRIMITIVES)
 
 bench: $(READY)  ## measure Replicax against hand-written JAX
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
@@ -54,8 +63,11 @@ oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replic
 integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face
 	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
 
+matrix:  ## run the tests with each JAX on each Python, in environments of their own
+	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") -n $(WORKERS) $(ARGS)
+
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-integrations build dist out
+	rm -rf .venv .venv-oracle .venv-integrations .venv-matrix build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
