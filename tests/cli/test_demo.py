@@ -91,6 +91,7 @@ def test_the_example_runs_by_itself():
         (["--strategy", "telepathy"], "--strategy: invalid choice: 'telepathy'"),
         (["--strategy", "one_device", "--replicas", "2"], "one_device has 1 replica, got --replicas 2"),
         (["--out", "/dev/null/out"], "--out /dev/null/out: can't write there (Not a directory)"),
+        (["--out", "taken"], "--out taken: taken/training.png can't be written (it is a folder)"),
         (["--replicas", "128"], "comes too late"),  # the devices of this process are made already
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
@@ -99,6 +100,7 @@ def test_wrong_input_is_one_line(args, message, capsys, monkeypatch, tmp_path):
     import jax
 
     assert 1 <= len(jax.devices()) < 128
+    (tmp_path / "taken" / "training.png").mkdir(parents=True)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(demo, "_train", lambda *args: pytest.fail("started training"))
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ import textwrap
 import jax
 import pytest
 
+import replicax
 from replicax.cli import main
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -38,6 +39,8 @@ def differs(strategy):
     return (lambda x: v.assign(x)), jax.ShapeDtypeStruct((), "float32")
 def broken(strategy):
     raise KeyError("layers")
+def leaves(strategy):
+    raise SystemExit(0)
 def refused(strategy):
     return (lambda x: jnp.linalg.eig(x)[0]), jax.ShapeDtypeStruct((8, 8), "float32")
 NUMBER = 3
@@ -114,6 +117,7 @@ def in_place(monkeypatch, tmp_path):
     [
         ("too_large", r"^replicax plan: step does not fit: needs [\d.,]+ GiB on each device, of 15.75 GiB$"),
         ("differs", r"model.py:differs: LocalityError: variable 'v' .* differs between replicas"),
+        ("leaves", r"model.py:leaves \(model.py:\d+\): SystemExit: 0"),
         ("broken", r"model.py:broken \(model.py:\d+\): KeyError: 'layers'"),
         ("refused", r"model.py:refused.*: CompilationError: the step '<lambda>' was traced, but can't be compiled"),
     ],
@@ -148,13 +152,20 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         ),
         (["{model}", "--replicas", "128"], "comes too late"),  # the devices of this process are made already
         (["{model}", "--html", "nowhere/plan.html"], "there is no folder nowhere"),
+        (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
+        (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
+        (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),
         (["{model}", "--strategy", "telepathy"], "invalid choice: 'telepathy'"),
         ([], "the following arguments are required: SCRIPT_OR_MODULE"),
     ],
 )
 def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None:
     assert jax.devices()
-    assert main(["plan", *(a.replace("{model}", str(model)) for a in args)]) == 2
+    leaves = model.with_name("leaves.py")
+    leaves.write_text("import sys\nsys.exit(0)\n")
+    args = [a.replace("{model}", str(model)).replace("{leaves}", str(leaves)) for a in args]
+    assert main(["plan", *args]) == 2
+    assert sorted(p.name for p in model.parent.glob("*.*")) == ["leaves.py", "model.py"]  # nothing was written
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err
@@ -173,3 +184,26 @@ def test_the_parser_describes_the_function(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     assert "def plan(strategy):" in capsys.readouterr().out
+
+
+def test_a_file_that_turns_out_not_to_be_writable(model, capsys, in_place, tmp_path, monkeypatch) -> None:
+    """As on a disk that is full: the report is printed, the other file is written, and the exit status says it."""
+    monkeypatch.setattr(replicax, "plan", lambda *args: Found())
+    assert main(["plan", str(model), "--html", "/dev/full", "--json", str(tmp_path / "plan.json")]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["the report", f"Written: {tmp_path / 'plan.json'}"]
+    assert printed.err == "replicax plan: /dev/full: can't be written (No space left on device)\n"
+    assert (tmp_path / "plan.json").read_text() == "{}"
+
+
+class Found:
+    fits = True
+
+    def print(self) -> None:
+        print("the report")
+
+    def write_html(self, path) -> None:
+        path.write_text("a page")
+
+    def to_json(self) -> str:
+        return "{}"

@@ -124,3 +124,16 @@ def test_every_section_says_what_its_numbers_are(plan) -> None:
     assert all(len(row) == len(s.columns) for s in found.values() for row in s.rows)
     assert "no measurement" in found["Work of one device in one step"].note
     assert "no measurement" in found["Predicted scaling"].note
+
+
+def test_control_characters_reach_neither_the_page_nor_the_terminal(plan) -> None:
+    odd = "w\x1b[31m\x00\x9b\ud800[bold]"
+    buffer = dataclasses.replace(plan.memory.buffers[0], name=odd) if plan.memory.buffers else None
+    memory = dataclasses.replace(plan.memory, buffers=() if buffer is None else (buffer,))
+    found = dataclasses.replace(plan, step=odd, words=f"two\nlines {odd}", memory=memory)
+    text = io.StringIO()
+    print_plan(found, rich.console.Console(file=text, width=200, color_system=None))
+    for shown in (page(found), text.getvalue()):
+        assert "w\\x1b[31m\\x00\\x9b\\ud800[bold] on 4 replicas" in shown
+        assert not {"\x1b", "\x00", "\x9b", "\ud800"} & set(shown)
+    assert "two\nlines" in page(found)

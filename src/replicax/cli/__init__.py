@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       0 if all went well, 1 if the command ran and reports a failure, 2 if its input was wrong (one line on
-      standard error says how, and nothing was run), 130 if it was interrupted.
+      standard error says how, and nothing was run), 3 if a file could not be written after all, 130 if it was
+      interrupted.
     """
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
     subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.arguments import CommandError, positive_int, seed
+from replicax.cli.output import NOT_WRITTEN, why_not_writable, written
 
 if TYPE_CHECKING:
     import rich.console
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _PROG = "replicax demo"
 _REPLICAS = 8
+_CURVES, _PLACEMENT = "training.png", "replicas.png"
 _STRATEGIES = ("mirrored", "sharded", "one_device")
 
 
@@ -48,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, or 1 if a target was missed."""
+    """Run the command; returns 0, 1 if a target was missed, or 3 if a picture can't be written."""
     example = _load_example()
     replicas = _check_replicas(args, example)
     _check_out(args.out)
@@ -74,23 +76,26 @@ def run(args: argparse.Namespace) -> int:
         ours = _train(console, name, example, strategy, data, args.seed, epochs)
         reference = _train(console, "one device", example, one_device, data, args.seed, epochs)
 
-    curves, placement = args.out / "training.png", args.out / "replicas.png"
-    pictures.draw_training(
-        curves,
-        {name: ours, "one device": reference},
-        title=title,
-        target=report.MIN_ACCURACY if by_default else None,
-    )
+    curves, placement = args.out / _CURVES, args.out / _PLACEMENT
+    target = report.MIN_ACCURACY if by_default else None
+    trainings = {name: ours, "one device": reference}
     images, _ = example.global_batches(strategy, data[0], args.seed, epochs)[0]
-    pictures.draw_replicas(placement, strategy, images, ours, title=title)
+    failures = [
+        written(curves, lambda path: pictures.draw_training(path, trainings, title=title, target=target)),
+        written(placement, lambda path: pictures.draw_replicas(path, strategy, images, ours, title=title)),
+    ]
 
     rows = report.compare(ours, reference, by_default=by_default)
     console.print(report.table("The same training, twice", name, rows))
-    console.print(f"Pictures: {curves}, {placement}", soft_wrap=True)
+    drawn = [str(path) for path, why in zip((curves, placement), failures, strict=True) if why is None]
+    if drawn:
+        console.print(f"Pictures: {', '.join(drawn)}", soft_wrap=True, markup=False)
+    for failure in filter(None, failures):
+        print(f"{_PROG}: {failure}", file=sys.stderr)
     missed = [row for row in rows if not row.met]
     for row in missed:
         print(f"{_PROG}: target missed: {row.what}: {row.shown}, should be {row.target}", file=sys.stderr)
-    return 1 if missed else 0
+    return NOT_WRITTEN if any(failures) else 1 if missed else 0
 
 
 # --- before anything runs -------------------------------------------------------------------------------
@@ -134,6 +139,9 @@ def _check_out(out: Path) -> None:
             pass
     except OSError as error:
         raise _error(f"--out {out}: can't write there ({error.strerror or error})") from error
+    for picture in (out / _CURVES, out / _PLACEMENT):
+        if (why := why_not_writable(picture)) is not None:
+            raise _error(f"--out {out}: {picture} can't be written ({why})")
 
 
 def _make_strategy(name: str, replicas: int) -> replicax.Strategy:

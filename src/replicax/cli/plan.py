@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.arguments import CommandError, positive_int
+from replicax.cli.output import NOT_WRITTEN, why_not_writable, written
 
 if TYPE_CHECKING:
     import replicax
@@ -30,7 +31,7 @@ the step takes, with a jax.ShapeDtypeStruct of one replica's shape for each arra
         return (lambda x: x @ w), jax.ShapeDtypeStruct((32, 784), "float32")
 
 Exit status: 0 if the step fits, or if it is not known how much memory there is; 1 if it does not fit, or can't be
-traced or compiled; 2 if the input was wrong.
+traced or compiled; 2 if the input was wrong, and nothing was compiled; 3 if a file could not be written after all.
 """
 
 
@@ -69,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, or 1 if the step does not fit, or can't be traced or compiled."""
+    """Run the command; returns 0, 1 if the step does not fit or can't be compiled, or 3 if a file can't be written."""
     _check(args)
     function = _load(args.target)
     strategy = _make_strategy(args)
@@ -85,18 +86,23 @@ def run(args: argparse.Namespace) -> int:
         found = replicax.plan(strategy, *planned)
     except CommandError:
         raise
-    except Exception as error:  # the user's code, or what it may not do
+    except (Exception, SystemExit) as error:  # the user's code, or what it may not do
         where = _last_line(error)
         print(f"{_PROG}: {args.target}{where}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     found.print()
+    failures = []
     for path, write in ((args.html, found.write_html), (args.json, lambda path: path.write_text(found.to_json()))):
-        if path is not None:
-            write(path)
+        if path is None:
+            continue
+        if (failure := written(path, write)) is None:
             print(f"Written: {path}")
+        else:
+            failures.append(failure)
+            print(f"{_PROG}: {failure}", file=sys.stderr)
     if found.fits is False:
         print(f"{_PROG}: {found.step} {found.verdict}", file=sys.stderr)
-    return 1 if found.fits is False else 0
+    return NOT_WRITTEN if failures else 1 if found.fits is False else 0
 
 
 # --- before anything runs -------------------------------------------------------------------------------
@@ -115,9 +121,11 @@ def _check(args: argparse.Namespace) -> None:
         raise _error("--logical needs --topology, which has the cores")
     if args.logical is not None and args.strategy == "sharded":
         raise _error("--logical and --strategy sharded can't go together: a sharded replica has one device")
-    for path in (args.html, args.json):
-        if path is not None and not path.parent.is_dir():
-            raise _error(f"{path}: there is no folder {path.parent}")
+    for option, path in (("--html", args.html), ("--json", args.json)):
+        if path is not None and (why := why_not_writable(path)) is not None:
+            raise _error(f"{option} {path}: can't be written ({why})")
+    if args.html is not None and args.html == args.json:
+        raise _error(f"--html and --json are both {args.html}, and the second would overwrite the first")
 
 
 def _load(target: str) -> Callable[[Any], Any]:
@@ -128,6 +136,11 @@ def _load(target: str) -> Callable[[Any], Any]:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
     except CommandError:
         raise
+    except SystemExit as error:
+        raise _error(
+            f"{place} ended the program while it was imported (sys.exit({error.code!r})): put what is to run only when "
+            "it is the main program under if __name__ == '__main__'"
+        ) from error
     except Exception as error:
         raise _error(f"{place} can't be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -180,7 +193,7 @@ def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
         raise _error(" ".join(str(error).split())) from error
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     """Where in the user's code it happened."""
     here = Path(__file__).parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(here)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import TYPE_CHECKING
 
 from replicax.planning import pictures
 from replicax.planning.rows import Section, sections
+from replicax.planning.words import printable
 
 if TYPE_CHECKING:
     from replicax.planning.report import Plan
@@ -79,3 +80,8 @@ def _table(section: Section) -> str:
     body = "".join(row("td", cells) for cells in section.rows)
     note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
     return f'<div class="table"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{note}'
+
+
+def escape(text: str) -> str:
+    """``text`` as it stands in a page."""
+    return html.escape(printable(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from replicax.planning.rows import Section, sections
+from replicax.planning.words import printable
 
 if TYPE_CHECKING:
     import rich.console
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 def print_plan(plan: Plan, console: rich.console.Console) -> None:
     """Print the tables of a plan."""
-    from rich.markup import escape
-
     colour = {True: "green", False: "red", None: "yellow"}[plan.fits]
     console.print(f"[bold]{escape(plan.title)}[/]", soft_wrap=True)
     console.print(f"[{colour}]{escape(plan.verdict)}[/]", soft_wrap=True)
@@ -38,7 +37,6 @@ def print_plan(plan: Plan, console: rich.console.Console) -> None:
 
 def _table(section: Section) -> rich.table.Table:
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -51,3 +49,10 @@ def _table(section: Section) -> rich.table.Table:
     for row in section.rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def escape(text: str) -> str:
+    """``text`` as it stands on a terminal."""
+    import rich.markup
+
+    return rich.markup.escape(printable(text))

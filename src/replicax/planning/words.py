@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 _BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def printable(text: str) -> str:
+    r"""``text`` with escapes for what would act on a terminal, or is in no file: control characters and surrogates.
+
+    >>> from replicax.planning.words import printable
+    >>> printable("w\x1b[31m"), printable("two\nlines")
+    ('w\\x1b[31m', 'two\nlines')
+    """
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
 
 
 def bytes_in_words(size: float) -> str:
