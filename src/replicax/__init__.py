@@ -42,6 +42,7 @@ from replicax.errors import (
     PlacementError,
     RetraceWarning,
     TraceError,
+    VariableLostError,
     WorkerError,
 )
 from replicax.execution import Executable, Locality
@@ -139,6 +140,7 @@ __all__ = [
     "TraceError",
     "ValueContext",
     "Variable",
+    "VariableLostError",
     "WorkerError",
     "array_records",
     "compute_average_loss",

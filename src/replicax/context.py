@@ -255,17 +255,35 @@ def _current() -> _Frame:
 
 @contextlib.contextmanager
 def _pushed(frame: _Frame) -> Iterator[None]:
-    _stack.frames.append(frame)
     try:
+        _stack.frames.append(frame)
         yield
     finally:
-        if not _stack.frames or _stack.frames[-1] is not frame:
-            if frame in _stack.frames:
-                _stack.frames.remove(frame)
-            raise ContextError(
-                "scopes were left in the wrong order, or in another thread: leave the innermost scope first"
-            )
-        _stack.frames.pop()
+        _leave(frame)
+
+
+def _leave(frame: _Frame) -> None:
+    frames = _stack.frames
+    if frames and frames[-1] is frame:
+        frames.pop()
+        return
+    if frame in frames:
+        frames.remove(frame)
+    raise ContextError("scopes were left in the wrong order, or in another thread: leave the innermost scope first")
+
+
+def state_of_this_thread() -> Callable[[], None]:
+    """A function that puts back which contexts this thread is in.
+
+    For after an exception: an interrupt may come just where a ``with`` block is entered or left, and then a context
+    stays behind.
+    """
+    before = list(_stack.frames)
+
+    def put_back() -> None:
+        _stack.frames[:] = before
+
+    return put_back
 
 
 def cross_replica(strategy: Strategy) -> contextlib.AbstractContextManager[None]:

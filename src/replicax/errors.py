@@ -2,9 +2,12 @@
 
 Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
 where the meaning is "this input is wrong". Everything else that Replicax raises is a plain ``ValueError``,
-``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was. (An
-exception in a host callback is not Replicax's: it breaks off a program that runs, and the variables that the program
-was to write are lost until they are assigned again.)
+``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was.
+
+What fails while a program runs is not Replicax's: an exception in a host callback (``jax.pure_callback``,
+``io_callback``, ``jax.debug.callback``), or a NaN that ``jax.debug_nans`` has found. It comes out of ``strategy.run``,
+and the variables have the values from before the step. Where their arrays are gone all the same, as when a device has
+run out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are assigned again.
 """
 
 
@@ -56,6 +59,14 @@ class AbsentDeviceError(RuntimeError):
     """Something needs devices that are only described, and not there.
 
     A strategy on such devices (plan mode) compiles steps, and its variables have shapes and no values.
+    """
+
+
+class VariableLostError(RuntimeError):
+    """A variable has no value any more.
+
+    The step that was to write it has failed while it ran, after the old value's memory had been taken; or the array
+    that ``variable.value`` had given out has been deleted. Assigning a new value makes it as good as new.
     """
 
 

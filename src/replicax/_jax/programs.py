@@ -48,6 +48,11 @@ def calls_back(jaxpr: Jaxpr) -> bool:
     return any("callback" in e.primitive.name or any(map(calls_back, sub_jaxprs(e))) for e in jaxpr.eqns)
 
 
+def prints(jaxpr: Jaxpr) -> bool:
+    """Whether a program has a ``jax.debug.print``."""
+    return any(e.primitive.name == "debug_print" or any(map(prints, sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
 def acts_outside(equation: Equation) -> bool:
     """Whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)

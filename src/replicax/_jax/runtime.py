@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax._src import config as _config
+from jax._src import dispatch as _dispatch
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.clusters import cloud_tpu_cluster as _clusters
@@ -28,14 +29,32 @@ def settings_of_this_thread() -> Callable[[], None]:
 
 
 def trace_settings() -> Any:
-    """A hashable digest of every JAX setting that changes what is traced (x64, precision, …)."""
-    return _config.trace_context()
+    """A hashable digest of every JAX setting that changes what is traced or compiled (x64, precision, …)."""
+    return _config.trace_context(), _config.debug_nans.value, _config.debug_infs.value
+
+
+def looks_for_nans() -> bool:
+    """Whether JAX raises when a program has computed a NaN or an infinity."""
+    return bool(_config.debug_nans.value or _config.debug_infs.value)
 
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
     """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
     manager: contextlib.AbstractContextManager[None] = _config.enable_compilation_cache(False)
     return manager
+
+
+def drop_failed_tokens() -> None:
+    """Forget of programs that called the host, and have failed.
+
+    JAX would raise their errors again from the next wait for such calls, and give that of an ordered one to all later.
+    """
+    for tokens in (_dispatch.runtime_tokens.current_tokens, _dispatch.runtime_tokens.output_runtime_tokens):
+        for key, token in list(tokens.items()):
+            try:
+                token.block_until_ready()
+            except Exception:
+                del tokens[key]
 
 
 def is_absent(device: jax.Device) -> bool:

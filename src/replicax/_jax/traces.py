@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
@@ -88,6 +89,26 @@ def kept_programs() -> Iterator[None]:
             yield
     finally:
         _staged.depth -= 1
+
+
+def trace_of_this_thread() -> Callable[[], None]:
+    """A function that puts back what this thread is tracing, as it is now."""
+    trace, axis_env, depth = _core.trace_ctx.trace, _core.trace_ctx.axis_env, _staged.depth
+    holders = [
+        h
+        for h in (_config.abstract_mesh_context_manager, *jax.config._value_holders.values())
+        if hasattr(h, "get_local")
+    ]
+    local = [(h, h.get_local()) for h in holders]
+
+    def put_back() -> None:
+        _core.trace_ctx.set_trace(trace)
+        _core.trace_ctx.set_axis_env(axis_env)
+        _staged.depth = depth
+        for holder, value in local:
+            holder.set_local(value)
+
+    return put_back
 
 
 def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:

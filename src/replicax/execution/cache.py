@@ -55,11 +55,11 @@ class ProgramCache:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))
-        self._entries[key] = executable
-        self._fresh.add(id(executable))
         for slot in _slots(executable):
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
+        self._fresh.add(id(executable))
+        self._entries[key] = executable  # last: an interrupt in between must leave no program that can't be forgotten
         code = key[0].code
         self._traces[code] += 1
         if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):

@@ -52,7 +52,11 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
     thread = threading.Thread(target=work, name="a watched step", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(timeout=0.02)
+        try:
+            thread.join(timeout=0.02)
+        except BaseException:  # an interrupt
+            _left_behind.append(thread)
+            raise
         late = watch.overdue()
         if late is not None and thread.is_alive():
             try:

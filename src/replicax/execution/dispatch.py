@@ -191,6 +191,10 @@ class PlacedExecutable(Executable):
     def loops(self) -> bool:
         return False
 
+    def ready(self) -> Any:
+        self.plan.compiled()
+        return self.call
+
     def placed(self, arguments: Arguments) -> list[Any]:
         arrays = arguments.arrays
         return [

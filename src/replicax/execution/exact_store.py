@@ -96,5 +96,5 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     device = variable.strategy.extended.worker_devices[replica]
     if not variable.is_stacked:
         return jax.device_put(here(variable.from_storage()), device, may_alias=False)
-    [shard] = [s for s in slices_of(variable.slot.array) if (s.index[0].start or 0) == replica]
+    [shard] = [s for s in slices_of(variable.stored()) if (s.index[0].start or 0) == replica]
     return jax.device_put(jnp.squeeze(shard.data, 0), device)

@@ -35,7 +35,7 @@ from replicax.nests import is_leaf, known
 from replicax.topology.integers import check_integers
 from replicax.topology.placement import here
 from replicax.values import ExampleMask, Local, PerReplica, component
-from replicax.variables.slots import launching, lent
+from replicax.variables.slots import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
 
@@ -65,10 +65,7 @@ def run_per_replica(
     except BaseException:
         created.undo()
         raise
-    with launching:
-        for variable, array in new:  # nothing can fail any more
-            variable.slot.array = array
-            lent.discard(variable.slot)
+    store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
     if len(variables) > known_before:  # and is to find them again, whatever it has changed besides
         programs.share_created(key, key_after_tracing(fn, key))
     return results

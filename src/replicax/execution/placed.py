@@ -19,7 +19,7 @@ from replicax.execution.infer import infer
 from replicax.execution.placement import Placement, Variables, place
 from replicax.execution.program import Program, Use
 from replicax.execution.regions import Moves, Region, cut, needed, program_of
-from replicax.execution.replicate import evaluated, of_value, over_replicas_of, where_examples_are
+from replicax.execution.replicate import care_for, evaluated, of_value, over_replicas_of, where_examples_are
 from replicax.execution.schedule import schedule
 from replicax.locality import Locality, M, T
 from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
@@ -196,9 +196,12 @@ class _Planner:
         donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
         kept = [i for i in range(n_reads) if i not in set(donated)]
         slots_of_reads = [[self.slot(*variables[i]) for i in group] for group in (donated, kept)]
+        care = care_for(program)
 
         last_use = {self.slot(v, region.device): step for step, region in enumerate(regions) for v in region.needs}
         immortal = {*slots_of_reads[1], *constants, *(slot for _, slot, _, _ in given)}
+        if not care.donates:
+            immortal.update(slots_of_reads[0])
         for slot in immortal & set(last_use):
             last_use[slot] = len(regions)
         launches = [self._launch(step, region, outputs, used_on, last_use) for step, region in enumerate(regions)]
@@ -227,6 +230,7 @@ class _Planner:
             homes=dict(homes),
             padded=self.padded,
             example_dims=self.example_dims,
+            care=care,
         )
 
     def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:
@@ -283,7 +287,7 @@ class _Planner:
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name),
+            jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name, donates=True),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),

@@ -39,6 +39,33 @@ class Travel:
     """Of the written ones, between calls."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class Care:
+    """What a program needs for its variables to outlive a call that fails.
+
+    Attributes:
+      donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
+        it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
+      waits: whether a call is over when the program is.
+      known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
+        kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
+    """
+
+    donates: bool
+    waits: bool
+    known: int | None = None
+
+
+def care_for(program: Program) -> Care:
+    """How ``program`` is to be launched.
+
+    A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
+    wrong. But it is waited for, so that this is told.
+    """
+    may_fail = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans() or program.timeout is not None
+    return Care(donates=not may_fail, waits=may_fail or _jax.prints(program.jaxpr))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Executable:
     """A program ready to run on a mesh; get one with ``strategy.extended.trace``.
@@ -72,11 +99,17 @@ class Executable:
     """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """What :meth:`repeated` has made."""
+    care: Care = dataclasses.field(default_factory=lambda: Care(donates=True, waits=False))
+    """How it is launched."""
 
     @property
     def loops(self) -> bool:
         """Whether :meth:`repeated` can run it several times in one call."""
         return True
+
+    def ready(self) -> Any:
+        """What calls it, with as much done as can be done without its arrays."""
+        return self.call
 
     def repeated(self, steps: int) -> Executable:
         """The same program, ``steps`` times in one call; see :func:`replicate`."""
@@ -142,7 +175,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
     those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
     :mod:`replicax.execution.partition`). The layout of every output is pinned, so that the next call
-    finds what it expects. Variables that are read and written are donated: their old arrays are reused.
+    finds what it expects. Variables that are read and written are donated: their old arrays are reused, if the program
+    can't fail while it runs (:class:`Care`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
     replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
@@ -220,7 +254,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         return last
 
     repeatedly = run if steps is None else run_in_a_loop
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name)
+    care = care_for(program)
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates)
     travel = None
     if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -237,6 +272,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         padded=padded,
         example_dims=example_dims or (),
         steps=steps,
+        care=care,
     )
 
 
@@ -279,10 +315,11 @@ def over_replicas_of(
     layouts_in: Groups[Layout],
     layouts_out: Groups[Layout],
     name: str,
+    donates: bool,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 
-    The arrays of its first group are donated.
+    The arrays of its first group are donated, if ``donates`` says so.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
@@ -300,7 +337,7 @@ def over_replicas_of(
         check_vma=False,
     )
     shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
-    return jax.jit(_named(mapped, name), donate_argnums=0, out_shardings=shardings)
+    return jax.jit(_named(mapped, name), donate_argnums=(0,) if donates else (), out_shardings=shardings)
 
 
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:

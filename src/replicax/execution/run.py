@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,14 @@ from replicax.calling import checked_args, checked_function, checked_kwargs
 from replicax.errors import ContextError
 from replicax.execution.arguments import Arguments
 from replicax.execution.capture import capture
-from replicax.execution.deadline import call_watched
 from replicax.execution.function_key import function_key, key_after_tracing
+from replicax.execution.launch import launch
 from replicax.execution.placed import is_placed, replicate_placed
 from replicax.execution.replicate import Executable, replicate
+from replicax.execution.threads import state_of_this_thread
 from replicax.execution.together import check_same_step
 from replicax.locality import T
-from replicax.topology.placement import copied
 from replicax.values import ExampleMask, PerReplica, Stacked
-from replicax.variables.slots import launching, lent, together
 from replicax.variables.store import Creations
 
 if TYPE_CHECKING:
@@ -33,49 +31,22 @@ _no_trace = _jax.eval_trace()
 _no_arguments = Arguments((), {})
 
 
-def run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`."""
+def run(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    launched: list[Any] | None = None,
+) -> Any:
+    """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
     arguments = arguments_of(strategy, fn, args, kwargs)
     executable = prepare(strategy, fn, arguments, together=True)
     extended = strategy.extended
     # Count first: the number of a call must be the same on all workers, whatever else is true of it.
     if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
         check_same_step(strategy, fn, args, kwargs, "as one compiled program")
-    computed = launch(strategy, executable, executable.placed(arguments))
+    computed = launch(strategy, executable, executable.placed(arguments), launched)
     return results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
-
-
-def launch(strategy: Strategy, executable: Executable, placed: Sequence[Any]) -> Sequence[jax.Array]:
-    """Run a program on the present values of its variables, and leave the new ones.
-
-    Args:
-      strategy: whose replicas run it.
-      executable: the program.
-      placed: its arguments, on the replicas' devices.
-
-    Returns:
-      What it computes.
-    """
-    with launching:
-        if lent:
-            _take_back(executable)
-        group = together(executable.written)
-        overwritten = len(executable.donated) < len(executable.written)
-        donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
-        kept = [slot.array for slot in executable.kept]
-        travel = executable.travel
-        if travel is not None:
-            donated, kept = jax.device_put((donated, kept), (travel.donated, travel.kept))
-        call = executable.call
-        timeout = executable.program.timeout
-        if timeout is not None:
-            call = functools.partial(call_watched, call, strategy.extended, timeout)
-        group.arrays, computed = call(donated, kept, placed, executable.program.constants)
-        if travel is not None:
-            group.arrays = jax.device_put(group.arrays, travel.homes)
-        if lent:
-            lent.difference_update(executable.written)
-    return computed
 
 
 def arguments_of(
@@ -108,6 +79,7 @@ def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, to
     executable = cache.find(key)
     if executable is None:
         creations = Creations(strategy, cache.created_by(key[0]))
+        put_back = state_of_this_thread()
         try:
             program = capture(
                 strategy,
@@ -123,13 +95,14 @@ def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, to
             else:
                 executable = replicate(program, strategy.extended.mesh)
         except BaseException as error:
+            put_back()
             creations.undo()
             if together:
                 strategy.extended.lockstep.fail(error, f"{getattr(fn, '__name__', 'the step')}, while it was traced")
             raise
         after = key_after_tracing(fn, key[0])
-        cache.add((after, *key[1:]), executable, program.name)
         cache.share_created(key[0], after)
+        cache.add((after, *key[1:]), executable, program.name)
     return executable
 
 
@@ -157,13 +130,6 @@ def check_call(
         checked_args(args, f"{method}(fn, args)")
     if kwargs is not None:
         checked_kwargs(kwargs, f"{method}(fn, args, kwargs)")
-
-
-def _take_back(executable: Executable) -> None:
-    """Give variables about to be donated an array of their own, if somebody outside holds the present one."""
-    for slot in lent.intersection(executable.donated):
-        slot.array = copied(slot.array)
-        lent.discard(slot)
 
 
 def results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:

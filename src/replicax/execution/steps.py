@@ -16,13 +16,14 @@ import jax
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.function_key import Wrapper
 from replicax.execution.groups import Group, Single
+from replicax.execution.launch import launch
 from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.program import Program
 from replicax.execution.ragged import run_ragged
 from replicax.execution.replicate import Executable
-from replicax.execution.run import launch, prepare, results, run
+from replicax.execution.run import prepare, results, run
 from replicax.execution.together import check_same_step
 from replicax.nests import known
 from replicax.variables.dtypes import is_key
@@ -77,18 +78,20 @@ def run_steps(
     groups, error = source.take(steps, not exact)
     if exact:
         groups = [Single(element) for group in groups for element in group.elements()]
-    step, done = Step(fn), 0
+    step = Step(fn)
+    launches: list[list[Any]] = []
     returned: Any = None
     try:
         programs = [prepare(strategy, step, g.arguments, True) if isinstance(g, Group) else None for g in groups]
         if len(groups) > 1 or initial_loop_values is not None:
             _check_outputs(step.__name__, programs, groups, initial_loop_values)
         groups, programs = _one_by_one(groups, programs)
-        for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
-            returned = _run_group(strategy, step, group, program, exact)
-            done = number + 1
+        launches = [[] for _ in groups]
+        for group, program, launched in zip(groups, programs, launches, strict=True):
+            returned = _run_group(strategy, step, group, program, exact, launched)
+            launched.append(True)  # on the exact executor nothing else says so
     except BaseException:
-        source.give_back(groups[done:])
+        source.give_back(groups[sum(map(bool, launches)) :])
         raise
     count = sum(group.count for group in groups)
     if error is not None:
@@ -113,13 +116,20 @@ def _one_by_one(
     return [group for group, _ in found], [program for _, program in found]
 
 
-def _run_group(strategy: Strategy, step: Step, group: Group | Single, program: Executable | None, exact: bool) -> Any:
-    """What the last step of a group returns."""
+def _run_group(
+    strategy: Strategy,
+    step: Step,
+    group: Group | Single,
+    program: Executable | None,
+    exact: bool,
+    launched: list[Any],
+) -> Any:
+    """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
     if isinstance(group, Single):
         if exact:
             return run_per_replica(strategy, step, (group.element,), None)
         try:
-            return run(strategy, step, (group.element,), None)
+            return run(strategy, step, (group.element,), None, launched)
         except RaggedArgumentError as ragged:
             return run_ragged(strategy, step, (group.element,), None, ragged)
     assert program is not None
@@ -129,7 +139,7 @@ def _run_group(strategy: Strategy, step: Step, group: Group | Single, program: E
     if extended.lockstep.several and extended.calls.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
         check_same_step(strategy, step, (group.described,), None, how)
-    computed = launch(strategy, repeated, group.inputs)
+    computed = launch(strategy, repeated, group.inputs, launched)
     return results(repeated, computed, strategy.num_replicas_in_sync, group.mask if repeated.padded else None)
 
 

@@ -110,7 +110,7 @@ class Optimizer:
             return self.tx.init([v.layout.whole(array) for v, array in zip(variables, stored, strict=True)])
 
         mesh = variables[0].strategy.extended.mesh
-        present = [v.slot.array for v in variables]
+        present = [v.stored() for v in variables]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in present]
         paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, avals))
         layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]

@@ -177,7 +177,7 @@ def move(variable: Variable, logical_device: int) -> None:
     """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
     with launching:
         variable.layout = on_logical_device(variable.layout, logical_device)
-        variable.slot.array = put_among(variable.slot.array, variable.sharding)
+        variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
         cache.forget(variable.slot)  # programs that would look for it where it was
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -45,14 +46,13 @@ class Slot:
         """Those of programs that use the variable, which are told when it is gone."""
 
     @property
-    def array(self) -> jax.Array:
-        """The present one."""
+    def array(self) -> Any:
+        """The present one, or a :class:`~replicax.variables.lost.Lost`."""
         group, index = self._place
-        array: jax.Array = group.arrays[index]
-        return array
+        return group.arrays[index]
 
     @array.setter
-    def array(self, array: jax.Array) -> None:
+    def array(self, array: Any) -> None:
         group, index = self._place
         group.arrays[index] = array
 
@@ -80,6 +80,13 @@ def together(slots: tuple[Slot, ...]) -> Group:
         slot._move(group, index)
     group.slots = slots
     return group
+
+
+def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
+    """Give variables new arrays: all of them, or none if an interrupt comes in between."""
+    with launching:
+        together(tuple(arrays)).arrays = list(arrays.values())
+        lent.difference_update(arrays)
 
 
 def exchanging() -> contextlib.AbstractContextManager[Any]:

@@ -256,8 +256,19 @@ def current_store() -> Store:
 @contextlib.contextmanager
 def use_store(store: Store) -> Iterator[None]:
     """Read and write variables through ``store``."""
-    _stores.stack.append(store)
     try:
+        _stores.stack.append(store)
         yield
     finally:
-        _stores.stack.pop()
+        if _stores.stack[-1] is store:
+            _stores.stack.pop()
+
+
+def state_of_this_thread() -> Callable[[], None]:
+    """A function that puts back which stores this thread uses; see :func:`replicax.context.state_of_this_thread`."""
+    before = list(_stores.stack)
+
+    def put_back() -> None:
+        _stores.stack[:] = before
+
+    return put_back

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
-from replicax.errors import LocalityError
+from replicax.errors import LocalityError, VariableLostError
 from replicax.reduction import ReduceOp
 from replicax.renamed import keywords_renamed
 from replicax.topology.integers import as_array
@@ -24,6 +24,7 @@ from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Split
+from replicax.variables.lost import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.placement import Stored, layout_for, numpy_array, on_host
 from replicax.variables.register import agreed_initial
@@ -238,7 +239,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     def _shown(self) -> str:
         if self.strategy.extended.is_absent:
             return "absent"
-        value: Any = here(self.from_storage()) if not self.is_stacked else self.slot.array
+        try:
+            value: Any = here(self.from_storage()) if not self.is_stacked else self.stored()
+        except VariableLostError:
+            return "no value any more"
         if not value.is_fully_addressable:
             value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
         return str(value) if is_key(self.dtype) else np.array2string(np.asarray(value), threshold=20, edgeitems=2)
@@ -410,12 +414,20 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """A new array on the strategy's devices that holds ``value`` on every replica."""
         return put(self.layout.stored(value), self.sharding, may_alias=False)
 
+    def stored(self) -> jax.Array:
+        """The array on the strategy's devices.
+
+        Raises:
+          VariableLostError: it is gone.
+        """
+        return present_array(self.slot, self.describe)
+
     def from_storage(self) -> jax.Array:
         """The whole value, on every replica, of an on-write variable: gathered if it is split."""
         if not isinstance(self.layout, Split):
-            return self.slot.array
+            return self.stored()
         everywhere = NamedSharding(self.layout.mesh(self.strategy.extended.mesh), self.layout.whole_spec)
-        return jax.device_put(self.layout.whole(self.slot.array), everywhere)
+        return jax.device_put(self.layout.whole(self.stored()), everywhere)
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")

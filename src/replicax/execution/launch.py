@@ -1,0 +1,189 @@
+"""Launch: give a program the arrays of its variables, and keep the new ones, whatever comes in between.
+
+Once a program has been given the memory of its variables, only what it returns has their values. An interrupt (Ctrl-C,
+or any signal whose handler raises) between the two would lose both. So what a program returns is put into its place by
+one operation of Python, inside of which no handler runs. That is so for the calls that JAX makes without any Python in
+between, which are all but the first of their kind; for the others, signals are kept waiting.
+
+A program that may fail while it runs, since it calls the user's Python on the host or looks for NaNs, is not given any
+memory. It is waited for, and its variables change when it has succeeded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import _jax
+from replicax.execution.deadline import call_watched
+from replicax.execution.replicate import Executable
+from replicax.execution.signals import hold_signals
+from replicax.topology.placement import copied
+from replicax.variables.lost import DELETED, Lost, note_lost
+from replicax.variables.slots import Slot, launching, lent, together
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def launch(
+    strategy: Strategy, executable: Executable, placed: Sequence[Any], launched: list[Any] | None = None
+) -> Sequence[jax.Array]:
+    """Run a program on the present values of its variables, and leave the new ones.
+
+    Args:
+      strategy: whose replicas run it.
+      executable: the program.
+      placed: its arguments, on the replicas' devices.
+      launched: an empty list, which is not empty any more from when the variables have their new values.
+
+    Returns:
+      What it computes.
+
+    Raises:
+      VariableLostError: a variable that it reads has no value any more.
+      Exception: what has gone wrong on the host, in a program that calls it. Variables are as they were.
+    """
+    returned: list[Any] = [] if launched is None else launched
+    with launching:
+        if lent:
+            _take_back(executable)
+        group = together(executable.written)
+        overwritten = len(executable.donated) < len(executable.written)
+        donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
+        kept = [slot.array for slot in executable.kept]
+        constants, call, known = executable.program.constants, executable.call, executable.care.known
+        at_once = known is not None and known == call._cache_size()
+        try:
+            if at_once:
+                # The call and the assignment are one operation. Between two, a signal's handler could raise.
+                returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
+            else:
+                _call(strategy, executable, (donated, kept, placed, constants), returned)
+        except BaseException as error:
+            if not returned:
+                _tell_what_is_left(executable, error)
+            raise
+        finally:
+            if returned:
+                group.arrays = returned[0][0]
+        if lent:
+            lent.difference_update(executable.written)
+        if not at_once:
+            if executable.travel is not None:
+                group.arrays = jax.device_put(group.arrays, executable.travel.homes)
+            if executable.care.waits and executable.care.donates:
+                _wait(executable, returned)
+    computed: Sequence[jax.Array] = returned[0][1]
+    return computed
+
+
+def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> None:
+    """Append what the program returns to ``returned``, in the one or the other way."""
+    call, care = executable.ready(), executable.care
+    donated, kept, placed, constants = args
+    travel = executable.travel
+    if travel is not None:
+        donated, kept = jax.device_put((donated, kept), (travel.donated, travel.kept))
+    if not care.donates:
+        timeout = executable.program.timeout
+        if timeout is not None:
+            call = functools.partial(call_watched, call, strategy.extended, timeout)
+        results = jax.block_until_ready(call(donated, kept, placed, constants))
+        if not any(results):
+            jax.effects_barrier()  # nothing else tells when it is done
+        returned.append(results)
+        return
+    before = _kinds_of_calls(call)
+    release = hold_signals()
+    try:
+        returned.append(call(donated, kept, placed, constants))
+    finally:
+        release()
+    # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
+    if travel is None and not care.waits and before is not None and before == _kinds_of_calls(call):
+        care.known = before
+
+
+def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
+    """How many kinds of calls JAX knows of ``call``; ``None`` if that is no function of JAX's, or JAX does not say."""
+    size = getattr(call, "_cache_size", None)
+    return None if size is None else size()
+
+
+def _take_back(executable: Executable) -> None:
+    """See to variables of which somebody outside holds the present array.
+
+    Those about to be donated get one of their own.
+
+    Raises:
+      VariableLostError: whoever holds it has deleted it.
+    """
+    uses = lent.intersection((*executable.donated, *executable.kept))
+    for slot in uses:
+        if isinstance(slot.array, jax.Array) and slot.array.is_deleted():
+            slot.array = Lost(DELETED)
+    _check_not_lost(executable, uses)
+    if executable.care.donates:
+        for slot in uses.intersection(executable.donated):
+            slot.array = copied(slot.array)
+            lent.discard(slot)
+
+
+def _check_not_lost(executable: Executable, slots: Any) -> None:
+    for slot in slots:
+        if isinstance(slot.array, Lost):
+            raise slot.array.error(f"{executable.program.name} needs {_name(executable, slot)}, which")
+
+
+def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
+    """A call has failed: say which variables it took along, or had not got in the first place.
+
+    Raises:
+      VariableLostError: one has no value, which is why the call has failed.
+    """
+    _check_not_lost(executable, (*executable.donated, *executable.kept))
+    lost = note_lost(executable.donated, executable.program.name, error)
+    _add_note(executable, lost, error)
+    if executable.care.waits and isinstance(error, Exception):
+        _jax.drop_failed_tokens()
+    if executable.written and not executable.care.donates:
+        error.add_note(f"The variables that {executable.program.name} writes have the values from before it.")
+
+
+def _wait(executable: Executable, returned: list[Any]) -> None:
+    """Until a program is done that was given the memory of its variables.
+
+    Raises:
+      Exception: it has failed. The variables that it was to write have no value any more.
+    """
+    try:
+        jax.block_until_ready(returned[0])
+    except Exception as error:
+        _jax.drop_failed_tokens()
+        for slot in executable.written:
+            slot.array = Lost(f"the step {executable.program.name}, which was to write it, has failed", error)
+        _add_note(executable, executable.written, error)
+        raise
+
+
+def _add_note(executable: Executable, lost: Sequence[Slot], error: BaseException) -> None:
+    if lost:
+        names = ", ".join(_name(executable, slot) for slot in lost[:5]) + (", …" if len(lost) > 5 else "")
+        error.add_note(f"{names} lost the value in this step, and can't be read before a new one is assigned.")
+
+
+def _name(executable: Executable, slot: Slot) -> str:
+    for use in _uses(executable):
+        if use.slot is slot:
+            variable = use.variable()
+            return f"variable {use.name!r}" if variable is None else variable.describe()
+    return "a variable"
+
+
+def _uses(executable: Executable) -> Iterator[Any]:
+    yield from executable.program.reads
+    yield from executable.program.writes

@@ -1,0 +1,85 @@
+"""Variables whose array is gone: what stands in its place, and how that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax.errors import VariableLostError
+
+if TYPE_CHECKING:
+    from replicax.variables.slots import Slot
+
+DELETED = (
+    "the array that its .value gave out has been deleted, by .delete() or because it was donated to a function "
+    "(jax.jit with donate_argnums); pass a copy of it (jnp.copy) to such a function"
+)
+
+
+class Lost:
+    """Stands for the array of a variable that has none.
+
+    Attributes:
+      reason: what has happened.
+      cause: the exception that took it, if one did.
+    """
+
+    __slots__ = ("cause", "reason")
+
+    def __init__(self, reason: str, cause: BaseException | None = None) -> None:
+        self.reason = reason
+        self.cause = cause
+
+    def error(self, what: str) -> VariableLostError:
+        """What to raise where the value of ``what`` is wanted."""
+        error = VariableLostError(
+            f"{what} has no value any more: {self.reason}. Assign it a new one, such as that of the last checkpoint; "
+            "then it is as good as new."
+        )
+        error.__cause__ = self.cause
+        return error
+
+
+def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
+    """The array of a variable.
+
+    Args:
+      slot: has it.
+      describe: says which variable it is.
+
+    Raises:
+      VariableLostError: it is gone, or the program that was to compute it has failed.
+    """
+    array: Any = slot.array
+    if isinstance(array, jax.Array):
+        if array.is_deleted():
+            slot.array = array = Lost(DELETED)
+        elif getattr(array, "is_ready", _not_known)():
+            try:
+                array.block_until_ready()
+            except Exception as error:  # of the program that has computed it
+                slot.array = array = Lost(f"the step that was to write it failed while it ran ({_line(error)})", error)
+    if isinstance(array, Lost):
+        raise array.error(describe())
+    found: jax.Array = array
+    return found
+
+
+def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Slot]:
+    """After a program that uses the variables of ``slots`` has failed: which of them it took along."""
+    lost = [slot for slot in slots if isinstance(slot.array, jax.Array) and slot.array.is_deleted()]
+    for slot in lost:
+        slot.array = Lost(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)
+    return lost
+
+
+def _not_known() -> bool:  # of random keys, which have no is_ready
+    return False
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
