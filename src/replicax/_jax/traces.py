@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import os
 import threading
@@ -10,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
+from jax._src.interpreters import partial_eval as _pe
 
 from replicax._jax.types import Primitive
 
@@ -46,25 +49,55 @@ def traced_for(trace: Any) -> str:
 
 # JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
 # that such a function may read a variable, whose traced value is another one in the next step, after a write
-# and inside value_and_grad. A number that is part of JAX's cache keys, and changes whenever a kept program may
-# have gone stale, makes it trace the function again. Threads have numbers of their own: what one keeps, another
-# must not find.
+# and inside value_and_grad. A number that is part of JAX's cache keys makes it trace the function again: whoever
+# traces borrows one that nobody else has, so that what one keeps, another does not find, and takes another one when a
+# kept program may have gone stale. A number under which no such program has been kept is lent again: each new number
+# means that whatever is compiled under it is compiled anew. So single operations are always computed under number 0.
 _generation = jax.make_user_context(0)
-_numbers = itertools.count(1)
+
+
+class _Number(int):
+    """Found in the keys of JAX's caches by its identity."""
+
+
+_numbers = map(_Number, itertools.count(1))
+_clean: list[_Number] = []  # those that have been given back, a heap
+_clean_lock = threading.Lock()
+
+
+def _borrow() -> _Number:
+    with _clean_lock:
+        return heapq.heappop(_clean) if _clean else next(_numbers)  # the same ones for the same calls
+
+
+def _give_back(number: _Number) -> None:
+    with _clean_lock:
+        heapq.heappush(_clean, number)
+
+
+def _forget(stale: Sequence[_Number]) -> None:
+    """Drop what has been kept under these numbers, with the values that it holds: nobody will find it again."""
+    kept = _pe.trace_to_jaxpr
+    for function, settings, *_ in kept.cache_keys():
+        fn = function()
+        if fn is not None and any(part is number for part in settings for number in stale):
+            kept.evict_weakref(fn)
+            _ad_checkpoint._trace_to_jaxpr.evict_weakref(fn)
 
 
 class _StagedReads(threading.local):
     def __init__(self) -> None:
         self.happened = False
         self.depth = 0
-        self.generation = next(_numbers)
+        self.number = _Number()
+        self.stale: list[_Number] = []
 
 
 _staged = _StagedReads()
 
 
 def note_staged_read() -> None:
-    """A variable's traced value has gone into a program that JAX may keep."""
+    """A variable's value has gone into a program that JAX may keep."""
     _staged.happened = True
 
 
@@ -72,8 +105,9 @@ def renew_kept_programs() -> None:
     """From here on variables have other values: don't reuse kept programs that hold the old ones."""
     if _staged.happened and _staged.depth:
         _staged.happened = False
-        _staged.generation = next(_numbers)
-        _generation(_staged.generation).__enter__()  # the enclosing kept_programs() restores it
+        _staged.stale.append(_staged.number)
+        _staged.number = _borrow()
+        _generation(_staged.number).__enter__()  # the enclosing kept_programs() restores it
 
 
 @contextlib.contextmanager
@@ -82,18 +116,24 @@ def kept_programs() -> Iterator[None]:
     if _staged.depth:
         yield
         return
-    _staged.depth += 1
+    _staged.depth, _staged.happened, _staged.number, _staged.stale = 1, False, _borrow(), []
     try:
-        with _generation(_staged.generation):
-            renew_kept_programs()
+        with _generation(_staged.number):
             yield
     finally:
-        _staged.depth -= 1
+        _staged.depth = 0
+        if _staged.happened:
+            _staged.stale.append(_staged.number)
+        else:
+            _give_back(_staged.number)
+        if _staged.stale:
+            _forget(_staged.stale)
 
 
 def trace_of_this_thread() -> Callable[[], None]:
     """A function that puts back what this thread is tracing, as it is now."""
-    trace, axis_env, depth = _core.trace_ctx.trace, _core.trace_ctx.axis_env, _staged.depth
+    trace, axis_env = _core.trace_ctx.trace, _core.trace_ctx.axis_env
+    depth, number = _staged.depth, _generation.value
     holders = [
         h
         for h in (_config.abstract_mesh_context_manager, *jax.config._value_holders.values())
@@ -105,6 +145,7 @@ def trace_of_this_thread() -> Callable[[], None]:
         _core.trace_ctx.set_trace(trace)
         _core.trace_ctx.set_axis_env(axis_env)
         _staged.depth = depth
+        _generation(number).__enter__()
         for holder, value in local:
             holder.set_local(value)
 
@@ -121,7 +162,8 @@ def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
 def outside_tracing() -> Iterator[None]:
     """Compute concrete values in the middle of a trace, as if nothing were being traced."""
     axis_env = _core.trace_ctx.axis_env
-    with _core.set_current_trace(_core.eval_trace), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+    eval_trace, no_mesh = _core.eval_trace, _mesh.empty_abstract_mesh
+    with _generation(0), _core.set_current_trace(eval_trace), _mesh.use_abstract_mesh(no_mesh):
         _core.trace_ctx.set_axis_env(_core.top_axis_env)
         try:
             yield
@@ -141,7 +183,8 @@ class WatchingTrace(_core.EvalTrace):
         if evaluate is not None:
             with _core.set_current_trace(self):
                 return evaluate(list(args), params)
-        results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
+        with _generation(0):
+            results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
         self._watch(primitive, args, params, results if primitive.multiple_results else [results])
         return results
 

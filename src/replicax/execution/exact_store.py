@@ -16,7 +16,7 @@ from replicax.execution.watching import Localities, Places
 from replicax.locality import Locality, M, T
 from replicax.topology.placement import here
 from replicax.values import Local, PerReplica, slices_of
-from replicax.variables.store import Creations, check_owner, check_write_trace
+from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class ExactStore:
             with _jax.outside_tracing():
                 self.values[variable] = local_value(variable, self.communicator.replica)
             self.localities.note(self.values[variable], T if variable.is_stacked else M)
+        note_read(self.trace)
         return self.values[variable]
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
@@ -61,6 +62,7 @@ class ExactStore:
         if must_be_mirrored is not None:
             self.expect([value], frozenset({T}), must_be_mirrored)
         self.values[variable] = value
+        _jax.renew_kept_programs()
         self.written[variable] = must_be_mirrored
 
     def copies(self, variable: Variable) -> PerReplica:

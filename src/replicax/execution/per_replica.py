@@ -132,6 +132,7 @@ class _Replica:
         self._adopt()
         with (
             jax.disable_jit(),
+            _jax.kept_programs(),
             jax.default_device(self._device),
             _jax.set_current_trace(self._trace),
             context.replica(self._context),
