@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 
 import replicax
+from tests import processes
+from tests.compiler import HURRIED
 
-# What is tested is what programs compute, not how fast: without these optimizations a small program compiles three
-# times as fast. Set XLA_FLAGS to have others. Later compilers have no such choice, and end the process at flags that
-# they do not know.
-if jax.__version_info__ < (0, 11):
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1",
-    )
+os.environ.update(HURRIED)
 replicax.use_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -56,6 +50,10 @@ def no_context_left_behind():
     yield
     assert not replicax.has_strategy()
     assert not replicax.in_cross_replica_context()
+
+
+def pytest_sessionfinish() -> None:
+    processes.close_all()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -16,8 +16,10 @@ Write what a worker does as a function of a module below ``tests``, and call it 
 ``run`` returns what each worker returned, in their order (anything that can be pickled; no device arrays). In each
 process there are ``devices`` emulated CPU devices (a list says how many in each), ``jax.distributed`` is initialised,
 and a warning is an error. A worker that raises fails the test: the message has its
-traceback and what it printed. Whatever is left after the deadline is killed, and shown. A launch costs two to three
-seconds, so put many checks into one.
+traceback and what it printed. Whatever is left after the deadline is killed, and shown.
+
+A launch costs two to three seconds, so workers stay, and the next test with as many of the same kind finds them: a test
+that ends workers, leaves one behind, or changes what belongs to a whole process asks for ``fresh=True``.
 
 For programs that start JAX themselves, such as examples: ``run_programs([["examples/x.py", "--worker=0"], …])``
 gives each a Python process, and returns what each printed; ``free_port()`` finds a port for the coordinator.
@@ -25,6 +27,7 @@ gives each a Python process, and returns what each printed; ``free_port()`` find
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -34,8 +37,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from tests.compiler import HURRIED
 
 ROOT = pathlib.Path(__file__).parent.parent
 GRACE = 4.0
@@ -47,7 +52,12 @@ class WorkersFailedError(AssertionError):
 
 
 def run(
-    fn: Callable[..., Any], *args: Any, workers: int = 2, devices: int | Sequence[int] = 1, timeout: float = 60.0
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int = 2,
+    devices: int | Sequence[int] = 1,
+    timeout: float = 60.0,
+    fresh: bool = False,
 ) -> list[Any]:
     """``fn(*args)`` in each of several workers; see the module's docstring.
 
@@ -57,21 +67,85 @@ def run(
       workers: how many processes.
       devices: how many CPU devices each has.
       timeout: after how many seconds they are killed.
+      fresh: whether the processes are to be new, and used for nothing else.
 
     Raises:
       WorkersFailedError: a worker raised, died or did not end in time.
     """
-    counts = [devices] * workers if isinstance(devices, int) else list(devices)
-    address = f"127.0.0.1:{free_port()}"
-    with tempfile.TemporaryDirectory() as folder:
-        task = pathlib.Path(folder, "task")
-        task.write_bytes(pickle.dumps((fn.__module__, fn.__qualname__, args, address, counts)))
-        results = [pathlib.Path(folder, f"result{i}") for i in range(workers)]
-        run_programs(
-            [["-W", "error", "-m", "tests.processes", str(task), str(i), str(results[i])] for i in range(workers)],
-            timeout=timeout,
+    counts = (devices,) * workers if isinstance(devices, int) else tuple(devices)
+    task = pickle.dumps((fn.__module__, fn.__qualname__, args))
+    if fresh:
+        with contextlib.closing(_Team(counts)) as team:
+            results = team.run(task, timeout)
+            team.end(timeout)
+            return results
+    if counts not in _teams:
+        _teams[counts] = _Team(counts)
+    try:
+        return _teams[counts].run(task, timeout)
+    except BaseException:
+        _teams.pop(counts).close()
+        raise
+
+
+class _Team:
+    """Worker processes that wait for something to do.
+
+    Args:
+      devices: how many CPU devices each has.
+    """
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._done = 0
+        address = f"127.0.0.1:{free_port()}"
+        counts = ",".join(map(str, devices))
+        self._processes, self._logs = _start(
+            [["-W", "error", "-m", "tests.processes", address, counts, str(i)] for i in range(len(devices))],
+            pathlib.Path(self._folder.name),
+            stdin=subprocess.PIPE,
         )
-        return [pickle.loads(result.read_bytes()) for result in results]
+
+    def run(self, task: bytes, timeout: float) -> list[Any]:
+        """What each returns from a pickled task."""
+        self._done += 1
+        path = pathlib.Path(self._folder.name, f"task{self._done}")
+        path.write_bytes(task)
+        results = [path.with_name(f"result{self._done}-{i}") for i in range(len(self._processes))]
+        for process, result in zip(self._processes, results, strict=True):
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has died, which the wait finds out
+                process.stdin.write(f"{path}\n{result}\n".encode())
+                process.stdin.flush()
+        for pause in _pauses(self._processes, timeout):
+            if all(result.exists() for result in results):
+                return [pickle.loads(result.read_bytes()) for result in results]
+            time.sleep(pause)
+        raise _failure(self._processes, self._logs)
+
+    def end(self, timeout: float) -> None:
+        """Let the processes end, as they would by themselves."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        _wait(self._processes, self._logs, timeout)
+
+    def close(self) -> None:
+        """End the processes, however they are."""
+        with contextlib.suppress(WorkersFailedError):
+            self.end(GRACE)
+        _kill(self._processes)
+        self._folder.cleanup()
+
+
+_teams: dict[tuple[int, ...], _Team] = {}
+
+
+def close_all() -> None:
+    """End the workers that have stayed; the tests are over."""
+    while _teams:
+        _teams.popitem()[1].close()
 
 
 def run_programs(
@@ -90,33 +164,69 @@ def run_programs(
     Raises:
       WorkersFailedError: one ended with an error, or not in time.
     """
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}  # the tests' own devices
-    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        logs = [pathlib.Path(folder, f"log{i}") for i in range(len(programs))]
-        running = []
-        for program, log, more in zip(programs, logs, environment or [{}] * len(programs), strict=True):
-            with log.open("wb") as out:
-                running.append(
-                    subprocess.Popen([sys.executable, *program], stdout=out, stderr=out, cwd=ROOT, env=clean | more)
-                )
-        deadline = time.monotonic() + timeout
+        running, logs = _start(programs, pathlib.Path(folder), environment=environment)
         try:
-            while any(p.poll() is None for p in running) and time.monotonic() < deadline:
-                if any(p.poll() for p in running):
-                    deadline = min(deadline, time.monotonic() + GRACE)
-                time.sleep(0.02)
+            _wait(running, logs, timeout)
         finally:
-            late = [p.poll() is None for p in running]
-            for p in running:
-                if p.poll() is None:
-                    p.kill()
-                p.wait()
-        texts = [log.read_text(errors="replace") for log in logs]
-        if any(p.returncode for p in running):
-            raise WorkersFailedError("\n".join(map(_report, range(len(programs)), running, late, texts)))
-        return texts
+            _kill(running)
+        return [log.read_text(errors="replace") for log in logs]
+
+
+def _start(
+    programs: Sequence[Sequence[str]],
+    folder: pathlib.Path,
+    *,
+    environment: Sequence[dict[str, str]] = (),
+    stdin: int | None = None,
+) -> tuple[list[subprocess.Popen[bytes]], list[pathlib.Path]]:
+    """A Python process for each program, and where each prints to, in a folder."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    clean = {k: v for k, v in os.environ.items() if k != "NPROC"}  # the tests' own devices
+    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **HURRIED}
+    logs = [folder / f"log{i}" for i in range(len(programs))]
+    running = []
+    for program, log, more in zip(programs, logs, environment or [{}] * len(programs), strict=True):
+        with log.open("wb") as out:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, *program], stdin=stdin, stdout=out, stderr=out, cwd=ROOT, env=clean | more
+                )
+            )
+    return running, logs
+
+
+def _pauses(running: Sequence[subprocess.Popen[bytes]], timeout: float) -> Iterator[float]:
+    """Short pauses until the time is over; soon, once a process has failed."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if any(p.poll() for p in running):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        yield 0.02
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]], logs: Sequence[pathlib.Path], timeout: float) -> None:
+    """Wait until all have ended well."""
+    for pause in _pauses(running, timeout):
+        if all(p.poll() == 0 for p in running):
+            return
+        time.sleep(pause)
+    raise _failure(running, logs)
+
+
+def _kill(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    for p in running:
+        if p.poll() is None:
+            p.kill()
+        p.wait()
+
+
+def _failure(running: Sequence[subprocess.Popen[bytes]], logs: Sequence[pathlib.Path]) -> WorkersFailedError:
+    """What is raised when processes have failed, or not ended in time; kills those that are left."""
+    late = [p.poll() is None for p in running]
+    _kill(running)
+    texts = [log.read_text(errors="replace") for log in logs]
+    return WorkersFailedError("\n".join(map(_report, range(len(running)), running, late, texts)))
 
 
 def free_port() -> int:
@@ -133,9 +243,8 @@ def _report(worker: int, process: subprocess.Popen[bytes], late: bool, text: str
     return "\n".join([f"--- worker {worker} {ended}, and printed:", *lines[:50], *left_out, *lines[50:][-100:]])
 
 
-def _work(task: str, worker: int, result: str) -> None:
-    """What a worker process does."""
-    module, name, args, address, counts = pickle.loads(pathlib.Path(task).read_bytes())
+def _work(address: str, counts: Sequence[int], worker: int) -> None:
+    """What a worker process does: the task of one line of its input, with its result where the next line says."""
     import importlib
 
     import jax
@@ -144,18 +253,21 @@ def _work(task: str, worker: int, result: str) -> None:
 
     replicax.use_cpu_devices(counts[worker])
     jax.distributed.initialize(address, len(counts), worker, initialization_timeout=60, heartbeat_timeout_seconds=60)
-    try:
-        fn: Any = importlib.import_module(module)
-        for part in name.split("."):
-            fn = getattr(fn, part)
-        returned = fn(*args)
-        pathlib.Path(result).write_bytes(pickle.dumps(returned))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # without waiting for the others, as JAX would
+    while task := sys.stdin.readline().strip():
+        result = pathlib.Path(sys.stdin.readline().strip())
+        try:
+            module, name, args = pickle.loads(pathlib.Path(task).read_bytes())
+            fn: Any = importlib.import_module(module)
+            for part in name.split("."):
+                fn = getattr(fn, part)
+            result.with_suffix(".part").write_bytes(pickle.dumps(fn(*args)))
+            result.with_suffix(".part").rename(result)  # whole, or not there
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # without waiting for the others, as JAX would
     jax.distributed.shutdown()
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    _work(sys.argv[1], [int(n) for n in sys.argv[2].split(",")], int(sys.argv[3]))

@@ -94,4 +94,4 @@ def test_one_worker_begins_and_two_go_on(files) -> None:
     for name in states:
         seen = collections.Counter([*before[name], *(i for worker in workers for i in worker[name])])
         assert seen == collections.Counter(range(SIZE))
-    processes.run(workers_input.left_early, files, workers=2, devices=1)
+    processes.run(workers_input.left_early, files, workers=2, devices=1, fresh=True)

@@ -110,7 +110,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
 
 
 def test_a_worker_that_does_not_come_is_named() -> None:
-    ours, theirs = processes.run(workers_checks.lateness, workers=2, devices=2, timeout=60)
+    ours, theirs = processes.run(workers_checks.lateness, workers=2, devices=2, timeout=60, fresh=True)
     kind, message = ours["collective"]
     assert kind == "DeadlockError"
     assert re.search(r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* waited .* for worker 1 of 2", message)
@@ -124,7 +124,7 @@ def test_a_worker_that_does_not_come_is_named() -> None:
 
 
 def test_devices_that_cannot_reach_other_processes() -> None:
-    for kind, message in processes.run(workers_checks.too_late, workers=2):
+    for kind, message in processes.run(workers_checks.too_late, workers=2, fresh=True):
         assert kind == "RuntimeError"
         assert "can't reach other processes'" in message
         assert "jax.config.update('jax_cpu_collectives_implementation', 'gloo')" in message
@@ -144,7 +144,7 @@ def test_with_one_process_it_is_a_mirrored_strategy() -> None:
 
 def test_a_worker_that_fails_is_shown() -> None:
     with pytest.raises(processes.WorkersFailedError, match=r"worker 1 ended with code 1(?s:.*)ZeroDivision"):
-        processes.run(workers_fail, workers=2, timeout=30)
+        processes.run(workers_fail, workers=2, timeout=30, fresh=True)
 
 
 def workers_fail() -> None:
