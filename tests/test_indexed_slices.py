@@ -264,3 +264,41 @@ def test_rows_of_booleans_are_counted(pair: replicax.Strategy) -> None:
     rows = IndexedSlices(jnp.ones((1, 2), bool), jnp.array([1]), SHAPE)
     total = pair.run(lambda: here().all_reduce("sum", rows))
     assert total.to_dense()[1].tolist() == [2, 2]
+
+
+def test_a_row_out_of_range_is_refused_where_it_is_known(strategy) -> None:
+    with strategy.scope():
+        table = replicax.Variable(np.ones((5, 2), np.float32), name="table")
+    ran = []
+    for index in (99, 5, -6):
+        problem = rf"the index {index} at \[1\] is no row of an array of shape \(5, 2\), which has the rows 0 to 4"
+        for indices in ([0, index], np.array([0, index])):
+            with pytest.raises(ValueError, match="IndexedSlices: " + problem):
+                replicax.IndexedSlices(jnp.ones((2, 2)), indices, (5, 2))
+        slices = replicax.IndexedSlices(jnp.ones((2, 2)), jnp.array([0, index]), (5, 2))
+        for method in (table.scatter_add, table.scatter_sub, table.scatter_update):
+            with (
+                strategy.scope(),
+                pytest.raises(ValueError, match=rf"variable 'table' .*: {method.__name__}: " + problem),
+            ):
+                method(slices)
+
+        def step(index=index):
+            ran.append(table.scatter_add(replicax.IndexedSlices(jnp.ones((1, 2)), np.array([index]), table.shape)))
+
+        with pytest.raises(ValueError, match=rf"IndexedSlices: the index {index} at \[0\] is no row"):
+            strategy.run(step)
+    assert not ran
+    np.testing.assert_array_equal(table.numpy(), np.ones((5, 2)))
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_row_out_of_range_that_a_step_computes_is_left_out(strategy, executor) -> None:
+    with strategy.scope():
+        table = replicax.Variable(np.zeros((5, 1), np.float32), name="table", aggregation="only_first_replica")
+
+    def step(rows):
+        table.scatter_add(replicax.IndexedSlices(jnp.ones((3, 1)), rows * 3, table.shape))
+
+    strategy.run(step, args=(jnp.array([1, 33, -1]),), options=replicax.RunOptions(executor=executor))
+    assert table.numpy()[:, 0].tolist() == [0, 0, 1, 1, 0]

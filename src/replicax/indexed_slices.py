@@ -16,10 +16,14 @@ from replicax.topology.integers import as_array
 class IndexedSlices:
     """Rows of an array, and which rows they are: the gradient of a lookup, without the zeros of all other rows.
 
-    An index that is there twice counts twice. Replicas may hold different rows, and (in the exact executor)
-    different numbers of them. Reducing it, by ``all_reduce``, ``Strategy.reduce``, ``extended.reduce_to`` or
-    ``Optimizer.apply_gradients``, gathers the rows of all replicas, and never makes the whole array: two all-gathers
-    of what the replicas have instead of an all-reduce of everything. A pytree, of ``values`` and ``indices``.
+    An index that is there twice counts twice; a negative one counts from the end. One that is out of range is an error
+    where its value is known: in a list or NumPy array, or in what changes a variable outside a step. Where a step
+    computes it, its row is left out, as JAX leaves it out (``.at[i].add``).
+
+    Replicas may hold different rows, and (in the exact executor) different numbers of them. Reducing it, by
+    ``all_reduce``, ``Strategy.reduce``, ``extended.reduce_to`` or ``Optimizer.apply_gradients``, gathers the rows of
+    all replicas, and never makes the whole array: two all-gathers of what the replicas have instead of an all-reduce of
+    everything. A pytree, of ``values`` and ``indices``.
 
     Attributes:
       values: the rows, ``[k, *shape[1:]]``.
@@ -27,7 +31,7 @@ class IndexedSlices:
       shape: of the whole array.
 
     Raises:
-      ValueError: rows, indices and shape do not fit each other.
+      ValueError: rows, indices and shape do not fit each other; a row is out of range.
 
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -45,6 +49,8 @@ class IndexedSlices:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.indices, (list, tuple, np.ndarray)):
+            check_rows(self.indices, self.shape, "IndexedSlices")
         for name in ("values", "indices"):
             if isinstance(getattr(self, name), (list, tuple, np.ndarray)):
                 object.__setattr__(self, name, as_array(getattr(self, name), f"IndexedSlices: {name}"))
@@ -81,6 +87,24 @@ jax.tree_util.register_pytree_with_keys(
     ),
     _unflatten,
 )
+
+
+def check_rows(indices: Any, shape: Any, where: str) -> None:
+    """Raise unless ``indices``, whose values are known, are rows of an array of ``shape``.
+
+    Raises:
+      ValueError: one is not; the message says which.
+    """
+    rows = np.asarray(indices)
+    if not rows.size or not len(shape) or rows.dtype.kind not in "iu":
+        return  # what else is wrong with them has messages of its own
+    count = int(shape[0])
+    if rows.min() < -count or rows.max() >= count:
+        place = np.argwhere((rows < -count) | (rows >= count))[0].tolist()
+        raise ValueError(
+            f"{where}: the index {rows[tuple(place)]} at {place} is no row of an array of shape {tuple(shape)}, which "
+            f"has the rows 0 to {count - 1}"
+        )
 
 
 def is_slices(value: Any) -> bool:

@@ -88,6 +88,23 @@ def find(state: Any, key: str) -> Any:
     return found[0] if len(found) == 1 else None
 
 
+def check_count(number: Any, what: str, most: int | None = None, least: int = 0) -> None:
+    """Raise unless ``number``, out of a state, is one that a pass over the dataset can have come to.
+
+    Raises:
+      ValueError: it is no integer, or outside ``least`` and ``most``.
+
+    >>> from replicax.data.elastic import check_count
+    >>> check_count(-5, "the position of the state", 8)
+    Traceback (most recent call last):
+    ValueError: the position of the state must be an integer from 0 to 8, as far as this dataset goes, got -5
+    """
+    is_integer = isinstance(number, int) and not isinstance(number, bool)
+    if not is_integer or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}, as far as this dataset goes"
+        raise ValueError(f"{what} must be an integer {limits}, got {number!r}")
+
+
 class InSequence(grain.IterDataset):
     """One part after the other.
 
@@ -118,9 +135,7 @@ class _InSequence(grain.DatasetIterator):
         self._assert_not_closed()
         while self._parts:
             if self._current is None:
-                self._current = iter(self._make(self._parts[0]))
-                if self._parts[0]["state"] is not None:
-                    self._current.set_state(self._parts[0]["state"])
+                self._open()
             try:
                 return next(self._current)
             except StopIteration:
@@ -128,6 +143,13 @@ class _InSequence(grain.DatasetIterator):
                 self._current = None
                 self._parts = self._parts[1:]
         raise StopIteration
+
+    def _open(self) -> None:
+        """Begin with the first part, or go on with it."""
+        current = iter(self._make(self._parts[0]))
+        if self._parts[0]["state"] is not None:
+            current.set_state(self._parts[0]["state"])
+        self._current = current
 
     def get_state(self) -> dict[str, Any]:
         if self._current is None:
@@ -138,6 +160,8 @@ class _InSequence(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._release()
         self._parts = list(state[PARTS])
+        if self._parts and self._parts[0]["state"] is not None:
+            self._open()  # now, so that a state that the files no longer fit is refused
 
     def close(self) -> None:
         super().close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
+from replicax.data.elastic import check_count
 from replicax.data.options import AutoShardPolicy
 from replicax.data.running import Running
 from replicax.errors import ContextError
@@ -147,15 +148,20 @@ class DistributedIterator(Iterator[Any]):
         try:
             if state["format"] != _FORMAT:
                 raise KeyError("format")
-            streams, position = self._adapted(state["streams"], state["policy"]), int(state["position"])
-            self._begin(streams, position, state["batch"])
+            position, batch = state["position"], state["batch"]
+            streams = self._adapted(state["streams"], state["policy"], position)
+            if batch is not None:
+                check_count(batch, "the batch of the state", least=1)
+            self._begin(streams, position, batch)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
         ended()
 
-    def _adapted(self, streams: list[State], policy: str) -> list[State]:
+    def _adapted(self, streams: list[State], policy: str, position: int) -> list[State]:
         dataset = self._dataset
         self._check_same_dataset(streams, policy)
+        is_own = policy == "off" and dataset._feed.workers.count > 1  # nobody knows the other workers' datasets
+        check_count(position, "the position of the state", None if is_own else dataset._reading.most_elements(streams))
         wanted = dataset._fresh()
         rows = [stream["rows"] for stream in wanted]
         now = dataset._sharing.policy.value
@@ -191,3 +197,6 @@ class DistributedIterator(Iterator[Any]):
             files = {file for part in stream["parts"] or () for file in part["files"] or ()}
             if unknown := sorted(files.difference(reading.files or ())):
                 raise ValueError(f"this is the state of another dataset: this one has no file {unknown[0]!r}")
+            if stream["rows"] is not None:
+                check_count(stream["rows"], "the rows of a batch in the state", least=1)
+            reading.check(stream)

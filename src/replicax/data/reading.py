@@ -70,6 +70,16 @@ class Reading(Protocol):
             what is in memory, where they would only contend for Python's lock.
         """
 
+    def check(self, state: State) -> None:
+        """Raise unless a stream with this state has come to a place in the dataset.
+
+        Raises:
+          ValueError: it has not, as far as can be told without reading; the message says what is wrong.
+        """
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        """How many elements a pass can have given that has come to these states; ``None`` if that can't be told."""
+
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         """What is left of all streams, dealt out anew to streams with batches of these sizes.
 
@@ -199,6 +209,21 @@ class Numbered:
             iterator.set_state(state["native"])
         return iterator
 
+    def check(self, state: State) -> None:
+        examples = 0
+        for part in state["parts"]:
+            files = part["files"]
+            there = len(self.examples_of(files)) if files or files is None else 0
+            elastic.check_count(part["stop"], "the end of a part in the state", there)
+            elastic.check_count(part["start"], "the start of a part in the state", part["stop"])
+            examples += part["stop"] - part["start"]
+        if state["native"] is not None and self.why_not_regrouped() is None:
+            batches = -(-examples // state["rows"])
+            elastic.check_count(elastic.find(state["native"], "next_index"), _NEXT, batches)
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        return None if self.why_not_regrouped() else self.known_by["examples"]
+
     def _examples_in(self, part: elastic.Part) -> Any:
         examples = self.examples_of(part["files"])
         whole = part["start"] == 0 and part["stop"] == len(examples)
@@ -260,6 +285,12 @@ class Filed:
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator
+
+    def check(self, state: State) -> None:
+        """Nothing: a place in files is checked by opening them."""
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        return None
 
     def _records_in(self, part: elastic.Part) -> Any:
         root = graph.with_files(self._root, tuple(part["files"]))
@@ -330,6 +361,20 @@ class Whole:
             iterator.set_state(state["native"])
         return iterator
 
+    def check(self, state: State) -> None:
+        if state["native"] is None:
+            return
+        if isinstance(self._source.dataset, Replayed):
+            elastic.check_count(elastic.find(state["native"], "rows"), "the rows that the state has come past")
+        elif self.length is not None and state["rows"] is None and graph.is_random_access(self._source.dataset):
+            elastic.check_count(elastic.find(state["native"], "next_index"), _NEXT, self.length)
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        if self.length is None or not isinstance(self._source.dataset, Replayed):
+            return None
+        # The elements before may have been smaller than today's; each had a row, or was one of today's.
+        return self.length + sum(elastic.find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
+
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         if len(states) == len(rows) and [s["rows"] for s in states] == list(rows):
             return list(states)
@@ -339,4 +384,5 @@ class Whole:
         return None if self._takes_any_batch else f"{_ONLY_ORDER} {self._source.kind}"
 
 
+_NEXT = "the number of the next batch in the state"
 _ONLY_ORDER = "nothing but the order is known of"

@@ -11,6 +11,8 @@ import numpy as np
 
 from replicax.nests import known
 
+_NOTHING: Any = object()
+
 
 class Replayed(grain.IterDataset):
     """What a function that makes iterators yields; to get to a place in it, everything before is gone through.
@@ -42,7 +44,14 @@ class ReplayIterator(grain.DatasetIterator):
         if self._iterator is None:
             self._iterator = iter(self._make())
         while True:
-            batch = next(self._iterator)
+            batch = next(self._iterator, _NOTHING)
+            if batch is _NOTHING:
+                if self._skip:
+                    raise ValueError(
+                        f"{self._rows} rows of this dataset had been given when the state was saved, but it has only "
+                        f"{self._rows - self._skip} now: has it been changed?"
+                    )
+                raise StopIteration
             rows = count_rows(batch)
             if not self._skip or self._skip < rows:
                 break

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from replicax.errors import LocalityError
-from replicax.indexed_slices import IndexedSlices
+from replicax.indexed_slices import IndexedSlices, check_rows
 from replicax.values import PerReplica
 from replicax.variables.rules import Aggregation
-from replicax.variables.store import current_store
+from replicax.variables.store import ConcreteStore, current_store
 
 
 class RowUpdates:
@@ -36,7 +37,8 @@ class RowUpdates:
             that is split by its rows changes in pieces, one that is split otherwise is gathered.
 
         Raises:
-          TypeError, ValueError: it is no :class:`IndexedSlices`, or of another shape or kind of dtype.
+          TypeError, ValueError: it is no :class:`IndexedSlices`, or of another shape or kind of dtype; or a row is out
+            of range, where that is known (see there). Elsewhere such a row is left out.
           LocalityError, TraceError: as :meth:`assign`.
         """
         return self._scatter(slices, lambda value, s: value.at[s.indices].add(s.values), "scatter_add")
@@ -69,6 +71,8 @@ class RowUpdates:
                 f"{self.describe()}: {method} got {slices!r}, rows of each replica. Combine them first with "
                 "strategy.reduce, or call it inside a step."
             )
+        if isinstance(current_store(), ConcreteStore) and not isinstance(slices.indices, jax.core.Tracer):
+            check_rows(slices.indices, self.shape, f"{self.describe()}: {method}")
         self.check_casts(jnp.asarray(slices.values))
         slices = IndexedSlices(jnp.asarray(slices.values, self.dtype), slices.indices, self.shape)
         if self._in_replica():

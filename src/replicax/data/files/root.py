@@ -16,6 +16,7 @@ from typing import Any
 
 import grain
 
+from replicax.data.elastic import check_count
 from replicax.data.files.reading import Format, Reader
 
 
@@ -130,9 +131,19 @@ class FilesIterator(grain.DatasetIterator):
                 f"{state['name']!r}; this one is over {len(self._files)} files, and there it is {self._name(file)!r}. "
                 "Make the dataset from the same files."
             )
+        for number in (state["records"], *state["counts"], *(place + 1 for place in state["position"].values())):
+            check_count(number, f"{self._format.name}: a number of records, or a place, in the state")
         self._release()
+        before = self.get_state()
         self._file, self._counts = file, list(state["counts"])
         self._records, self._position = state["records"], dict(state["position"])
+        if file < files and (self._records or any(place > 0 for place in self._position.values())):
+            try:
+                self._opened()  # now, and not with the next record: the file may have been cut off since
+            except BaseException:
+                self._file, self._counts = before["file"], before["counts"]
+                self._records, self._position = before["records"], before["position"]
+                raise
 
     def close(self) -> None:
         self._release()
