@@ -22,7 +22,7 @@ from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.reduction import ReduceOp, checked_axes, countable, divide
 from replicax.renamed import Renamed, keywords_renamed
-from replicax.topology.integers import check_integers
+from replicax.topology.integers import check_integers, check_numbers
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -215,7 +215,10 @@ class ReplicaContext(Renamed):
 
 def _check_integers(tree: Any, method: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        check_integers(leaf, f"ReplicaContext.{method}: the value{jax.tree_util.keystr(path)}")
+        name = f"ReplicaContext.{method}: the value{jax.tree_util.keystr(path)}"
+        check_integers(leaf, name)
+        if not isinstance(leaf, jax.Array):
+            check_numbers(leaf, name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -59,6 +59,11 @@ class Strategy(Input, LogicalDevices, Renamed):
     """
 
     def __init__(self, extended: StrategyExtended) -> None:
+        if not isinstance(extended, StrategyExtended):
+            raise TypeError(
+                f"Strategy(extended): expected a replicax.StrategyExtended, got {extended!r}; for a list of devices "
+                "there is replicax.MirroredStrategy(devices)"
+            )
         self.extended = extended
         extended.strategy = self
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.errors import LocalityError
 from replicax.nests import is_leaf, known
 from replicax.renamed import missing
 
@@ -186,8 +187,11 @@ class PerReplica:
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"{self!r} {_NO_ARRAY}")
 
+    def _refuse_as_array(self) -> NoReturn:
+        raise LocalityError(f"{self!r} {_NO_ARRAY}")  # of a TypeError JAX would make one of its own
+
     # JAX looks this up before it says that it knows no such type; ours is the better explanation.
-    __jax_array__ = property(_refuse)
+    __jax_array__ = property(_refuse_as_array)
     __array__ = __bool__ = __float__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse

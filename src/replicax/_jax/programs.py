@@ -212,6 +212,25 @@ def located(equation: Equation, call: Equation) -> Equation:
     return equation.replace(source_info=call.source_info)
 
 
+def left_behind(traced: Any, body: Jaxpr, arguments: int) -> tuple[Any, str] | None:
+    """A value of another program that ``traced`` uses, and the user's line that uses it; ``None`` if there is none.
+
+    JAX takes a traced value that somebody kept for an argument, and puts it before those that there are.
+
+    Args:
+      traced: what has been traced.
+      body: of its ``shard_map``.
+      arguments: how many it has been given.
+    """
+    extra = traced.jaxpr.jaxpr.invars[: len(traced.jaxpr.jaxpr.invars) - arguments]
+    if not extra:
+        return None
+    operands = traced.jaxpr.jaxpr.eqns[0].invars
+    lost = next((v for v, operand in zip(body.invars, operands, strict=True) if operand is extra[0]), None)
+    use = next((e for e in body.eqns if any(atom is lost for atom in e.invars)), None)
+    return extra[0].aval, "an unknown line" if use is None else source_line(use)
+
+
 def source_line(equation: Equation) -> str:
     """``file.py:12 (function)``: the user's line that an equation comes from."""
     frame = _source_info.user_frame(equation.source_info.traceback)

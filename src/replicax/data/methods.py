@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from replicax import context
+from replicax.calling import checked_function
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import feed_of
 from replicax.data.input_context import InputContext
@@ -107,6 +108,7 @@ class Input:
           The pytree with ``PerReplica`` leaves, also with a single replica.
 
         Raises:
+          TypeError: ``value_fn`` is no function.
           ValueError: the replicas' pytrees differ in structure.
           ContextError: called inside a replica.
 
@@ -117,6 +119,7 @@ class Input:
         """
         context.check_cross_replica(self._strategy, "strategy.distribute_values_from_function")
         context.check_present(self._strategy, "strategy.distribute_values_from_function")
+        checked_function(value_fn, "strategy.distribute_values_from_function(value_fn)", "value_fn")
         return values_from_function(value_fn, self._strategy)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:

@@ -77,7 +77,15 @@ class Arguments:
                 keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             elif isinstance(leaf, (np.ndarray, np.generic)):
                 self.arrays.append(leaf)
-                dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                try:
+                    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                except TypeError:
+                    dtype = leaf.dtype
+                if dtype.kind in "OSUMm":
+                    raise TypeError(
+                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, and none of numbers: "
+                        "pass numbers (ids, say), or capture the array in the step, where it is a Python object"
+                    )
                 if dtype != leaf.dtype:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
                 keys.append((M, leaf.shape, dtype, False))

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.communication import Examples
+from replicax.errors import TraceError
 from replicax.execution.explain import explaining
 from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
@@ -149,6 +150,13 @@ def capture(
         traced = jax.jit(mapped).trace(*(aval for aval, _ in arguments))
     assert store is not None
     jaxpr, operands = _jax.shard_map_body(traced)
+    lost = _jax.left_behind(traced, jaxpr, len(arguments))
+    if lost is not None:
+        raise TraceError(
+            f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "
+            "has left behind, in a list, say. Such a value ends with the step that computes it: return it from there "
+            "and pass it on in args, or assign it to a replicax.Variable."
+        )
     inputs, equations = _lift(jaxpr, len(store.reads))
 
     # The body's own inputs: arguments in their order, and arrays that the step closed over.

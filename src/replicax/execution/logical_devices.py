@@ -14,7 +14,7 @@ from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.marks import assign_p
 from replicax.nests import is_leaf, known
-from replicax.topology.integers import check_integers
+from replicax.topology.integers import as_array, check_integers
 from replicax.topology.mesh import in_logical_mesh
 from replicax.topology.partition import Axes, constrained, parted, spec_of
 from replicax.values import PerReplica, Stacked
@@ -112,7 +112,9 @@ class LogicalDevices:
         stages get to devices of their own (pipeline parallelism). Of microbatches, in a Python loop in the step, the
         devices work on different ones at the same time. The rules are in :mod:`replicax.execution.placement`; in short:
 
-        - What is computed from values on one logical device is computed there; its gradient, too.
+        - What is computed from values on one logical device is computed there; its gradient, too. The value itself is
+          computed where its operands are, and then sent: to have an operation on a device, assign what it is computed
+          from.
         - A variable goes where it is used, and lives there from then on: it, its gradient and its slots.
         - What nothing is said of runs on device 0.
         - An operation with operands on two devices is an error, and so is a variable that is used on two: nothing is
@@ -187,8 +189,9 @@ def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tup
                 raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
             aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
             return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
-        check_integers(leaf, f"{method}: {name}")
-        value = leaf if isinstance(leaf, jax.Array | np.ndarray) else jnp.asarray(leaf)
+        what = f"{method}: {name}"
+        check_integers(leaf, what)
+        value = leaf if isinstance(leaf, jax.Array | np.ndarray) else as_array(leaf, what)
         return spread(value, value.shape, f"{name} ({kind_of(value)})")
 
     return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)

@@ -85,6 +85,11 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
         self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
+        for device in self.logical_devices.flat:
+            if not isinstance(device, jax.Device):
+                raise TypeError(
+                    f"StrategyExtended(devices): expected JAX devices, as jax.devices() has them, got {device!r}"
+                )
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
         self.is_absent = _jax.is_absent(self.worker_devices[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __init__(
         self, devices: Sequence[str | jax.Device] | None = None, timeout_seconds: float | None = DEFAULT_TIMEOUT
     ) -> None:
-        if timeout_seconds is not None and not timeout_seconds > 0:
+        is_number = isinstance(timeout_seconds, numbers.Real) and not isinstance(timeout_seconds, bool)
+        if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
             raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
         _check_initialised()
         mine = resolve_devices(devices)

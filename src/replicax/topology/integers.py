@@ -1,4 +1,4 @@
-"""Integers of the host that an array on a device would not hold.
+"""Values of the host that an array on a device would not hold: integers that are too large, and what is no number.
 
 While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and what does not fit
 becomes another number: 2**40 becomes 0. So whatever brings values of the host to devices asks here first.
@@ -6,7 +6,9 @@ becomes another number: 2**40 becomes 0. So whatever brings values of the host t
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +88,34 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
     Array(1.0995116e+12, dtype=float32)
     """
     check_integers(value, where, dtype)
-    return jnp.asarray(value, dtype)
+    try:
+        return jnp.asarray(value, dtype)
+    except (TypeError, ValueError):
+        check_numbers(value, where)
+        raise
+
+
+def check_numbers(value: Any, where: Where) -> None:
+    """Raise if ``value`` is nothing that an array can be made of: no numbers, or rows of several lengths.
+
+    Raises:
+      TypeError: so it is.
+
+    >>> from replicax.topology.integers import check_numbers
+    >>> check_numbers("abc", "x")
+    Traceback (most recent call last):
+    TypeError: x is 'abc', and no array of numbers
+    """
+    if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
+        return
+    kind = "O"
+    if value is not None:
+        with contextlib.suppress(TypeError, ValueError):  # rows of several lengths
+            kind = np.asarray(value).dtype.kind
+    if kind in "OSUMm":
+        shown = repr(value)
+        shown = shown if len(shown) < 200 else shown[:200] + "…"
+        raise TypeError(f"{where() if callable(where) else where} is {shown}, and no array of numbers")
 
 
 def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> str:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.calling import checked_function
 from replicax.locality import M, R
 from replicax.nests import is_leaf, known
+from replicax.topology.integers import check_numbers
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 
@@ -46,6 +48,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     >>> float(loss), float(grad)
     (9.0, 6.0)
     """
+    checked_function(fn, "value_and_grad(fn, variables)")
     chosen, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
     for i, v in enumerate(chosen):
         if not isinstance(v, Variable):
@@ -106,6 +109,7 @@ def _split(returned: Any, has_aux: bool) -> tuple[Any, Any]:
         loss, aux = returned, None
     if isinstance(loss, Variable):
         loss = loss.read_value()
+    check_numbers(loss, "value_and_grad: the loss that fn returned")
     shape, dtype = jnp.shape(loss), jnp.result_type(loss)
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):
         hint = ""

@@ -11,6 +11,7 @@ import numpy as np
 from replicax import context
 from replicax.errors import ContextError
 from replicax.reduction import share_p
+from replicax.topology.integers import as_array, check_numbers
 
 
 def compute_average_loss(
@@ -38,6 +39,7 @@ def compute_average_loss(
     Raises:
       ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted, or in a step with a padded
         batch has another dim 0 than the batch; ``sample_weight`` does not fit; ``global_batch_size`` is not positive.
+      TypeError: ``global_batch_size`` is no int; losses or weights are no numbers.
       ContextError: called in cross-replica context.
 
     >>> import replicax, numpy as np
@@ -48,14 +50,14 @@ def compute_average_loss(
     ([0.75, 2.25], 3.0)
     """
     replica = _replica("compute_average_loss")
-    losses = _float(per_example_loss)
+    losses = _float(per_example_loss, "compute_average_loss: per_example_loss")
     if losses.ndim == 0:
         raise ValueError(
             "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
             "Don't take the mean before: that is what this function is for."
         )
     if sample_weight is not None:
-        weight = jnp.asarray(sample_weight, losses.dtype)
+        weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
             raise ValueError(
                 f"compute_average_loss: sample_weight of shape {weight.shape} does not fit per_example_loss of shape "
@@ -77,6 +79,10 @@ def compute_average_loss(
             global_batch_size = examples.count
     if global_batch_size is None:
         global_batch_size = replica._communicator.add_up(losses.shape[0])
+    elif not _is_size(global_batch_size):
+        raise TypeError(
+            f"compute_average_loss: global_batch_size must be an int, or an array of one, got {global_batch_size!r}"
+        )
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
     # Half-precision floats can't count: 100,000 is infinite in float16.
@@ -105,7 +111,8 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     [1.5, 1.5]
     """
     replica = _replica("scale_regularization_loss")
-    return share_p.bind(_float(regularization_loss) / replica.num_replicas_in_sync)[0]
+    loss = _float(regularization_loss, "scale_regularization_loss: regularization_loss")
+    return share_p.bind(loss / replica.num_replicas_in_sync)[0]
 
 
 def along_rows(mask: Any, values: Any) -> jax.Array:
@@ -113,7 +120,15 @@ def along_rows(mask: Any, values: Any) -> jax.Array:
     return jnp.reshape(mask, mask.shape + (1,) * (values.ndim - mask.ndim))
 
 
-def _float(value: Any) -> jax.Array:
+def _is_size(value: Any) -> bool:
+    """Whether ``value`` counts examples: an int; or a scalar that has been computed, which may be a float."""
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return value.ndim == 0 and value.dtype.kind in "iuf"
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _float(value: Any, where: str) -> jax.Array:
+    check_numbers(value, where)
     wide = jnp.result_type(float)
     if isinstance(value, np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jnp.inexact):
         return jnp.asarray(value, wide)  # at once: int64 would become int32 in between

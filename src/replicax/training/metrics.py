@@ -37,6 +37,8 @@ class Mean:
     """
 
     def __init__(self, name: str | None = None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{type(self).__name__}: name must be a string or None, got {name!r}")
         self.name = name or type(self).__name__.lower()
         self._total, self._weight = (
             Variable(0.0, name=f"{self.name}/{part}", synchronization="on_read", aggregation="sum")

@@ -35,6 +35,12 @@ class ArrayLike(Opaque, abc.ABC):
     def __getitem__(self, index: Any) -> Any:
         return self.read_value()[index]
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r}: elements can't be set in place; assign the whole value: "
+            "variable.assign(variable.at[index].set(value)), or rows with scatter_update"
+        )
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.read_value())
 

@@ -136,11 +136,17 @@ def layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...]
     """
     if partitioner is None or replicas == 1:
         return Mirrored()
-    pieces = list(partitioner(shape, dtype))
-    if len(pieces) != len(shape) or any(p < 1 for p in pieces) or sum(p > 1 for p in pieces) > 1:
+    returned: Any = partitioner(shape, dtype)
+    pieces = list(returned) if isinstance(returned, Sequence) else [returned] * (len(shape) + 1)
+    if (
+        not all(isinstance(p, int) for p in pieces)
+        or len(pieces) != len(shape)
+        or any(p < 1 for p in pieces)
+        or sum(p > 1 for p in pieces) > 1
+    ):
         raise ValueError(
             f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
-            f"{shape}, with at most one of them above 1; got {pieces}"
+            f"{shape}, with at most one of them above 1; got {returned!r}"
         )
     dim = next((d for d, p in enumerate(pieces) if p > 1), None)
     return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], replicas)

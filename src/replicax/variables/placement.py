@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax.errors import PlacementError
-from replicax.topology.integers import Where, check_integers
+from replicax.topology.integers import Where, check_integers, check_numbers
 from replicax.topology.partition import parted
 from replicax.topology.placement import put_among
 from replicax.variables.dtypes import is_key
@@ -187,10 +187,12 @@ def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None
 
     Raises:
       IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
+      TypeError: it is no array of numbers.
     """
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
         return None
+    check_numbers(value, where)
     wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
     return None if dtype is not None and wanted != dtype else value.astype(wanted)
 

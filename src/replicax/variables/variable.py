@@ -18,7 +18,7 @@ from replicax import _jax, context
 from replicax.errors import LocalityError, VariableLostError
 from replicax.reduction import ReduceOp
 from replicax.renamed import keywords_renamed
-from replicax.topology.integers import as_array
+from replicax.topology.integers import as_array, check_numbers
 from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
@@ -128,7 +128,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         partition_dimensions: Sequence[int] | None = None,
         logical_device: int | None = None,
     ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"Variable: name must be a string or None, got {name!r}")
         self.name = f"variable_{next(_counter)}" if name is None else name
+        if trainable is not None and not isinstance(trainable, bool | np.bool_):
+            raise TypeError(f"variable {self.name!r}: trainable must be a bool or None, got {trainable!r}")
         self.synchronization = parse_synchronization(synchronization)
         self.aggregation = parse_aggregation(aggregation)
         self.strategy: Strategy = context.get_strategy()
@@ -163,10 +167,14 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
             return initial_value.array
         where = f"variable {self.name!r}: the initial value"
+        try:
+            jax.dtypes.canonicalize_dtype(dtype or float, allow_extended_dtype=True)
+        except TypeError:
+            raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
         if not callable(initial_value) and not self.strategy.extended.is_absent:
             value: Any = on_host(initial_value, dtype, where)
             if value is None:
-                value = jnp.asarray(initial_value, dtype)
+                value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
             self._set_kind(value.shape, value.dtype)
             return self.to_storage(value)
@@ -262,7 +270,14 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             return self._read_across()
         return current_store().read(self)
 
-    value = property(read_value, doc="The same as :meth:`read_value`.")
+    @property
+    def value(self) -> Any:
+        """The same as :meth:`read_value`."""
+        return self.read_value()
+
+    @value.setter
+    def value(self, value: Any) -> NoReturn:
+        raise AttributeError(f"{self.describe()}: value can't be set; change it with variable.assign(value)")
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a new NumPy array."""
@@ -384,7 +399,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         given = value = numpy_array(value)
         if isinstance(value, np.ndarray):
-            jax.dtypes.canonicalize_dtype(value.dtype)  # refuses what is no array of numbers
+            check_numbers(value, self._what_is_assigned)
         else:
             is_number = type(value) is int and jnp.issubdtype(self.dtype, jnp.number)
             value = as_array(value, self._what_is_assigned, self.dtype if is_number else None)

@@ -1,0 +1,137 @@
+"""Input, strategies, contexts, logical devices."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+import replicax
+from tests.misuses.world import (
+    ContextError,
+    inside,
+    scoped,
+)
+
+INPUT = [
+    ("a number for a dataset", lambda w: w.s.distribute_dataset(3), TypeError, "dataset"),
+    (
+        "an iterator for a dataset",
+        lambda w: w.s.distribute_dataset(iter([np.ones(2)])),
+        TypeError,
+        "anew for each epoch",
+    ),
+    ("nothing for a dataset", lambda w: w.s.distribute_dataset(None), TypeError, "dataset"),
+    ("options in a dict", lambda w: w.s.distribute_dataset([np.ones(2)], {}), TypeError, "InputOptions"),
+    ("batches without a dim", lambda w: next(iter(w.s.distribute_dataset([1.0, 2.0]))), ValueError, "is a scalar"),
+    (
+        "a dataset divided in a step",
+        lambda w: inside(w, lambda: w.s.distribute_dataset([1])),
+        ContextError,
+        "inside one",
+    ),
+    (
+        "no function of datasets",
+        lambda w: w.s.distribute_datasets_from_function([1]),
+        TypeError,
+        "function of an InputC",
+    ),
+    ("no function of values", lambda w: w.s.distribute_values_from_function(3), TypeError, "value_fn must be callable"),
+    (
+        "values of two structures",
+        lambda w: w.s.distribute_values_from_function(lambda ctx: [1] * (1 + ctx.replica_id_in_sync_group)),
+        ValueError,
+        "agree on the structure",
+    ),
+    ("a replica that is not there", lambda w: replicax.ValueContext(2, 2), ValueError, "below num_replicas_in_sync"),
+    ("examples without a dim", lambda w: w.s.make_numpy_dataset(3.0), ValueError, "dim"),
+    ("examples that differ in number", lambda w: w.s.make_numpy_dataset((np.ones(2), np.ones(3))), ValueError, "dim 0"),
+    (
+        "a batch that does not divide",
+        lambda w: replicax.InputContext(1, 0, 2).get_per_replica_batch_size(3),
+        ValueError,
+        "3",
+    ),
+    ("an unknown policy", lambda w: replicax.InputOptions(auto_shard_policy="x"), ValueError, "'x'"),
+    ("an unknown way with partial batches", lambda w: replicax.InputOptions(partial_batch="x"), ValueError, "'pad'"),
+    ("reading ahead by less than nothing", lambda w: replicax.InputOptions(prefetch=-1), ValueError, "prefetch"),
+]
+
+
+def left_in_the_wrong_order(w: Any) -> None:
+    outer, inner = w.s.scope(), w.s.scope()
+    outer.__enter__()
+    inner.__enter__()
+    try:
+        outer.__exit__(None, None, None)
+    finally:
+        inner.__exit__(None, None, None)
+
+
+def split(w: Any, parts: Any) -> Any:
+    return w.grid.run(lambda x: w.grid.split_to_logical_devices(x, parts), (np.ones((4, 3), np.float32),))
+
+
+PLACES = [
+    ("one device for a list", lambda w: replicax.MirroredStrategy("cpu:0"), TypeError, r"for one device: \['cpu:0'\]"),
+    ("a device twice", lambda w: replicax.MirroredStrategy(["cpu:0", "cpu:0"]), ValueError, "twice.*use_cpu_devices"),
+    ("a device that is not there", lambda w: replicax.MirroredStrategy(["cpu:99"]), ValueError, "available: cpu:0"),
+    ("no device's name", lambda w: replicax.ShardedStrategy(["big one"]), ValueError, "no device 'big one'"),
+    ("a number for a device", lambda w: replicax.MirroredStrategy([0]), TypeError, "a string such as 'cpu:0', got 0"),
+    ("no devices", lambda w: replicax.MirroredStrategy([]), ValueError, "pass None for all local devices"),
+    ("a list for one device", lambda w: replicax.OneDeviceStrategy(["cpu:0"]), TypeError, r"got \['cpu:0'\]"),
+    ("no parameter device", lambda w: replicax.CentralStorageStrategy(["cpu:0"], 3), TypeError, "'cpu:0', got 3"),
+    ("a number for all partitioners", lambda w: replicax.ShardedStrategy(["cpu:0"], 3), TypeError, "FixedShardsPartit"),
+    (
+        "no time for workers",
+        lambda w: replicax.MultiWorkerMirroredStrategy(["cpu:0"], 0),
+        ValueError,
+        "positive number",
+    ),
+    ("a text for time", lambda w: replicax.MultiWorkerMirroredStrategy(["cpu:0"], "9"), ValueError, "positive.*'9'"),
+    ("no resolver", lambda w: replicax.TPUStrategy("local"), TypeError, "expected a TPUClusterResolver, got 'local'"),
+    ("devices for a strategy's insides", lambda w: replicax.Strategy(["cpu:0"]), TypeError, "StrategyExtended"),
+    ("names for devices", lambda w: replicax.StrategyExtended(["cpu:0"]), TypeError, "'cpu:0'"),
+    ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "a positive integer, got 0"),
+    ("emulated devices too late", lambda w: replicax.use_cpu_devices(3), RuntimeError, "too late"),
+    ("a copy of a strategy", lambda w: copy.copy(w.s), RuntimeError, "copy.deepcopy"),
+    ("the scope of another", lambda w: scoped(w, lambda: w.other.scope().__enter__()), ContextError, "mixing"),
+    ("a scope in a step", lambda w: inside(w, lambda: scoped(w, dict)), ContextError, "merge_call"),
+    ("scopes in the wrong order", left_in_the_wrong_order, ContextError, "the innermost scope first"),
+    ("a name for a strategy", lambda w: replicax.set_strategy("mirrored"), TypeError, r"MirroredStrategy\(\)"),
+    (
+        "a class for a strategy",
+        lambda w: replicax.set_strategy(replicax.MirroredStrategy),
+        TypeError,
+        "expected a strategy",
+    ),
+    ("set_strategy in a scope", lambda w: scoped(w, lambda: replicax.set_strategy(w.s)), ContextError, "outside every"),
+    ("an old name", lambda w: w.s.experimental_run_v2, AttributeError, r"strategy.run\(fn, args, kwargs\)"),
+    ("an old function", lambda w: replicax.get_tower_context, AttributeError, "replicax.get_replica_context"),
+    ("an old keyword", lambda w: replicax.MirroredStrategy(num_gpus=2), TypeError, "devices="),
+    ("parts for too few dims", lambda w: split(w, [2]), ValueError, "has 2 dims"),
+    ("too many parts", lambda w: split(w, [2, 3]), ValueError, "the product must be 2"),
+    ("parts that don't divide", lambda w: split(w, [1, 2]), ValueError, "dim 1 of size 3 does not divide"),
+    ("a number for parts", lambda w: split(w, 2), ValueError, "a list of positive ints"),
+    ("a text split", lambda w: w.grid.run(lambda: w.grid.split_to_logical_devices("x", [2])), TypeError, "numbers"),
+    (
+        "no such logical device of a value",
+        lambda w: w.grid.run(lambda x: w.grid.assign_to_logical_device(x, 2), (1.0,)),
+        ValueError,
+        "no logical device 2",
+    ),
+    (
+        "a text for a logical device",
+        lambda w: w.grid.run(lambda x: w.grid.assign_to_logical_device(x, "1"), (1.0,)),
+        TypeError,
+        "must be an int, got '1'",
+    ),
+    ("assigning outside a step", lambda w: w.grid.assign_to_logical_device(1.0, 1), ContextError, "inside a step"),
+    (
+        "another's logical devices",
+        lambda w: w.s.run(lambda x: w.grid.split_to_logical_devices(x, [2]), (np.ones(2),)),
+        ContextError,
+        "was called in a step of",
+    ),
+]

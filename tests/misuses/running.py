@@ -1,0 +1,156 @@
+"""Steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax
+from tests.misuses.world import (
+    ContextError,
+    branch,
+    here,
+    inside,
+    many,
+    merged,
+    right_step,
+    scoped,
+)
+
+
+@dataclasses.dataclass
+class Plain:  # which JAX does not know
+    x: Any
+
+
+def kept_from_merge(w: Any) -> Any:
+    found: list[Any] = []
+
+    def step(x: Any) -> Any:
+        here().merge_call(lambda s, x: found.append(x), (x,))
+        return found[0]
+
+    return inside(w, step, w.x)
+
+
+def leaked(w: Any) -> Any:
+    found: list[Any] = []
+    inside(w, lambda x: found.append(x * 2), w.x)
+    return inside(w, lambda x: x + found[0], w.x)
+
+
+RUNNING = [
+    ("no function", lambda w: w.s.run(3), TypeError, "strategy.run.*fn must be callable, got 3"),
+    ("an array for args", lambda w: w.s.run(lambda x: x, np.ones(1)), TypeError, r"args must be a tuple.*args=\(x,\)"),
+    ("a dict for args", lambda w: w.s.run(lambda x: x, {"x": 1}), TypeError, "args must be a tuple"),
+    ("args one by one", lambda w: w.s.run(lambda x, y: x, 1.0, 2.0), TypeError, "args must be a tuple"),
+    ("a second argument for kwargs", lambda w: w.s.run(lambda x, y: x, (1,), 2), TypeError, r"args=\(x, y\)"),
+    ("kwargs without names", lambda w: w.s.run(lambda **k: k, kwargs={1: 2}), TypeError, "a dict from names"),
+    ("too few arguments", lambda w: w.s.run(right_step, (1.0,)), TypeError, r"right_step\(\) missing 1 required"),
+    ("options that are none", lambda w: w.s.run(lambda: 1, options="per_replica"), TypeError, "must be RunOptions"),
+    ("an unknown executor", lambda w: replicax.RunOptions("fast"), ValueError, "'compiled' or 'per_replica'"),
+    ("an array of strings", lambda w: w.s.run(lambda x: x, (np.array(["a"]),)), TypeError, r"args\[0\].*numbers"),
+    ("an array of objects", lambda w: w.s.run(lambda x: x, ({"y": np.array([{}])},)), TypeError, r"args\[0\]\['y'\]"),
+    ("another strategy's value", lambda w: w.s.run(lambda x: x, (w.four,)), ValueError, "4 components; this one has 2"),
+    ("another strategy's variable", lambda w: w.s.run(lambda: w.theirs + 1), ContextError, "'theirs'.*belongs to"),
+    (
+        "run inside jax.jit",
+        lambda w: jax.jit(lambda x: w.s.run(right_step, (w.v, x)))(1.0),
+        ContextError,
+        "outside jax",
+    ),
+    ("a step in a step", lambda w: inside(w, lambda: w.s.run(lambda: 1)), ContextError, "can't run another"),
+    ("a step in a merge_fn", lambda w: merged(w, lambda s: s.run(lambda: 1)), ContextError, "in a merge_fn"),
+    ("a step in another's scope", lambda w: scoped(w, lambda: w.other.run(lambda: 1)), ContextError, "mixing"),
+    ("if on a value", lambda w: inside(w, branch, w.x), TypeError, r"(?s)argument x\..*jnp.where.*jax.lax.cond"),
+    ("float of a value", lambda w: inside(w, lambda x: float(x.sum()), w.x), TypeError, r"argument x\.* .*Keep it"),
+    ("numpy on a value", lambda w: inside(w, lambda x: np.sin(x), w.x), TypeError, "jax.numpy in place of numpy"),
+    ("range of a value", lambda w: inside(w, lambda n: list(range(n)), 3), TypeError, "argument n.*fori_loop"),
+    ("rows left out by a mask", lambda w: inside(w, lambda x: x[x > 0], w.x), IndexError, "jnp.where"),
+    (
+        "a variable for jax.lax",
+        lambda w: inside(w, lambda: jax.lax.sin(w.v)),
+        (TypeError, ValueError),
+        r"variable\.value",
+    ),
+    ("a plain dataclass returned", lambda w: inside(w, Plain, w.x), TypeError, "register_dataclass"),
+    ("a value from merge_fn kept", lambda w: kept_from_merge(w), ValueError, "return it from the merge_fn"),
+    (
+        "sizes that differ, compiled",
+        lambda w: w.s.run(lambda x: x, (w.uneven,), options=replicax.RunOptions()),
+        ValueError,
+        r"args\[0\] can't run as one compiled program",
+    ),
+    ("a value that a step leaves behind", lambda w: leaked(w), replicax.TraceError, "left behind.*pass it on in args"),
+    (
+        "a jitted step that assigns",
+        lambda w: inside(w, jax.jit(lambda: w.v.assign(w.v * 2).value)),
+        replicax.TraceError,
+        "leave jax.jit out",
+    ),
+    (
+        "an assignment in jax.grad",
+        lambda w: inside(w, jax.grad(lambda x: w.total.assign(x).value), 1.0),
+        replicax.TraceError,
+        "replicax.value_and_grad",
+    ),
+    (
+        "an assignment in a scan",
+        lambda w: inside(
+            w, lambda: jax.lax.scan(lambda c, _: (w.v.assign(c).value, None), jnp.zeros(3), None, length=2)
+        ),
+        replicax.TraceError,
+        "assign it after",
+    ),
+    (
+        "a collective in a branch",
+        lambda w: inside(w, lambda x: jax.lax.cond(x.sum() > 3, lambda: here().all_reduce("sum", x), lambda: x), w.x),
+        replicax.DeadlockError,
+        "all_reduce at",
+    ),
+    ("no steps", lambda w: many(w, lambda ctx, x: None, steps=0), ValueError, "an int of at least 1, got 0"),
+    ("steps in words", lambda w: many(w, lambda ctx, x: None, steps="3"), ValueError, "an int of at least 1, got '3'"),
+    ("no function of many steps", lambda w: many(w, 3), TypeError, "strategy.run_steps.*fn must be callable"),
+    (
+        "a dataset for an iterator",
+        lambda w: w.s.run_steps(right_step, w.s.distribute_dataset([np.ones(2)]), 1),
+        TypeError,
+        r"iter\(",
+    ),
+    ("a list for an iterator", lambda w: w.s.run_steps(right_step, [1, 2], 1), TypeError, r"iter\(strategy.distribute"),
+    (
+        "an output without a way to combine",
+        lambda w: many(w, lambda ctx, x: ctx.set_last_step_output("x", x)),
+        ValueError,
+        "must say how to combine",
+    ),
+    (
+        "an output combined by 'max'",
+        lambda w: many(w, lambda ctx, x: ctx.set_last_step_output("x", x, "max")),
+        ValueError,
+        "'sum', 'mean', 'only_first_replica'",
+    ),
+    (
+        "a number for an output's name",
+        lambda w: many(w, lambda ctx, x: ctx.set_last_step_output(3, x, "sum")),
+        TypeError,
+        "name must be a string, got 3",
+    ),
+    (
+        "a text for an output",
+        lambda w: many(w, lambda ctx, x: ctx.set_last_step_output("x", "text", "sum")),
+        TypeError,
+        "set_non_tensor_output",
+    ),
+    (
+        "an array for an object",
+        lambda w: many(w, lambda ctx, x: ctx.set_non_tensor_output("x", x)),
+        TypeError,
+        "set_last_step_output",
+    ),
+    ("initial values in a list", lambda w: many(w, lambda ctx, x: None, initial_loop_values=[1]), ValueError, "dict"),
+]

@@ -1,0 +1,143 @@
+"""Gradients, optimizers, losses, metrics, plans."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax
+from tests.misuses.world import (
+    ContextError,
+    LocalityError,
+    grads,
+    here,
+    inside,
+    scoped,
+)
+
+TRAINING = [
+    ("no transformation", lambda w: replicax.Optimizer(3), TypeError, "optax.GradientTransformation, got 3"),
+    ("a transformation not called", lambda w: replicax.Optimizer(optax.sgd), TypeError, "optax.GradientTransformation"),
+    ("nothing to optimise", lambda w: w.optimizer.build([]), ValueError, "no variables"),
+    ("an integer to optimise", lambda w: w.optimizer.build([w.n]), TypeError, "'n'.*must be a float"),
+    ("copies to optimise", lambda w: w.optimizer.build([w.own]), TypeError, "'own'.*on-write"),
+    ("twice to optimise", lambda w: w.optimizer.build([w.v, w.v]), ValueError, "'v'.*listed twice"),
+    ("a number to optimise", lambda w: w.optimizer.build([3]), TypeError, "expected Variables, got 3"),
+    (
+        "gradients from across",
+        lambda w: scoped(w, lambda: w.optimizer.apply_gradients([(1.0, w.v)])),
+        ContextError,
+        "step",
+    ),
+    (
+        "a gradient of another shape",
+        lambda w: inside(w, lambda: w.optimizer.apply_gradients([(jnp.ones(2), w.v)])),
+        ValueError,
+        r"'v'.*shape \(2,\)",
+    ),
+    (
+        "gradients reduced twice",
+        lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(here().all_reduce("sum", x), w.v)]), w.x),
+        LocalityError,
+        "aggregate=False",
+    ),
+    (
+        "gradients not reduced",
+        lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(x, w.v)], aggregate=False), w.x),
+        LocalityError,
+        "aggregate=True",
+    ),
+    (
+        "the gradient by a number",
+        lambda w: replicax.value_and_grad(lambda: 1.0, [3.0]),
+        TypeError,
+        "expected Variables",
+    ),
+    (
+        "the gradient by an integer",
+        lambda w: replicax.value_and_grad(lambda: 1.0, [w.n]),
+        TypeError,
+        "'n'.*no gradient",
+    ),
+    ("the gradient by one twice", lambda w: replicax.value_and_grad(print, [w.v, w.v]), ValueError, "listed twice"),
+    (
+        "the gradient of no function",
+        lambda w: replicax.value_and_grad(3, [w.v]),
+        TypeError,
+        "fn must be callable, got 3",
+    ),
+    ("a loss for each example", lambda w: grads(w, lambda x: w.v * x, [w.v]), TypeError, "compute_average_loss"),
+    ("no loss", lambda w: grads(w, lambda x: None, [w.v]), TypeError, "value_and_grad.*the loss.*None"),
+    ("a loss of integers", lambda w: grads(w, lambda x: 1, [w.v]), TypeError, "float scalar, got int32"),
+    (
+        "a mirrored loss",
+        lambda w: grads(w, lambda x: here().all_reduce("mean", (w.v * x).sum()), [w.v]),
+        LocalityError,
+        "compute_average_loss",
+    ),
+    ("no aux", lambda w: grads(w, lambda x: (w.v * x).sum(), [w.v], has_aux=True), TypeError, r"a pair \(loss, aux\)"),
+    ("the average of a scalar", lambda w: replicax.compute_average_loss(1.0), ValueError, "for each example"),
+    (
+        "a weight that does not fit",
+        lambda w: replicax.compute_average_loss(np.ones(3), np.ones(2)),
+        ValueError,
+        "not fit",
+    ),
+    ("an empty global batch", lambda w: replicax.compute_average_loss(np.ones(2), None, 0), ValueError, "be positive"),
+    (
+        "a text for a size",
+        lambda w: replicax.compute_average_loss(np.ones(2), None, "4"),
+        TypeError,
+        "global_batch_size.*'4'",
+    ),
+    (
+        "half an example",
+        lambda w: replicax.compute_average_loss(np.ones(2), None, 2.5),
+        TypeError,
+        "global_batch_size.*2.5",
+    ),
+    ("no losses", lambda w: replicax.compute_average_loss(None), TypeError, "per_example_loss.*None"),
+    (
+        "a loss from across",
+        lambda w: scoped(w, lambda: replicax.compute_average_loss(np.ones(2))),
+        ContextError,
+        "step",
+    ),
+    (
+        "a penalty from across",
+        lambda w: scoped(w, lambda: replicax.scale_regularization_loss(1.0)),
+        ContextError,
+        "step",
+    ),
+    ("a metric from across", lambda w: scoped(w, lambda: w.mean.update(np.ones(2))), ContextError, "inside the step"),
+    ("a metric read in a step", lambda w: inside(w, w.mean.result), ContextError, "Call it outside"),
+    ("a metric reset in a step", lambda w: inside(w, w.mean.reset), ContextError, "Call it outside"),
+    (
+        "weights of a metric",
+        lambda w: inside(w, lambda: w.mean.update(jnp.ones(2), jnp.ones(3))),
+        ValueError,
+        "not fit",
+    ),
+    (
+        "labels and predictions",
+        lambda w: inside(w, lambda: w.accuracy.update(jnp.ones(2, int), jnp.ones((3, 4)))),
+        ValueError,
+        "labels",
+    ),
+    ("a number for a metric's name", lambda w: scoped(w, lambda: replicax.Mean(3)), TypeError, "name must be a string"),
+    (
+        "a plan for no strategy",
+        lambda w: replicax.plan("mirrored", print),
+        TypeError,
+        "expected a strategy, got 'mirrored'",
+    ),
+    ("a plan of no step", lambda w: replicax.plan(w.s, 3), TypeError, "replicax.plan.*fn must be callable"),
+    (
+        "a plan for no chip",
+        lambda w: replicax.plan(w.s, print, chip="v5p"),
+        TypeError,
+        "replicax.Chip or None, got 'v5p'",
+    ),
+    ("a plan of what differs", lambda w: replicax.plan(w.s, lambda x: w.v.assign(x), w.x), LocalityError, "'v'"),
+]
