@@ -49,15 +49,15 @@ class IndexedSlices:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple | list):
+            raise TypeError(
+                f"IndexedSlices: shape must be that of the whole array, a tuple of ints, got {self.shape!r}"
+            )
         if isinstance(self.indices, (list, tuple, np.ndarray)):
             check_rows(self.indices, self.shape, "IndexedSlices")
         for name in ("values", "indices"):
             if isinstance(getattr(self, name), (list, tuple, np.ndarray)):
                 object.__setattr__(self, name, as_array(getattr(self, name), f"IndexedSlices: {name}"))
-        if not isinstance(self.shape, tuple | list):
-            raise TypeError(
-                f"IndexedSlices: shape must be that of the whole array, a tuple of ints, got {self.shape!r}"
-            )
         values, indices = (getattr(x, "shape", None) for x in (self.values, self.indices))
         if values is None or indices is None:  # values of each replica, from outside
             return
