@@ -22,7 +22,8 @@ class LocalityError(ValueError):
 class DeadlockError(ValueError):
     """A collective stands where replicas could disagree on whether, or how often, it runs.
 
-    Raised while a step is traced: some replicas would wait for ever for the others.
+    Raised while a step is traced: some replicas would wait for ever for the others. Also raised where workers
+    (processes) don't do the same, or don't come in time.
     """
 
 

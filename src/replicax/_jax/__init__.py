@@ -39,6 +39,7 @@ from replicax._jax.programs import (
     traced_once,
 )
 from replicax._jax.runtime import (
+    abandon_coordination,
     backends_are_initialized,
     coordination_client,
     drop_failed_tokens,
@@ -78,6 +79,7 @@ __all__ = [
     "Primitive",
     "ShapedArray",
     "WatchingTrace",
+    "abandon_coordination",
     "abstract_mesh",
     "acts_outside",
     "arguments_named",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,15 @@ def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
             raise
         value = client.key_value_try_get_bytes(key)
     return value
+
+
+def abandon_coordination() -> None:
+    """Let go of the coordination service: at its end this process does not wait for the others, as JAX would."""
+    state = _distributed.global_state
+    for held in (state.client, state.service, state.preemption_sync_manager):
+        if held is not None:  # for good, as destroying it waits, too
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    state.client = state.service = state.preemption_sync_manager = None
 
 
 def tpu_cluster() -> tuple[str, list[str]] | None:

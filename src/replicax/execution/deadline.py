@@ -10,7 +10,7 @@ import jax
 
 from replicax import _jax
 from replicax.communication import Late, watch
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, WorkerError
 from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.workers import CalledOff
 
@@ -54,6 +54,12 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
     while thread.is_alive():
         try:
             thread.join(timeout=0.02)
+            extended.lockstep.check()
+        except (WorkerError, DeadlockError):
+            thread.join(timeout=1.0)  # it may have been broken off by the same
+            if thread.is_alive():
+                _left_behind.append(thread)
+                raise
         except BaseException:  # an interrupt
             _left_behind.append(thread)
             raise
@@ -63,6 +69,9 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
                 problem = _of_all_workers(late, extended, number, lambda: not thread.is_alive())
             except CalledOff:
                 continue  # whoever was missing has come while we asked
+            except WorkerError:
+                _left_behind.append(thread)
+                raise
             _left_behind.append(thread)
             raise DeadlockError(problem)
     result, error = outcome[0]

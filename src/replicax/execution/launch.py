@@ -21,12 +21,14 @@ from replicax import _jax
 from replicax.execution.deadline import call_watched
 from replicax.execution.replicate import Executable
 from replicax.execution.signals import hold_signals
+from replicax.execution.together import announce
 from replicax.topology.placement import copied
 from replicax.variables.lost import DELETED, Lost, note_lost
 from replicax.variables.slots import Slot, launching, lent, together
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
+    from replicax.topology.lockstep import Lockstep
 
 
 def launch(
@@ -45,9 +47,11 @@ def launch(
 
     Raises:
       VariableLostError: a variable that it reads has no value any more.
+      WorkerError: another worker has failed, has ended or has died.
       Exception: what has gone wrong on the host, in a program that calls it. Variables are as they were.
     """
     returned: list[Any] = [] if launched is None else launched
+    lockstep = strategy.extended.lockstep
     with launching:
         if lent:
             _take_back(executable)
@@ -57,6 +61,8 @@ def launch(
         kept = [slot.array for slot in executable.kept]
         constants, call, known = executable.program.constants, executable.call, executable.care.known
         at_once = known is not None and known == call._cache_size()
+        if lockstep.several:
+            announce(lockstep, executable)
         try:
             if at_once:
                 # The call and the assignment are one operation. Between two, a signal's handler could raise.
@@ -66,10 +72,14 @@ def launch(
         except BaseException as error:
             if not returned:
                 _tell_what_is_left(executable, error)
+            if lockstep.several and isinstance(error, Exception):
+                _explain(error, lockstep, executable)
             raise
         finally:
             if returned:
                 group.arrays = returned[0][0]
+            if lockstep.several:
+                lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
         if lent:
             lent.difference_update(executable.written)
         if not at_once:
@@ -106,6 +116,19 @@ def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], ret
     # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
     if travel is None and not care.waits and before is not None and before == _kinds_of_calls(call):
         care.known = before
+
+
+def _explain(error: Exception, lockstep: Lockstep, executable: Executable) -> None:
+    """Raise what ``error`` means, if that is another worker's end.
+
+    Raises:
+      WorkerError: another worker has failed, ended or died; says what has become of the variables.
+    """
+    explained = lockstep.explained(error, f"the step {executable.label.name!r}")
+    if explained is not error:
+        for note in getattr(error, "__notes__", ()):
+            explained.add_note(note)
+        raise explained from error
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:

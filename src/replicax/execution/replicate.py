@@ -23,6 +23,7 @@ from replicax.execution.pieces import Piece
 from replicax.execution.placement_report import PlacementReport
 from replicax.execution.program import Program, Use
 from replicax.locality import Locality, M, T
+from replicax.topology.launches import Label
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
@@ -97,6 +98,8 @@ class Executable:
     """Along which of their dims; ``None`` if that can't be told."""
     steps: int | None = None
     """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
+    label: Label = dataclasses.field(default_factory=Label)
+    """What tells it from other programs on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """What :meth:`repeated` has made."""
     care: Care = dataclasses.field(default_factory=lambda: Care(donates=True, waits=False))

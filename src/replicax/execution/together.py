@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from replicax import _jax
 from replicax.errors import LocalityError
 from replicax.execution.arguments import path_of
+from replicax.execution.infer import over_replicas
 from replicax.execution.placing import ARRAYS
 from replicax.nests import is_leaf, known
 from replicax.topology.fingerprints import fingerprint
@@ -24,7 +26,9 @@ from replicax.values import PerReplica
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
+    from replicax.execution.replicate import Executable
     from replicax.strategy import Strategy
+    from replicax.topology.lockstep import Lockstep
 
 
 def check_same_step(
@@ -69,6 +73,31 @@ def check_same_step(
                 f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
                 "a distributed dataset."
             )
+
+
+def announce(lockstep: Lockstep, executable: Executable) -> None:
+    """Before a program is launched that other workers have to launch, too: note which, if they will.
+
+    Raises:
+      WorkerError: another worker has failed, or has ended.
+      DeadlockError: it is known that another worker runs another program.
+    """
+    lockstep.check_launch()
+    label = executable.label
+    if not label.number:
+        times = "" if executable.steps is None else f", {executable.steps} times"
+        label.name = executable.program.name + times
+        label.meets = _meets(executable.program.jaxpr)
+    lockstep.launches.begin(label)
+
+
+def _meets(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether there are collectives over the replicas in a program."""
+    return any(
+        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
+        or any(map(_meets, _jax.sub_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
 
 
 class Calls:

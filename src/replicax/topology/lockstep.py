@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import traceback
-from collections.abc import Sequence
 from typing import Any
 
 from replicax.errors import DeadlockError
 from replicax.topology.codec import declared, dumps, error_as_data, error_from_data, loads
+from replicax.topology.ends import line_of
+from replicax.topology.launches import Launches
 from replicax.topology.workers import DEFAULT_TIMEOUT, CalledOff, Series, Workers
 
 
@@ -36,6 +36,10 @@ class Lockstep:
     def __init__(self, workers: Workers, name: str = "lockstep", timeout: float | None = DEFAULT_TIMEOUT) -> None:
         self.workers = workers
         self.timeout = math.inf if timeout is None else timeout
+        self.launches = Launches()
+        if workers.ends is not None:
+            workers.ends.launches[name] = self.launches
+        self._name = name
         self._series = Series(workers, name)
         self._told: BaseException | None = None
 
@@ -54,7 +58,8 @@ class Lockstep:
           timeout: how many seconds to wait for the others, if not as long as usual.
 
         Raises:
-          DeadlockError: workers do something else, or don't come in time; names them.
+          DeadlockError: workers do something else, or don't come in time, or have run other programs before; names
+            them.
           WorkerError: another worker has failed, ended or died.
           Exception: what another worker has raised in a step, with a note that says where; a ``WorkerError`` with its
             text, if it is of a class that can't be made here.
@@ -62,15 +67,25 @@ class Lockstep:
         if not self.several:
             return [item]
         try:
-            return self._share(_Message(doing, detail, item), timeout)
+            return self._share(_Message(doing, detail, item, self._launched()), timeout)
         except BaseException as error:
             self._told = error
             raise
 
     def _share(self, message: _Message, timeout: float | None) -> list[Any]:
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
+        ends = self.workers.ends
+
+        def called_off() -> bool:
+            problem = None if ends is None else ends.elsewhere(self._name, message.shown())
+            if problem is not None:
+                raise DeadlockError(problem)
+            return False
+
+        if ends is not None:
+            ends.takes_part()
         try:
-            said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout)]
+            said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
         except TimeoutError as error:
             raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None
         for worker, theirs in enumerate(said):
@@ -82,7 +97,35 @@ class Lockstep:
                 f"the workers do not do the same: {places}. All workers must run the same program, with the same "
                 "steps, variables and datasets in the same order."
             )
+        if len({m.launched[:2] for m in said}) > 1:
+            places = "; ".join(f"worker {w} {m.launched[0]}, the last {m.launched[2]!r}" for w, m in enumerate(said))
+            raise DeadlockError(
+                f"the workers have not run the same programs before this one {message.shown()}: {places}. All workers "
+                "must run the same steps in the same order."
+            )
         return [m.item for m in said]
+
+    def _launched(self) -> tuple[int, int, str]:
+        return self.launches.count, self.launches.digest, self.launches.last
+
+    def check(self) -> None:
+        """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""
+        if self.workers.ends is not None:
+            self.workers.ends.check()
+
+    def check_launch(self) -> None:
+        """Raise if it is known, before a program is launched, that other workers won't.
+
+        Raises:
+          WorkerError: one has failed, or has ended.
+          DeadlockError: one runs other programs.
+        """
+        if self.workers.ends is not None:
+            self.workers.ends.check_launch(self._name)
+
+    def explained(self, error: Exception, doing: str) -> Exception:
+        """What an error means that was raised while ``doing`` something: it may be that another worker is gone."""
+        return error if self.workers.ends is None else self.workers.ends.explained(error, doing)
 
     def fail(self, error: BaseException, who: str) -> None:
         """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.
@@ -95,7 +138,9 @@ class Lockstep:
             return
         self._told = error
         with contextlib.suppress(CalledOff):  # they come later
-            self._series.exchange(dumps(_Message("fails", "", None, _Failure.of(error, who))), called_off=lambda: True)
+            self._series.exchange(
+                dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), called_off=lambda: True
+            )
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""
@@ -142,16 +187,8 @@ class _Message:
     doing: str
     detail: str
     item: Any
+    launched: tuple[int, int, str]
     failure: _Failure | None = None
 
     def shown(self) -> str:
         return f"{self.doing} {self.detail}".rstrip()
-
-
-def line_of(error: BaseException) -> str:
-    """The user's line that ``error`` comes from."""
-    frames: Sequence[Any] = list(traceback.walk_tb(error.__traceback__))
-    for frame, number in reversed(frames):
-        if frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib"):
-            return f"{frame.f_code.co_filename}:{number}"
-    return "an unknown line"

@@ -15,7 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
+
 from replicax import _jax
+from replicax.errors import WorkerError
+from replicax.topology.ends import Ends, ends_of
 
 DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other, where nobody has said otherwise."""
@@ -40,10 +44,12 @@ class Workers(Protocol):
     Attributes:
       index: which one this is, from 0; worker 0 is the *chief*.
       count: how many there are.
+      ends: what is known of the ends of their processes; ``None`` where these can't end one by one.
     """
 
     index: int
     count: int
+    ends: Ends | None
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -64,6 +70,7 @@ class Workers(Protocol):
         Raises:
           TimeoutError: the time is over; names the topic, and the workers who have not come. They, too, get an error
             when they come: an exchange takes place for all or for nobody.
+          WorkerError: another worker has failed, or the one that is waited for has ended its program.
           CalledOff: the wait was called off.
         """
 
@@ -78,6 +85,7 @@ class Alone:
 
     index = 0
     count = 1
+    ends: Ends | None = None
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -104,6 +112,8 @@ class DistributedWorkers:
         self._client: Any = client
         self._name = name
         self.index, self.count = _jax.process_index_and_count()
+        self._ends = ends_of(client, self.index, self.count)
+        self.ends: Ends | None = self._ends
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -119,7 +129,7 @@ class DistributedWorkers:
         for worker in range(self.count):
             if worker == self.index:
                 continue
-            count = self._get(f"{where}/{worker}/count", deadline, called_off)
+            count = self._get(worker, f"{where}/{worker}/count", deadline, called_off)
             if count is None:
                 problem = absent(topic, timeout, self._missing(where), self.count)
                 if self._verdict(where, f"worker {self.index} gave up: {problem}") is not None:
@@ -143,15 +153,24 @@ class DistributedWorkers:
         verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
         return verdict.decode() or None
 
-    def _get(self, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
-        """The value of ``key``, or ``None`` if nobody has set it in time."""
+    def _get(self, worker: int, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
+        """The value that ``worker`` sets as ``key``, or ``None`` if it has not done so in time."""
         while True:
             if called_off():
                 raise CalledOff
+            ended = self._ends.check_wait(worker)
             left = deadline - time.monotonic()
-            value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
+            try:
+                value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
+            except jax.errors.JaxRuntimeError as error:
+                raise WorkerError(
+                    f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
+                    f"worker {worker}: {error}"
+                ) from error
             if value is not None or left <= 0:
                 return value
+            if ended is not None:
+                raise WorkerError(ended)
 
     def _present(self, key: str) -> bytes:
         value: bytes = self._client.key_value_try_get_bytes(key)
