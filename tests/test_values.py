@@ -131,6 +131,16 @@ def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None
 def test_value_context_checks_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
         replicax.ValueContext(2, 2)
+    assert replicax.ValueContext(1, 2).replica_id == 1
+
+
+def test_run_options_have_the_fields_of_the_original(pair) -> None:
+    options = replicax.RunOptions(experimental_enable_dynamic_batch_size=False)
+    assert int(pair.run(lambda: 1, options=options)) == 1
+    with pytest.raises(ValueError, match="sizes are not rounded up to buckets .*partial_batch='pad'"):
+        replicax.RunOptions(experimental_bucketizing_dynamic_shape=True)
+    with pytest.raises(ValueError, match="options of the compiler are not taken .* XLA_FLAGS"):
+        replicax.RunOptions(experimental_xla_options={"a": 1})
 
 
 def test_a_worker_has_the_components_of_its_own_replicas() -> None:

@@ -295,3 +295,47 @@ def test_numpy_examples_that_do_not_fit(pair, arrays, message) -> None:
 def test_what_are_no_options() -> None:
     with pytest.raises(TypeError, match="strategy.distribute_dataset: options must be InputOptions or None, got 3"):
         replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(np.ones(4), options=3)
+
+
+@pytest.mark.parametrize("wrapped", [lambda x: x, lambda x: {"a": x}, lambda x: (x,)])
+def test_a_list_of_equal_arrays_is_one_array(pair, wrapped) -> None:
+    arrays = [np.arange(3.0) + i for i in range(4)]
+    examples = pair.make_numpy_dataset(wrapped(arrays))
+    assert len(examples) == 4
+    np.testing.assert_array_equal(jax.tree_util.tree_leaves(examples[2])[0], arrays[2])
+    assert pair.make_numpy_dataset([1.5, 2.5])[1] == 2.5
+    for other in ([np.zeros(3), np.zeros(4)], [{"x": np.zeros(3)}]):
+        with pytest.raises(ValueError, match=r"make_numpy_dataset: input.* is a list, .* go into a tuple or a dict"):
+            pair.make_numpy_dataset(wrapped(other))
+
+
+def test_an_iterator_has_the_element_spec_of_its_dataset(strategy) -> None:
+    dataset = strategy.distribute_dataset([{"x": np.zeros((4, 3), np.float32)}] * 2)
+    with iter(dataset) as iterator:
+        assert iterator.element_spec == dataset.element_spec
+        next(iterator)
+        assert iterator.element_spec["x"].shape == (4 // strategy.num_replicas_in_sync, 3)
+
+
+def test_a_function_that_makes_a_dataset_is_refused_at_once(pair) -> None:
+    def make():
+        return grain.MapDataset.source(np.arange(4.0)).batch(2)
+
+    problem = r"strategy.distribute_dataset\(.*make\(\)\)\. .* goes to strategy.distribute_datasets_from_function"
+    for function in (make, lambda: [np.zeros(4)]):
+        with pytest.raises(TypeError, match=problem if function is make else "Pass what it returns"):
+            pair.distribute_dataset(function)
+    with pytest.raises(TypeError, match="a function of an InputContext goes to strategy.distribute_datasets_from_func"):
+        pair.distribute_dataset(lambda context: make())
+
+
+def test_a_function_is_called_once_for_each_pass(pair) -> None:
+    calls = []
+
+    def batches():
+        calls.append(0)
+        return iter([np.zeros(4)])
+
+    dataset = pair.distribute_dataset(batches)
+    assert [len(list(dataset)) for _ in range(3)] == [1, 1, 1]
+    assert len(calls) == 3

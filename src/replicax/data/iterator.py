@@ -52,6 +52,11 @@ class DistributedIterator(Iterator[Any]):
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
         self._end = weakref.finalize(self, running.end)
 
+    @property
+    def element_spec(self) -> Any:
+        """What a replica gets of a full batch; see :attr:`DistributedDataset.element_spec`."""
+        return self._dataset.element_spec
+
     def __next__(self) -> Any:
         """The next element.
 

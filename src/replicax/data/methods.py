@@ -129,13 +129,15 @@ class Input:
         Grain, and hand it to :meth:`distribute_dataset`.
 
         Args:
-          numpy_input: a pytree of NumPy arrays with the same dim 0.
+          numpy_input: a pytree of NumPy arrays with the same dim 0. A list is no part of the pytree: it becomes one
+            array, with a row for each of its entries.
 
         Returns:
           A ``grain.MapDataset`` of pytrees of the same structure.
 
         Raises:
-          ValueError: scalars, or arrays that differ in dim 0; the message names the leaf.
+          ValueError: scalars, arrays that differ in dim 0, or a list whose entries differ in shape; the message names
+            the leaf.
 
         >>> import replicax, numpy as np
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -61,9 +61,12 @@ def as_source(dataset: Any, method: str) -> Source:
             inspect.signature(dataset).bind()
         except TypeError as error:
             raise TypeError(
-                f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial."
+                f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "
+                "function of an InputContext goes to strategy.distribute_datasets_from_function."
             ) from None
-        return Source(replay.Replayed(lambda: _iterator_of(dataset, kind)), kind)
+        # What it gives is seen at once, and is the first pass. (Calling a generator function runs nothing of it.)
+        first = iter([_iterator_of(dataset, kind, method)])
+        return Source(replay.Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
     if isinstance(dataset, Iterator):
         raise TypeError(
             f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "
@@ -95,10 +98,18 @@ def _name_of(function: Any) -> str:
     return getattr(inner, "__qualname__", None) or type(inner).__name__
 
 
-def _iterator_of(function: Any, kind: str) -> Iterator[Any]:
+def _iterator_of(function: Any, kind: str, method: str) -> Iterator[Any]:
     result = function()
     if not isinstance(result, Iterator):
-        raise TypeError(f"{kind} must give an iterator over batches (yield them, or return iter(…)), got {result!r}")
+        is_dataset = isinstance(result, Iterable) or hasattr(result, "__getitem__")
+        instead = (
+            f" Pass what it returns: strategy.distribute_dataset({_name_of(function)}()). A function that makes a "
+            "dataset for each worker, of per-replica batches, goes to strategy.distribute_datasets_from_function."
+        )
+        raise TypeError(
+            f"{method}: {kind} must give an iterator over batches (yield them, or return iter(…)), got {result!r}."
+            + (instead if is_dataset else "")
+        )
     return result
 
 
@@ -141,7 +152,27 @@ def numpy_examples(arrays: Any) -> Any:
     """See ``Strategy.make_numpy_dataset``."""
     import grain  # heavy: loaded when used
 
-    return grain.MapDataset.source(_Slices(arrays))
+    stacked = jax.tree_util.tree_map_with_path(_stacked, known(arrays), is_leaf=lambda node: isinstance(node, list))
+    return grain.MapDataset.source(_Slices(stacked))
+
+
+def _stacked(path: Any, leaf: Any) -> Any:
+    """A list as one array, with a row for each of its entries; anything else as it is."""
+    if not isinstance(leaf, list) or not leaf:
+        return leaf
+    name = "input" + jax.tree_util.keystr(path)
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype == object:
+        shapes = [getattr(entry, "shape", type(entry).__name__) for entry in leaf]
+        raise ValueError(
+            f"make_numpy_dataset: {name} is a list, which becomes one array with a row for each entry, but its entries "
+            f"are no arrays of one shape: {shapes}. Arrays that belong together, such as inputs and labels, go into a "
+            "tuple or a dict."
+        )
+    return array
 
 
 def _is_array_tree(dataset: Any) -> bool:

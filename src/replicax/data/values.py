@@ -39,6 +39,11 @@ class ValueContext:
                 f"({self.num_replicas_in_sync}), got {self.replica_id_in_sync_group}"
             )
 
+    @property
+    def replica_id(self) -> int:
+        """The same as ``replica_id_in_sync_group``."""
+        return self.replica_id_in_sync_group
+
 
 def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Strategy) -> Any:
     """See ``Strategy.distribute_values_from_function``."""

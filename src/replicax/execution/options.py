@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 Executor = Literal["compiled", "per_replica"]
 
@@ -18,6 +18,12 @@ class RunOptions:
     Attributes:
       executor: ``"compiled"``, one compiled program for all replicas; or ``"per_replica"``, the step as plain
         Python, one replica at a time, on values that you can look at.
+      experimental_enable_dynamic_batch_size: whether batches may differ in size. They may; ``False`` changes nothing.
+      experimental_bucketizing_dynamic_shape: whether to round sizes up. Use ``InputOptions(partial_batch="pad")``.
+      experimental_xla_options: options of the compiler; JAX takes them from the environment variable ``XLA_FLAGS``.
+
+    Raises:
+      ValueError: there is no such executor; or what is not there is asked for (the message says what there is).
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -29,10 +35,23 @@ class RunOptions:
     """
 
     executor: Executor = "compiled"
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
         if self.executor not in ("compiled", "per_replica"):
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
+        if self.experimental_bucketizing_dynamic_shape:
+            raise ValueError(
+                "RunOptions: sizes are not rounded up to buckets (experimental_bucketizing_dynamic_shape): there is "
+                "one program for each size, or one for all with InputOptions(partial_batch='pad')"
+            )
+        if self.experimental_xla_options is not None:
+            raise ValueError(
+                "RunOptions: options of the compiler are not taken (experimental_xla_options): set the environment "
+                "variable XLA_FLAGS before JAX makes its devices"
+            )
 
 
 _COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
