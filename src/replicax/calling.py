@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,3 +43,38 @@ def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
             "one tuple: args=(x, y)"
         )
     return dict(kwargs)
+
+
+def has_not_run(result: Any) -> bool:
+    """Whether ``result`` is what an async function or a generator returns, before any of its code has run."""
+    return isinstance(result, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType)
+
+
+def checked_result(result: Any, fn: Any, what: str) -> Any:
+    """``result``, which ``fn`` has returned, unless nothing of ``fn`` has run.
+
+    Raises:
+      TypeError: ``fn`` is an async function or a generator; the message says ``what`` has called it.
+
+    >>> from replicax.calling import checked_result
+    >>> def step():
+    ...     yield 1
+    >>> checked_result(step(), step, "strategy.run")
+    Traceback (most recent call last):
+    TypeError: strategy.run: step has yielded instead of returning, so nothing of it has run: it is a generator ...
+    """
+    if not has_not_run(result):
+        return result
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if isinstance(result, types.GeneratorType):
+        result.close()
+        raise TypeError(
+            f"{what}: {name} has yielded instead of returning, so nothing of it has run: it is a generator function, "
+            "or returns a generator expression. Return what it computes, for example in a list"
+        )
+    if isinstance(result, types.CoroutineType):
+        result.close()  # or Python warns that nobody has awaited it
+    raise TypeError(
+        f"{what}: {name} is an async function, so calling it runs nothing of it: write it as an ordinary one, with "
+        "def, and await before or after"
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.calling import checked_args, checked_function, checked_kwargs
+from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.communication import CommunicationOptions, Communicator, checked_options
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
@@ -62,7 +62,7 @@ class SingleReplica:
 
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with cross_replica(strategy):
-            return fn(strategy, *args, **kwargs)
+            return checked_result(fn(strategy, *args, **kwargs), fn, "merge_call")
 
 
 class ReplicaContext(Renamed):
@@ -261,18 +261,48 @@ def _pushed(frame: _Frame) -> Iterator[None]:
     try:
         _stack.frames.append(frame)
         yield
-    finally:
+    except BaseException:
+        _leave(frame, is_failing=True)
+        raise
+    else:
         _leave(frame)
 
 
-def _leave(frame: _Frame) -> None:
+def _leave(frame: _Frame, is_failing: bool = False) -> None:
     frames = _stack.frames
     if frames and frames[-1] is frame:
         frames.pop()
-        return
-    if frame in frames:
-        frames.remove(frame)
-    raise ContextError("scopes were left in the wrong order, or in another thread: leave the innermost scope first")
+    elif is_failing:
+        if frame in frames:  # and on top of it what an interrupt has left behind
+            del frames[frames.index(frame) :]
+    else:
+        if frame in frames:
+            frames.remove(frame)
+        raise ContextError("scopes were left in the wrong order, or in another thread: leave the innermost scope first")
+
+
+class Scope(contextlib.ContextDecorator):
+    """The cross-replica context of a strategy, as users enter it: one stays in it until one leaves it.
+
+    That holds for whoever calls ``strategy.scope().__enter__()``, too, and keeps nothing. (What ``contextmanager``
+    makes leaves when it is not kept.) It may be entered again, and decorate a function.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._entered: list[_Frame] = []
+
+    def __enter__(self) -> Any:
+        check_may_enter(self._strategy)
+        frame = _Frame(self._strategy, None)
+        self._entered.append(frame)
+        _stack.frames.append(frame)
+        return self._strategy
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if not self._entered:
+            raise ContextError("this scope was left without having been entered")
+        _leave(self._entered.pop(), is_failing=kind is not None)
 
 
 def state_of_this_thread() -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from replicax import context, data
@@ -91,8 +91,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         """How many replicas run a step together, and share in each global batch (a Python int)."""
         return self.extended.num_replicas
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Make this the current strategy, and enter its cross-replica context.
 
         Variables created inside belong to this strategy. ``run`` enters the scope by itself.
@@ -107,9 +106,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> w
         <Variable 'w' float32[2] mirrored on 2 replicas: [1. 2.]>
         """
-        context.check_may_enter(self)
-        with context.cross_replica(self):
-            yield self
+        return context.Scope(self)
 
     # --- running ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -198,6 +199,44 @@ def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:
         eqns=[on_mesh(e, [moved(v) for v in e.invars], [moved(v) for v in e.outvars], mesh) for e in jaxpr.eqns],
         outvars=[moved(v) for v in jaxpr.outvars],
     )
+
+
+@contextlib.contextmanager
+def mutable_arrays_outside(what: str, instead: str) -> Iterator[None]:
+    """Give the error of a program that closes over a mutable array (``jax.new_ref``), which JAX has none for.
+
+    Raises:
+      TypeError: it does.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        if "AbstractRef" not in str(error):
+            raise
+        raise TypeError(
+            f"{what} a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
+            f"ref[...], as an argument, or keep the state in a {instead}"
+        ) from error
+
+
+def check_freed_once(jaxpr: Jaxpr) -> None:
+    """Raise if a program frees a mutable array and then uses it.
+
+    Raises:
+      ValueError: it does. JAX has a bare ``KeyError`` for it, or nothing, if nobody asks for the result.
+    """
+    freed: set[Any] = set()
+    for equation in jaxpr.eqns:
+        for atom in equation.invars:
+            if not isinstance(atom, Literal) and atom in freed:
+                use = "freed twice" if equation.primitive.name == "free_ref" else "used after it was freed"
+                raise ValueError(
+                    f"a mutable array (jax.new_ref) was {use} (jax.free_ref): free it once, when all is done"
+                )
+        if equation.primitive.name == "free_ref":
+            freed.update(equation.invars)
+        for inner in sub_jaxprs(equation):
+            check_freed_once(inner)
 
 
 def is_mutable(atom: Any) -> bool:

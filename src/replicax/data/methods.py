@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -95,6 +96,10 @@ class Input:
         context.check_present(self._strategy, method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
+        if inspect.iscoroutinefunction(dataset_fn) or inspect.isasyncgenfunction(dataset_fn):
+            raise TypeError(
+                f"{method}: dataset_fn is an async function, which gives no dataset: write it with def alone"
+            )
         return DistributedDataset(None, options, feed_of(self._strategy.extended), method, dataset_fn)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

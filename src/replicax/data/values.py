@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.tree_util import keystr
 
+from replicax.calling import checked_result
 from replicax.execution.placing import kind_of_component, place_components
 from replicax.values import regroup
 
@@ -49,7 +50,12 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Stra
     """See ``Strategy.distribute_values_from_function``."""
     mesh, lockstep = strategy.extended.mesh, strategy.extended.lockstep
     n, mine = strategy.num_replicas_in_sync, strategy.extended.local_replicas
-    merged = regroup([value_fn(ValueContext(i, n)) for i in mine], always_wrap=True, replicas=mine, count=n)
+    merged = regroup(
+        [checked_result(value_fn(ValueContext(i, n)), value_fn, "distribute_values_from_function") for i in mine],
+        always_wrap=True,
+        replicas=mine,
+        count=n,
+    )
     paths, tree = jax.tree_util.tree_flatten_with_path(merged)
     leaves = [leaf for _, leaf in paths]
     kinds = [

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax import _jax
 from replicax.execution.function_key import ById
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
@@ -100,6 +101,8 @@ class Arguments:
             elif learn(leaf):
                 self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
                 return
+            elif _jax.is_mutable(leaf):
+                raise is_a_mutable_array(self._tree, position)
             else:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
@@ -186,6 +189,14 @@ class Arguments:
 
     def _error(self, position: int, what: str) -> ValueError:
         return ValueError(f"{path_of(self._tree, position)} {what}")
+
+
+def is_a_mutable_array(tree: Any, position: int) -> TypeError:
+    """The error that an argument is what no step can take."""
+    return TypeError(
+        f"{path_of(tree, position)} is a mutable array (jax.new_ref), which a step can't take: pass its value, "
+        "ref[...], or keep the state in a replicax.Variable"
+    )
 
 
 def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> ValueError:

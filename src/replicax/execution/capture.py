@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax, context
 from replicax.communication import Examples
 from replicax.errors import TraceError
+from replicax.execution.calling import call_step
 from replicax.execution.explain import explaining
 from replicax.execution.marks import Obligation, mark_p, variable_p
 from replicax.execution.program import Program, Result, Use
@@ -119,7 +120,7 @@ def capture(
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
-            returned = fn(*args, **kwargs)
+            returned = call_step(fn, args, kwargs, store.values, store.writes)
         leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
@@ -146,7 +147,7 @@ def capture(
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    with _jax.kept_programs():
+    with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
         traced = jax.jit(mapped).trace(*(aval for aval, _ in arguments))
     assert store is not None
     jaxpr, operands = _jax.shard_map_body(traced)
@@ -157,6 +158,7 @@ def capture(
             "has left behind, in a list, say. Such a value ends with the step that computes it: return it from there "
             "and pass it on in args, or assign it to a replicax.Variable."
         )
+    _jax.check_freed_once(jaxpr)
     inputs, equations = _lift(jaxpr, len(store.reads))
 
     # The body's own inputs: arguments in their order, and arrays that the step closed over.

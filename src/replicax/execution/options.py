@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
 from typing import Any, Literal
 
 Executor = Literal["compiled", "per_replica"]
@@ -64,8 +63,7 @@ class _Debugging(threading.local):
 _debugging = _Debugging()
 
 
-@contextlib.contextmanager
-def debug() -> Iterator[None]:
+def debug() -> contextlib.AbstractContextManager[None]:
     """Run steps as plain Python: one replica at a time, with ``print``, ``breakpoint()`` and real values.
 
     Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. It
@@ -83,10 +81,16 @@ def debug() -> Iterator[None]:
     large: 10.0
     Array(10., dtype=float32)
     """
-    _debugging.depth += 1
-    try:
-        yield
-    finally:
+    return _Debug()
+
+
+class _Debug(contextlib.ContextDecorator):
+    """One stays in it until one leaves it, whether or not it is kept; see :class:`replicax.context.Scope`."""
+
+    def __enter__(self) -> None:
+        _debugging.depth += 1
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         _debugging.depth -= 1
 
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from replicax import _jax, context
 from replicax.communication import Examples
 from replicax.errors import ContextError
-from replicax.execution.arguments import common_mask, of_another_strategy, path_of
+from replicax.execution.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
+from replicax.execution.calling import call_step
 from replicax.execution.conductor import Conductor
 from replicax.execution.exact_store import ExactStore
 from replicax.execution.example_places import UNKNOWN, Place, Rows
@@ -141,7 +142,7 @@ class _Replica:
             try:
                 args, kwargs = self._arguments()
                 with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
-                    return self._fn(*args, **kwargs)
+                    return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
             except NameError as error:
                 if "axis name" in str(error):
                     raise ContextError(
@@ -190,6 +191,8 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
     num_replicas = strategy.num_replicas_in_sync
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
+        if _jax.is_mutable(leaf):
+            raise is_a_mutable_array(tree, position)
         if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
             check_integers(leaf, functools.partial(path_of, tree, position))
             continue

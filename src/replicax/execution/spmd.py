@@ -9,6 +9,7 @@ import jax
 from jax import lax
 
 from replicax import context, reduction
+from replicax.calling import checked_result
 from replicax.communication import Communicator, Examples
 from replicax.execution.examples import Question, asks_p
 from replicax.nests import is_leaf, known
@@ -96,7 +97,7 @@ def merge_here(
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
     with context.cross_replica(strategy):
-        result = fn(strategy, *args, **kwargs)
+        result = checked_result(fn(strategy, *args, **kwargs), fn, "merge_call")
     return jax.tree_util.tree_map(_back, known(result), is_leaf=is_leaf)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from replicax.calling import checked_result
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.function_key import Wrapper
 from replicax.execution.groups import Group, Single
@@ -51,7 +52,8 @@ class Step(Wrapper):
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
-        self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
+        result = self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
+        checked_result(result, self.fn, "strategy.run_steps")
         return ctx._closed()
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import context
-from replicax.calling import checked_args, checked_function, checked_kwargs
+from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.errors import ContextError
 from replicax.execution.destinations import holds_variables
 from replicax.extended.mirrored import mirrored
@@ -207,7 +207,7 @@ class Updating:
         layout = self.default_layout if var is None else var.layout
         args, named = self._laid(layout, (args, named))
         with context.cross_replica(self.strategy):
-            result = fn(*([] if var is None else [var]), *args, **named)
+            result = checked_result(fn(*([] if var is None else [var]), *args, **named), fn, method)
         result = self._laid(layout, result)
         if group:
             return result

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.calling import checked_function
+from replicax.calling import checked_function, checked_result
 from replicax.locality import M, R
 from replicax.nests import is_leaf, known
 from replicax.topology.integers import check_numbers
@@ -68,7 +68,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
             nonlocal aux_leaves, aux_tree
             store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
             with use_store(store):
-                returned = fn(*args, **kwargs)
+                returned = checked_result(fn(*args, **kwargs), fn, "value_and_grad")
             loss, aux = _split(returned, has_aux)
             written.update(store.written)
             # Only arrays can leave a differentiated function; other objects in aux go around it.

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
+from replicax.calling import checked_result
 from replicax.errors import LocalityError, VariableLostError
 from replicax.reduction import ReduceOp
 from replicax.renamed import keywords_renamed
@@ -181,7 +182,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval = _jax.traced_once(lambda: as_array(initialise(), where, dtype))
+            program, aval = _jax.traced_once(
+                lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
+            )
             self._set_kind(aval.shape, aval.dtype)
             return compute(lambda: self.layout.stored(program()), (), self.sharding)
 

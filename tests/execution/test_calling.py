@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import replicax
+
+EXECUTORS = pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+
+
+# --- functions of which nothing runs --------------------------------------------------------------------
+
+
+async def asynchronous(*args):
+    return args
+
+
+async def asynchronous_generator(*args):
+    yield args
+
+
+def generator(*args):
+    yield args
+
+
+NOT_RUN = pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (asynchronous, "asynchronous is an async function"),
+        (asynchronous_generator, "asynchronous_generator is an async function"),
+        (generator, "generator has yielded instead of returning"),
+        (lambda *xs: (x for x in xs), "<lambda> has yielded"),
+    ],
+)
+
+
+@EXECUTORS
+@NOT_RUN
+def test_a_step_of_which_nothing_runs(strategy, fn, what, executor) -> None:
+    with pytest.raises(TypeError, match=f"strategy.run: {what}"):
+        strategy.run(fn, args=(1.0,), options=replicax.RunOptions(executor))
+
+
+@EXECUTORS
+def test_a_result_that_has_not_run(pair, executor) -> None:
+    with pytest.raises(TypeError, match="generator expression"):
+        pair.run(lambda x: {"a": x, "b": (y for y in [x])}, args=(1.0,), options=replicax.RunOptions(executor))
+
+
+@NOT_RUN
+def test_other_functions_of_which_nothing_runs(pair, fn, what) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0, name="v")
+    batches = iter(pair.distribute_dataset([np.ones(2)]))
+
+    def merging():
+        replicax.get_replica_context().merge_call(fn)
+
+    calls = {
+        "strategy.run_steps": lambda: pair.run_steps(fn, batches, 1),
+        "merge_call": lambda: pair.run(merging),
+        "value_and_grad": lambda: pair.run(replicax.value_and_grad(fn, [v])),
+        "extended.update": lambda: pair.extended.update(v, fn),
+        "distribute_values_from_function": lambda: pair.distribute_values_from_function(fn),
+        "variable 'w': the initial value": lambda: replicax.Variable(fn, name="w"),
+    }
+    for method, call in calls.items():
+        with pytest.raises(TypeError, match=f"{method}.*: {what}"):
+            call()
+    assert float(v) == 1
+
+
+def test_an_async_dataset_function(pair) -> None:
+    for fn in (asynchronous, asynchronous_generator):
+        with pytest.raises(TypeError, match="dataset_fn is an async function"):
+            pair.distribute_datasets_from_function(fn)
+
+
+# --- contexts that nobody keeps -------------------------------------------------------------------------
+
+
+def test_a_context_that_nobody_keeps_is_not_left(pair) -> None:
+    seen = []
+
+    def in_a_notebook() -> None:
+        pair.scope().__enter__()
+        gc.collect()
+        seen.append(replicax.get_strategy() is pair)
+        replicax.debug().__enter__()
+        gc.collect()
+        pair.run(lambda x: seen.append(isinstance(x, jax.core.Tracer)), args=(1.0,))
+
+    thread = threading.Thread(target=in_a_notebook)  # whose contexts end with it
+    thread.start()
+    thread.join()
+    assert seen == [True, False, False]
+
+
+def test_scope_and_debug_decorate_functions(pair) -> None:
+    @pair.scope()
+    def look(again: bool) -> bool:
+        return replicax.get_strategy() is pair and (not again or look(False))
+
+    assert look(True)
+    assert look(True)
+    seen = []
+    replicax.debug()(lambda: pair.run(lambda x: seen.append(isinstance(x, jax.core.Tracer)), args=(1.0,)))()
+    assert seen == [False, False]
+
+
+def test_an_exception_goes_through_a_scope_that_an_interrupt_has_left_on_top(pair) -> None:
+    @pair.scope()
+    def interrupted() -> None:
+        pair.scope().__enter__()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(replicax.ContextError, match="without having been entered"):
+        pair.scope().__exit__(None, None, None)
+
+
+# --- mutable arrays -------------------------------------------------------------------------------------
+
+
+@EXECUTORS
+def test_a_mutable_array_is_no_result_and_no_argument(strategy, executor) -> None:
+    options = replicax.RunOptions(executor)
+    with pytest.raises(TypeError, match=r"returned a mutable array \(jax.new_ref\).*return its value, ref\[...\]"):
+        strategy.run(lambda x: {"ref": jax.new_ref(x)}, args=(jnp.ones(3),), options=options)
+    with pytest.raises(TypeError, match=r"args\[0\]\['ref'\] is a mutable array.*pass its value, ref\[...\]"):
+        strategy.run(lambda x: x["ref"][...], args=({"ref": jax.new_ref(jnp.ones(3))},), options=options)
+
+    def inside(x):
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] * 2
+        return ref[...]
+
+    assert strategy.run(inside, args=(jnp.ones(2),), options=options).tolist() == [2, 2]
+
+
+def test_a_mutable_array_from_outside_or_freed(pair) -> None:
+    ref = jax.new_ref(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"reads_it uses a mutable array .* made outside of it"):
+        pair.run(named("reads_it", lambda: ref[...]))
+
+    def freed(then):
+        def step(x):
+            ref = jax.new_ref(x)
+            jax.free_ref(ref)
+            then(ref)
+
+        return step
+
+    with pytest.raises(ValueError, match="freed twice"):
+        pair.run(freed(jax.free_ref), args=(1.0,))
+    with pytest.raises(ValueError, match="used after it was freed"):
+        pair.run(freed(lambda ref: ref[...]), args=(1.0,))
+
+
+def named(name, fn):
+    fn.__name__ = name
+    return fn
+
+
+# --- arguments that are changed in place ----------------------------------------------------------------
+
+
+def module() -> tuple[nnx.Linear, nnx.Optimizer]:
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+
+def trained(model, optimizer, x):
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+X = np.ones((4, 3), np.float32)
+
+
+@EXECUTORS
+def test_a_module_that_is_updated_in_place_would_not_be_trained(strategy, executor) -> None:
+    options = replicax.RunOptions(executor)
+    with pytest.raises(TypeError, match=r"args\[0\], of type Linear, was changed in place .*nothing would be trained"):
+        strategy.run(trained, args=(*module(), X), options=options)
+    model, optimizer = module()
+    named = {"model": model, "optimizer": optimizer, "x": X}
+    with pytest.raises(TypeError, match=r"kwargs\['model'\], of type Linear, was changed in place"):
+        strategy.run(trained, kwargs=named, options=options)
+
+
+def test_a_module_that_is_captured_and_updated_in_place(pair) -> None:
+    model, optimizer = module()
+    with pytest.raises(ValueError, match="different trace level"):  # by NNX
+        pair.run(lambda x: trained(model, optimizer, x), args=(X,))
+    assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((model, optimizer)))
+
+
+@EXECUTORS
+def test_a_module_whose_new_state_leaves_the_step(strategy, executor) -> None:
+    options = replicax.RunOptions(executor)
+    model, optimizer = module()
+    before = np.array(model.kernel[...])
+
+    def step(model, optimizer, x):
+        trained(model, optimizer, x)
+        return nnx.state(model)
+
+    state = strategy.run(step, args=(model, optimizer, X), options=options)
+    assert not np.allclose(strategy.local_results(state["kernel"][...])[0], before)
+    assert strategy.run(lambda model, x: model(x), args=(model, X), options=options).shape == (4, 2)
+
+
+def test_a_module_is_filled_with_variables(pair) -> None:
+    model, _ = module()
+    with pair.scope():
+        kernel = replicax.Variable(jnp.full((3, 2), 2.0), name="kernel")
+
+    def shown(model, x):
+        model.kernel.set_value(kernel.value)
+        return model(x)
+
+    assert pair.run(shown, args=(model, X)).tolist() == [[6.0, 6.0]] * 4
+
+
+def test_plain_containers_and_frozen_objects_may_be_changed(pair) -> None:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        x: jax.Array
+
+    def step(batch, frozen):
+        batch["x"] = batch["x"] / 2
+        return (batch["x"] + dataclasses.replace(frozen, x=frozen.x * 2).x).sum()
+
+    assert float(pair.run(step, args=({"x": jnp.ones(2)}, Frozen(jnp.ones(2))))) == 5
