@@ -12,6 +12,7 @@ import numpy as np
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import Feed
+from replicax.topology.lockstep import Lockstep
 from replicax.topology.workers import Alone
 from tests.simulated_workers import SimulatedWorkers, run
 
@@ -35,7 +36,7 @@ def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[Feed]:
     counts = (replicas,) * workers if isinstance(replicas, int) else replicas
     ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
-    return [Feed(worker, ranges, lambda: _taken, name) for worker in everyone]
+    return [Feed(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
 
 
 def _taken(element: Any) -> Any:

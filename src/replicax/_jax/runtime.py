@@ -103,6 +103,13 @@ def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
     return value
 
 
+def coordination_port() -> int:
+    """The port of the coordination service; 0 if there is none."""
+    address: str = _distributed.global_state.coordinator_address or ""
+    port = address.rsplit(":", 1)[-1]
+    return int(port) if port.isdigit() else 0
+
+
 def abandon_coordination() -> None:
     """Let go of the coordination service: at its end this process does not wait for the others, as JAX would."""
     state = _distributed.global_state

@@ -17,7 +17,6 @@ from replicax.data.plan import InputPlan, how_to_resume, planned
 from replicax.data.sharing import Sharing, sharing_of
 from replicax.data.sources import as_source
 from replicax.execution.described import PaddedShapeDtypeStruct
-from replicax.topology.workers import Series
 
 if TYPE_CHECKING:
     from replicax.data.elements import Division, Elements
@@ -47,7 +46,8 @@ class DistributedDataset:
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None = None,
     ) -> None:
-        from replicax.data.reading import reading_of  # loads Grain
+        from replicax.data.agreement import check_same_dataset  # loads Grain
+        from replicax.data.reading import reading_of
 
         self._feed = feed
         self._options = options
@@ -55,11 +55,14 @@ class DistributedDataset:
         source = as_source(dataset if dataset_fn is None else dataset_fn(feed.context), method)
         self._source = source
         self._reading = reading_of(source)
+        policy = options.auto_shard_policy
+        assert isinstance(policy, AutoShardPolicy)
+        if not self._whole and policy is not AutoShardPolicy.OFF:
+            check_same_dataset(source, self._reading, policy.value, feed.lockstep, method)
         if self._whole:
             self._sharing = Sharing(AutoShardPolicy.OFF, "each worker has a dataset of its own")
         else:
-            assert isinstance(options.auto_shard_policy, AutoShardPolicy)
-            self._sharing = sharing_of(self._reading, options.auto_shard_policy, feed)
+            self._sharing = sharing_of(self._reading, policy, feed)
         if self._reading.length == 0:
             raise ValueError(f"{method}: the dataset, {source.kind}, is empty. {WHY_EMPTY}")
         self._passes = itertools.count()
@@ -178,7 +181,7 @@ class DistributedDataset:
             except Exception as e:  # the others would wait
                 error = e
         why = None if error is None else f"{type(error).__name__}: {error}"
-        series = Series(self._feed.workers, f"{self._feed.name}, batch size")
+        series = self._feed.lockstep.series(f"{self._feed.name}, batch size")
         news = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
         if error is not None:
             raise error
@@ -217,22 +220,23 @@ class DistributedDataset:
         feed = self._feed
         partial = self._options.partial_batch
         assert isinstance(partial, PartialBatch)
-        exchange = None
-        if self._whole or not (self._sharing.shared or feed.workers.count == 1):
-            exchange = Series(feed.workers, f"{feed.name}, pass {next(self._passes)}, element")
+        exchange, shared = None, self._sharing.shared
+        # Where all go through one stream, and its length was compared beforehand, there is nothing more to agree on.
+        if (self._whole or feed.workers.count > 1) and not (shared and self._reading.length is not None):
+            exchange = feed.lockstep.series(f"{feed.name}, pass {next(self._passes)}, element")
         partial = PartialBatch.DROP if self._drops else partial
         if self._batch is None and batch is not None and exchange is None and partial is not PartialBatch.EXACT:
             self._look()  # what is left of a batch may come first, and the state may be of batches of another size
         rows = None
         batch = batch if self._batch is None or self._whole else self._batch
         if batch is not None:
-            shared = self._sharing.shared
             rows = (batch,) * feed.replicas if self._whole else feed.rows_of_replicas(batch, shared)
         return Division(
             replicas=feed.replicas,
             mine=feed.mine,
             partial=partial,
             exchange=exchange,
+            shared=shared,
             whole=self._whole,
             rows=rows,
             new=self._reading.gives_new_arrays,

@@ -7,6 +7,7 @@ streams is cut up and dealt out again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -111,24 +112,27 @@ class InSequence(grain.IterDataset):
     Args:
       make: makes the dataset of a part.
       parts: which.
+      is_ahead: whether something in it reads ahead.
     """
 
-    def __init__(self, make: Any, parts: Sequence[Part]) -> None:
+    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool = False) -> None:
         super().__init__()
         self._make = make
         self._parts = list(parts)
+        self._is_ahead = is_ahead
 
     def __iter__(self) -> _InSequence:
-        return _InSequence(self._make, self._parts)
+        return _InSequence(self._make, self._parts, self._is_ahead)
 
 
 class _InSequence(grain.DatasetIterator):
     """Its state has the parts that are not finished, with how far the first one is."""
 
-    def __init__(self, make: Any, parts: Sequence[Part]) -> None:
+    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool) -> None:
         super().__init__()
         self._make = make
         self._parts = list(parts)
+        self._is_ahead = is_ahead
         self._current: Any = None
 
     def __next__(self) -> Any:
@@ -138,7 +142,10 @@ class _InSequence(grain.DatasetIterator):
                 self._open()
             try:
                 return next(self._current)
-            except StopIteration:
+            except Exception as error:
+                if not isinstance(error, StopIteration):
+                    self._add_place(error)
+                    raise
                 self._current.close()
                 self._current = None
                 self._parts = self._parts[1:]
@@ -150,6 +157,16 @@ class _InSequence(grain.DatasetIterator):
         if self._parts[0]["state"] is not None:
             current.set_state(self._parts[0]["state"])
         self._current = current
+
+    def _add_place(self, error: Exception) -> None:
+        """Say at which record of which file it was raised, if it does not say so itself."""
+        with contextlib.suppress(Exception):  # what has failed may not know where it is
+            state = self._current.get_state()
+            file, record = find(state, "name"), find(state, "records")
+            if file and record is not None and file not in str(error):
+                # What reads ahead is a little further.
+                after = ", or one soon after it" if self._is_ahead else ""
+                error.add_note(f"(raised by record {record} of {file!r}, counted from 1{after})")
 
     def get_state(self) -> dict[str, Any]:
         if self._current is None:

@@ -34,7 +34,8 @@ class Division:
       replicas: how many there are on all workers.
       mine: which of them are this worker's.
       partial: what to do with what is no full batch.
-      exchange: how workers with streams of their own agree; ``None`` if all have the same stream.
+      exchange: how workers agree on each element; ``None`` if all have the same stream, of a length that is known.
+      shared: whether all have the same stream.
       whole: whether a batch is one replica's, rather than one for all.
       rows: what each replica gets of a full batch; ``None``: as much as of the first.
       new: whether each batch is in new arrays that nobody else has.
@@ -44,6 +45,7 @@ class Division:
     mine: range
     partial: PartialBatch
     exchange: Series | None = None
+    shared: bool = False
     whole: bool = False
     rows: tuple[int, ...] | None = None
     new: bool = False
@@ -207,8 +209,8 @@ class Elements(grain.DatasetIterator):
         """The next element; ``None`` if no worker has anything left."""
         division = self._division
         together = None
-        if division.exchange is None:
-            taken = self._rows_of_all()
+        if division.exchange is None or division.shared:
+            taken = self._rows_of_all() if division.exchange is None else self._agreed_on(division.exchange)
             if taken is None:
                 return None
             rows, sizes = taken
@@ -217,11 +219,7 @@ class Elements(grain.DatasetIterator):
             together = rows if division.new and rows.size > 1 else None
             alike = len(set(sizes)) == 1
         else:
-            try:
-                parts, is_over = self._take_of_own()
-            except Exception as error:  # the others would wait
-                self._tell(division.exchange, _News(error=f"{type(error).__name__}: {error}"))
-                raise
+            parts, is_over = self._or_told(division.exchange, self._take_of_own)
             news = self._agreed(division.exchange, parts, is_over)
             over = [worker.is_over for worker in news]
             if all(over) or (any(over) and division.partial is PartialBatch.DROP):
@@ -230,9 +228,10 @@ class Elements(grain.DatasetIterator):
             kinds = {kind for worker in news for kind in worker.kinds}
             alike = len(set(sizes)) == 1 and len(kinds) == 1
             if len(kinds) > 1 and division.partial is PartialBatch.PAD:
+                having = (f"worker {w} has {_shapes(worker.kinds)}" for w, worker in enumerate(news) if worker.kinds)
                 raise ValueError(
                     f"{self._where()} has rows of different shapes or dtypes on the workers, and "
-                    f"partial_batch='pad' makes one array of them: {sorted(map(str, kinds))}"
+                    f"partial_batch='pad' makes one array of them: {'; '.join(having)}"
                 )
             parts = parts or self._nothing(news)
         if self._rows is None:
@@ -241,6 +240,46 @@ class Elements(grain.DatasetIterator):
         if division.partial is PartialBatch.PAD:
             filled, alike = self._filled(parts, sizes), True
         return Element(self._checker.tree, parts, sizes, alike, filled, together)
+
+    def _or_told(self, exchange: Series, take: Callable[[], Any]) -> Any:
+        """What ``take`` gives; if it fails the others are told, as they would wait."""
+        try:
+            return take()
+        except Exception as error:
+            notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
+            self._tell(exchange, _News(error=f"{type(error).__name__}: {error}{notes}"))
+            raise
+
+    def _agreed_on(self, exchange: Series) -> tuple[Rows, tuple[int, ...]] | None:
+        """This worker's rows of a batch that all workers have, after seeing that they have the same.
+
+        Raises:
+          ValueError: for some the pass is over, or the batch has another size.
+          TypeError: it has other shapes or dtypes.
+          RuntimeError: another worker could not read it.
+        """
+        taken = self._or_told(exchange, self._rows_of_all)
+        rows, sizes = taken or (None, ())
+        news = self._told(exchange, _News(sizes, () if rows is None else (rows.kinds(),), taken is None))
+        for worker, other in enumerate(news):
+            what = None
+            if other.is_over != news[0].is_over:
+                ended, on = (worker, 0) if other.is_over else (0, worker)
+                what = f"the pass ends before {self._where()} on worker {ended}, but not on worker {on}"
+            elif other.sizes != news[0].sizes:
+                what = f"{self._where()} has {sum(news[0].sizes)} rows on worker 0, and {sum(other.sizes)} on worker"
+                what += f" {worker}"
+            if what is not None:
+                raise ValueError(
+                    f"{what}. Under auto_shard_policy='data' all workers go through the same batches, and each takes "
+                    "its own rows: they must be given the same dataset. If each is to have one of its own, use 'off'."
+                )
+            if other.kinds != news[0].kinds:
+                raise TypeError(
+                    f"{self._where()} has other shapes or dtypes on some workers: worker 0 has "
+                    f"{_shapes(news[0].kinds)}, worker {worker} has {_shapes(other.kinds)}"
+                )
+        return taken
 
     def _rows_of_all(self) -> tuple[Rows, tuple[int, ...]] | None:
         """This worker's rows of a batch that all workers have."""
@@ -285,10 +324,7 @@ class Elements(grain.DatasetIterator):
             skeleton = _traveling(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
             described = _in_words(tree, parts[0].kinds())
         kinds = tuple({part.kinds() for part in parts})
-        news = self._tell(exchange, _News(sizes, kinds, is_over, skeleton, described))
-        for worker, other in enumerate(news):
-            if other.error is not None:
-                raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
+        news = self._told(exchange, _News(sizes, kinds, is_over, skeleton, described))
         if self._is_first:
             self._check_all_alike(news)
             self._is_first = False
@@ -302,6 +338,18 @@ class Elements(grain.DatasetIterator):
                 f"{self._where()} has other structures, dtypes or ranks on some workers than on others: "
                 + "; ".join(f"worker {worker} has {description}" for worker, description in described.items())
             )
+
+    def _told(self, exchange: Series, news: _News) -> list[_News]:
+        """What all workers have.
+
+        Raises:
+          RuntimeError: another one could not read its part.
+        """
+        everyone = self._tell(exchange, news)
+        for worker, other in enumerate(everyone):
+            if other.error is not None:
+                raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
+        return everyone
 
     def _tell(self, exchange: Series, news: _News) -> list[_News]:
         return [loads(data) for data in exchange.exchange(dumps(news), called_off=lambda: self.closing)]
@@ -338,6 +386,12 @@ class Elements(grain.DatasetIterator):
 
     def _where(self) -> str:
         return f"element {self._position}"
+
+
+def _shapes(kinds: Sequence[Sequence[Leaf]]) -> str:
+    """Rows in words."""
+    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in kinds)
+    return " and ".join(several)
 
 
 def _in_words(tree: Any, kinds: Sequence[Leaf]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.data.feeding import feeder
 from replicax.data.input_context import InputContext, shares
 from replicax.extended import StrategyExtended
+from replicax.topology.lockstep import Lockstep
 from replicax.topology.workers import Workers
 
 if TYPE_CHECKING:
@@ -23,18 +24,23 @@ class Feed:
     """For whom a dataset is.
 
     Attributes:
-      workers: who read it, each a part.
+      lockstep: of the workers who read it, each a part.
       ranges: which replicas each worker feeds.
       placer: makes the function that puts elements on the devices.
       name: to tell the dataset from others, the same on all workers.
       owner: of the replicas.
     """
 
-    workers: Workers
+    lockstep: Lockstep
     ranges: tuple[range, ...]
     placer: Callable[[], Callable[[Element | Staged], Any]]
     name: str = "input"
     owner: StrategyExtended | None = None
+
+    @property
+    def workers(self) -> Workers:
+        """Who read it."""
+        return self.lockstep.workers
 
     @property
     def replicas(self) -> int:
@@ -75,4 +81,4 @@ def feed_of(extended: StrategyExtended) -> Feed:
         mine = list(group)
         ranges.append(range(mine[0], mine[-1] + 1))
     number = next(_numbers.setdefault(extended, itertools.count()))
-    return Feed(extended.workers, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}", extended)
+    return Feed(extended.lockstep, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}", extended)

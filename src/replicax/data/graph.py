@@ -163,14 +163,30 @@ def is_in_memory(dataset: Any) -> bool:
     return type(source) in (np.ndarray, list, tuple) or getattr(source, "is_in_memory", False)
 
 
+def seeds(dataset: Any) -> list[tuple[str, int]]:
+    """The seeds of all shuffles and random functions, with the names of their nodes."""
+    found = [(_name(n), getattr(n, "_seed", getattr(n, "_seed_rng_seed", None))) for n in _with_parents([dataset])]
+    return [(name, int(seed)) for name, seed in found if name and isinstance(seed, int | np.integer)]
+
+
 def examples_at(parent: Any, numbers: range, together: bool) -> list[Any]:
     """Those examples of ``parent``, asked for ``together`` or, as Grain's own batch does it, one after the other.
 
     Asked together, each node has all of its parent's examples at once; and one that inherits from Grain's may know
     nothing of being asked so.
     """
-    examples: list[Any] = parent._getitems(list(numbers)) if together else [parent[number] for number in numbers]
-    return examples
+    if together:
+        examples: list[Any] = parent._getitems(list(numbers))
+        return examples
+    return [_example_at(parent, number) for number in numbers]
+
+
+def _example_at(parent: Any, number: int) -> Any:
+    try:
+        return parent[number]
+    except Exception as error:
+        error.add_note(f"(raised by example {number} of the dataset, counted from 0, in the order that it is read in)")
+        raise
 
 
 def asked_together(root: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,7 +13,6 @@ from replicax.data.elastic import check_count
 from replicax.data.options import AutoShardPolicy
 from replicax.data.running import Running
 from replicax.errors import ContextError
-from replicax.topology.workers import Series
 
 if TYPE_CHECKING:
     from replicax.data.dataset import DistributedDataset
@@ -125,7 +125,7 @@ class DistributedIterator(Iterator[Any]):
         else:
             mine = {**streams[dataset._feed.workers.index], "native": native["batches"]}
             number = next(dataset._passes)
-            everyone = Series(dataset._feed.workers, f"{dataset._feed.name}, state {number}")
+            everyone = dataset._feed.lockstep.series(f"{dataset._feed.name}, state {number}")
             streams = [json.loads(state) for state in everyone.exchange(json.dumps(mine).encode())]
         policy = dataset._sharing.policy.value
         rows = native["rows"]
@@ -146,10 +146,12 @@ class DistributedIterator(Iterator[Any]):
           state: what :meth:`get_state` gave, of a dataset that differs in nothing but its batch size.
 
         Raises:
-          ValueError: this is no state, or none that this dataset can go on from; the message says why. The iterator is
-            as it was.
+          ValueError: this is no state, or none that this dataset can go on from, or another worker sets another; the
+            message says why. The iterator is as it was.
+          DeadlockError: another worker sets none.
         """
         ended = self._end
+        self._check_same_state(state)
         try:
             if state["format"] != _FORMAT:
                 raise KeyError("format")
@@ -161,6 +163,18 @@ class DistributedIterator(Iterator[Any]):
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
         ended()
+
+    def _check_same_state(self, state: Any) -> None:
+        lockstep = self._dataset._feed.lockstep
+        if not lockstep.several:
+            return
+        digest = hashlib.blake2b(json.dumps(state, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+        differing = lockstep.agree("sets the state of a dataset's iterator", digest)
+        if differing is not None:
+            raise ValueError(
+                f"set_state: worker {differing[1]} sets another state than worker 0, so examples would be lost or come "
+                "twice: all workers must go on from the same state, the one that get_state gave on all of them"
+            )
 
     def _adapted(self, streams: list[State], policy: str, position: int) -> list[State]:
         dataset = self._dataset

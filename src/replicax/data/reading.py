@@ -274,7 +274,7 @@ class Filed:
         return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
 
     def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
-        records = elastic.InSequence(self._records_in, state["parts"])
+        records = elastic.InSequence(self._records_in, state["parts"], any(map(graph.is_reader, self._below)))
         rows = state["rows"]
         if self._batch is not None:
             batch = graph.batched(records, self._batch, rows, rows == self.examples)

@@ -30,6 +30,7 @@ from typing import Any
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError
 from replicax.topology.codec import declared, dumps, loads
+from replicax.topology.connections import connections_to
 from replicax.topology.launches import Launches, Running, first_difference
 
 INTERVAL = 0.5
@@ -40,8 +41,8 @@ GRACE = 4.0
 """For how many seconds a program may go on when it is known that it needs a worker that will not come."""
 FAREWELL = 20.0
 """For how many seconds the chief, with which the service goes, waits for the others to leave when one has failed."""
-PYTHONS_END = 3.0
-"""How many seconds a process may need from the end of its program to its own."""
+PYTHONS_END = 5.0
+"""For how many seconds the chief waits for processes that are leaving to be gone."""
 PATIENCE_AT_THE_END = 300.0
 """For how many seconds a worker that has ended waits for the others, before JAX's own end does."""
 
@@ -76,7 +77,7 @@ class _Board:
     """What the service knows."""
 
     ends: dict[int, End] = dataclasses.field(default_factory=dict)
-    gone: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    gone: set[int] = dataclasses.field(default_factory=set)
     stuck: dict[int, dict[str, Running]] = dataclasses.field(default_factory=dict)
     calls: dict[str, set[int]] = dataclasses.field(default_factory=dict)
 
@@ -279,7 +280,7 @@ class Ends:
             if kind == "end":
                 board.ends[int(rest[0])] = loads(value)
             elif kind == "gone":
-                board.gone[int(rest[0])] = value
+                board.gone.add(int(rest[0]))
             elif kind == "stuck":
                 board.stuck[int(rest[0])] = loads(value)
             elif kind == "call":
@@ -345,7 +346,7 @@ class Ends:
         """End this process, whose Python waits inside a program; unless that ends now that others have left."""
         self._say(True, why, self._cause)
         with contextlib.suppress(Exception):
-            self._depart(b"at once")
+            self._depart()
         if launches.running_since() is None:
             return
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -376,13 +377,15 @@ class Ends:
             if not self._failed and self._all_end():
                 return
             is_stuck = any(launches.running_since() is not None for launches in self.launches.values())
-            self._depart(b"at once" if is_stuck else b"soon")
+            self._depart()
             if is_stuck:  # nothing can stop that program, and JAX would wait for it
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(1)
-        except (Exception, KeyboardInterrupt):
+        except KeyboardInterrupt:
             pass
+        except Exception:  # the service can't be reached, and JAX's own end says so
+            return
         _jax.abandon_coordination()
 
     def _all_end(self) -> bool:
@@ -395,15 +398,20 @@ class Ends:
                 return True
         return True
 
-    def _depart(self, when: bytes) -> None:
+    def _depart(self) -> None:
         """Say that this process leaves without waiting; the chief, whose end JAX does not forgive, goes last."""
         if self.index:
-            self._client.key_value_set_bytes(f"{_ALL}/gone/{self.index}", when, allow_overwrite=True)
+            self._client.key_value_set_bytes(f"{_ALL}/gone/{self.index}", b"", allow_overwrite=True)
             return
+        port = _jax.coordination_port()
         for _ in _looking(FAREWELL):
             gone = self._look().gone
-            if len(gone.keys() | self._dead) >= self.count - 1:
-                time.sleep(PYTHONS_END if b"soon" in gone.values() else 0.2)
+            if connections_to(port) == 0:
+                return
+            if len(gone | self._dead) >= self.count - 1:
+                break
+        for _ in _looking(PYTHONS_END):
+            if connections_to(port) == 0:
                 return
 
 

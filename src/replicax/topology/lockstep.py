@@ -40,7 +40,7 @@ class Lockstep:
         if workers.ends is not None:
             workers.ends.launches[name] = self.launches
         self._name = name
-        self._series = Series(workers, name)
+        self._series = Series(workers, name, self.timeout)
         self._told: BaseException | None = None
 
     @property
@@ -107,6 +107,10 @@ class Lockstep:
 
     def _launched(self) -> tuple[int, int, str]:
         return self.launches.count, self.launches.digest, self.launches.last
+
+    def series(self, topic: str) -> Series:
+        """Exchanges about something else, which other threads may make; who is late is waited for as long as here."""
+        return Series(self.workers, topic, self.timeout)
 
     def check(self) -> None:
         """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""

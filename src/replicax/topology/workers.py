@@ -187,6 +187,7 @@ class Series:
     Args:
       workers: who exchange.
       name: the topic; its exchanges are numbered.
+      timeout: how many seconds to wait for the others, where nobody says otherwise.
 
     >>> from replicax.topology.workers import Alone, Series
     >>> steps = Series(Alone(), "steps")
@@ -194,15 +195,17 @@ class Series:
     ([b'first'], [b'second'])
     """
 
-    def __init__(self, workers: Workers, name: str) -> None:
+    def __init__(self, workers: Workers, name: str, timeout: float = DEFAULT_TIMEOUT) -> None:
         self.workers = workers
         self._name = name
+        self._timeout = timeout
         self._numbers = itertools.count()
 
     def exchange(
-        self, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+        self, data: bytes, timeout: float | None = None, called_off: Callable[[], bool] = never
     ) -> list[bytes]:
         """The next one; see :meth:`Workers.exchange`."""
+        timeout = self._timeout if timeout is None else timeout
         return self.workers.exchange(f"{self._name}/{next(self._numbers)}", data, timeout, called_off)
 
 

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+
+import replicax
+from replicax import InputOptions
+from tests.data.simulated import Run
+
+ROWS = [{"id": np.int32(i)} for i in range(12)]
+
+
+def text(folder: pathlib.Path, name: str, rows: range, end: str = "\n") -> str:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{i}{end}" for i in rows))
+    return str(path)
+
+
+def number(line: str) -> Any:
+    return {"id": np.int32(int(line))}
+
+
+def lines(paths: list[str]) -> Any:
+    return replicax.text_lines(paths).map(number).batch(4)
+
+
+def examples(rows: Any = ROWS) -> Any:
+    return grain.MapDataset.source(rows)
+
+
+def generator(rows: int, size: int = 4, shape: tuple[int, ...] = ()) -> Any:
+    def batches():
+        for start in range(0, rows, size):
+            yield np.zeros((min(size, rows - start), *shape), np.float32)
+
+    return batches
+
+
+def on_workers(makes: list[Any], policy: str = "auto", replicas: int = 2) -> Run:
+    options = InputOptions(auto_shard_policy=policy)
+    return Run(lambda context: makes[context.input_pipeline_id], len(makes), replicas, options)
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> list[str]:
+    return [text(tmp_path, f"{i}.txt", range(3 * i, 3 * i + 3)) for i in range(4)]
+
+
+@pytest.mark.parametrize("policy", ["auto", "file", "data"])
+def test_other_files_are_named(files: list[str], tmp_path: pathlib.Path, policy: str) -> None:
+    # Files are sorted by their paths, directories included.
+    swapped = [text(tmp_path / "a", "1.txt", range(3, 6)), text(tmp_path / "b", "0.txt", range(3)), ""]
+    swapped[2:] = [text(tmp_path / "c", f"{i}.txt", range(3 * i, 3 * i + 3)) for i in (2, 3)]
+    longer = text(tmp_path / "longer", "2.txt", range(6, 10))
+    for other, message in [
+        (files[:3], r"worker 0 has '3\.txt', and worker 1 has not"),
+        (files[:1], r"worker 0 has '1\.txt' and 2 more, and worker 1 has not"),
+        ([*files, longer + "s"], r"worker 1 has '2\.txts', and worker 0 has not"),
+        (swapped, r"number 0 is '0\.txt' on worker 0, and '1\.txt' on worker 1"),
+        ([*files[:2], longer, files[3]], r"'2\.txt' has 6 bytes on worker 0, and 8 bytes on worker 1"),
+    ]:
+        if other[-1].endswith("s"):
+            pathlib.Path(other[-1]).write_text("1\n")
+        with pytest.raises(ValueError, match=rf"test: the workers were given different files: {message}\. All workers"):
+            on_workers([lines(files), lines(other)], policy)
+
+
+def test_the_same_files_in_another_directory_are_the_same(files: list[str], tmp_path: pathlib.Path) -> None:
+    others = [text(tmp_path / "elsewhere", f"{i}.txt", range(3 * i, 3 * i + 3)) for i in range(4)]
+    run = on_workers([lines(files), lines(others)])
+    assert sorted(run.seen()) == list(range(12))
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("makes", "message"),
+    [
+        (
+            [examples().batch(4), examples(ROWS[:8]).batch(4)],
+            "number of batches is 3 on worker 0, and 2 on worker 1",
+        ),
+        ([examples().batch(4), examples().batch(2)], "the number of batches is 3 on worker 0, and 6 on worker 1"),
+        (
+            [examples().batch(4), examples(ROWS[:11]).batch(4)],
+            "{'examples': 12} on worker 0, and {'examples': 11} ",
+        ),
+        ([[np.zeros(4)] * 3, [np.zeros(4)] * 2], "number of batches is 3 on worker 0, and 2 on worker 1"),
+        (
+            [[np.zeros(4)], generator(4)],
+            "the dataset is 'a list of batches' on worker 0, and 'the generator func",
+        ),
+        (
+            [examples().seed(1).shuffle().batch(4), examples().seed(2).shuffle().batch(4)],
+            r"its seeds of shuffling is \[\('ShuffleMapDataset', \d+\), .* on worker 1",
+        ),
+        ([examples().batch(4), examples(ROWS[::-1]).batch(4)], "worker 1 has other examples in memory than worker 0"),
+    ],
+)
+def test_other_datasets_are_named(makes: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        on_workers(makes)
+
+
+def test_datasets_of_their_own_may_differ() -> None:
+    run = on_workers([examples(ROWS[:4]).batch(4), examples(ROWS[4:]).batch(4)], "off")
+    assert sorted(run.seen()) == list(range(12))
+    run.close()
+
+
+# --- element by element, where lengths are not known ----------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_pass_that_ends_earlier_on_one_worker_ends_nowhere_in_silence(workers: int) -> None:
+    run = on_workers([generator(12)] * (workers - 1) + [generator(8)], "data")
+    assert len(run.steps(2)) == 2
+    message = f"the pass ends before element 2 on worker {workers - 1}, but not on worker 0.* use 'off'"
+    with pytest.raises(ValueError, match=message):
+        run.each(lambda feed, i: next(run.iterators[i]))
+    run.close()
+
+
+def test_a_file_that_gives_fewer_rows_on_one_worker(files: list[str]) -> None:
+    def odd(line: str) -> bool:
+        return int(line) < 9
+
+    makes = [
+        replicax.text_lines(files).map(number).batch(4),
+        replicax.text_lines(files).filter(odd).map(number).batch(4),
+    ]
+    run = on_workers(makes, "data")
+    with pytest.raises(ValueError, match="element 2 has 4 rows on worker 0, and 1 on worker 1"):
+        run.steps()
+    run.close()
+
+
+def test_other_shapes_name_the_workers() -> None:
+    run = on_workers([generator(8, shape=(3,)), generator(8, shape=(5,))], "data")
+    with pytest.raises(TypeError, match=r"shapes .*: worker 0 has float32\[3\], worker 1 has float32\[5\]"):
+        run.steps()
+    run.close()
+
+
+@pytest.mark.parametrize("policy", ["file", "data"])
+def test_a_bad_row_names_its_file_and_place(files: list[str], policy: str) -> None:
+    """In the worker's own error, and in what the others are told."""
+    path = pathlib.Path(files[1])
+    path.write_text("3\nx\n5\n")
+    run = on_workers([lines(files)] * 2, policy)
+    found: dict[int, Any] = {}
+
+    def read(feed: Any, i: int) -> None:
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            list(run.iterators[i])
+        found[i] = caught.value
+
+    run.each(read)
+    own = found[1]  # under 'file' the second file is worker 1's
+    assert str(own) == "invalid literal for int() with base 10: 'x'" or policy == "data"
+    place = r"(raised by record 2 of '1.txt', counted from 1)"
+    if policy == "file":
+        assert own.__notes__[0] == place
+        assert str(found[0]).startswith("worker 1 could not read element 0: ValueError: invalid literal")
+        assert str(found[0]).endswith(place)
+    else:
+        assert all(place in [*getattr(e, "__notes__", []), str(e)[-len(place) :]] for e in found.values())
+    run.close()
+
+
+def test_a_bad_example_names_its_number() -> None:
+    def fails(row: Any) -> Any:
+        if row["id"] == 5:
+            raise ValueError("bad")
+        return row
+
+    run = on_workers([examples().map(fails).batch(4)], replicas=2)
+    with pytest.raises(ValueError, match="bad") as caught:
+        run.steps()
+    assert caught.value.__notes__[0].startswith("(raised by example 5 of the dataset, counted from 0, in the order")
+    run.close()
+
+
+def test_workers_go_on_from_the_same_state() -> None:
+    run = on_workers([examples().batch(4)] * 2)
+    run.steps(1)
+    first = run.state()
+    run.steps(1)
+    states = [first, run.state()]
+    with pytest.raises(ValueError, match="set_state: worker 1 sets another state than worker 0"):
+        run.each(lambda feed, i: run.iterators[i].set_state(states[i]))
+    run.close()
