@@ -208,19 +208,22 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
     return alone_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
 
 
-def stack_replicas(array: Any) -> jax.Array:
+def stack_replicas(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
     """``[num_replicas, *shape]``: every replica's array, on every replica (one all-gather)."""
-    return lax.all_gather(as_array(array, COMBINED), REPLICA_AXIS)
+    array = as_array(array, COMBINED)
+    if options is not None and options.timeout_seconds is not None:
+        return all_gather(array[None], 0, options)
+    return lax.all_gather(array, REPLICA_AXIS)
 
 
-def from_first(array: Any) -> jax.Array:
+def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
     """Replica 0's array on every replica (one all-reduce: the others contribute zeros)."""
     array = as_array(array, COMBINED)
     if lax.axis_size(REPLICA_AXIS) == 1:
         return alone_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
-    return sum_over_replicas([kept])[0].astype(array.dtype)
+    return sum_over_replicas([kept], options)[0].astype(array.dtype)
 
 
 def divide(total: jax.Array, count: Any) -> jax.Array:

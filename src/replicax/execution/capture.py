@@ -114,7 +114,9 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
-        communicator = SpmdCommunicator(None if example_dims is None else Examples(*values[-2:]))
+        communicator = SpmdCommunicator(
+            None if example_dims is None else Examples(*values[-2:]), strategy.extended.communication_options
+        )
         store = TracedStore(strategy, communicator, creations)
         replica = context.ReplicaContext(strategy, communicator)
         args, kwargs = rebuild(values)

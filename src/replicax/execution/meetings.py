@@ -40,7 +40,9 @@ class ExactCommunicator:
         is_of_step: Callable[[Any], bool],
         examples: Examples | None = None,
         place_of: Callable[[Any], Place] | None = None,
+        options: Options = None,
     ) -> None:
+        self._timeout = None if options is None else options.timeout_seconds
         self.replica = replica
         self.device = device
         self._note = note
@@ -65,7 +67,7 @@ class ExactCommunicator:
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
-        timeout = None if options is None else options.timeout_seconds
+        timeout = self._timeout if options is None else options.timeout_seconds
         n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None, timeout))
         arrays = [countable(as_array(a, COMBINED)) for a in arrays]
         totals = [sum_p.bind(a, communicator=self) for a in arrays]
@@ -73,8 +75,9 @@ class ExactCommunicator:
 
     def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = as_array(array, COMBINED)
-        if options is not None and options.timeout_seconds is not None:
-            self.meet("all_gather", None, options.timeout_seconds)
+        timeout = self._timeout if options is None else options.timeout_seconds
+        if timeout is not None:
+            self.meet("all_gather", None, timeout)
         return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
 
     def from_first(self, array: Any) -> Any:

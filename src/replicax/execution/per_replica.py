@@ -119,7 +119,13 @@ class _Replica:
             if places is not None:
                 places.note(array, place)
         self.communicator = ExactCommunicator(
-            index, device, localities.note, localities.is_of_step, examples, None if places is None else places.of
+            index,
+            device,
+            localities.note,
+            localities.is_of_step,
+            examples,
+            None if places is None else places.of,
+            strategy.extended.communication_options,
         )
         self.store = ExactStore(strategy, self.communicator, localities, places, creations)
         self._trace = self.store.trace

@@ -24,32 +24,37 @@ if TYPE_CHECKING:
 class SpmdCommunicator:
     """See :class:`replicax.communication.Communicator`. Everything here only records operations.
 
+    Args:
+      examples: of a padded batch.
+      options: of collectives that are given none.
+
     Attributes:
       timeout: the longest that a collective has, in seconds; ``None`` if none has one.
     """
 
     timeout: float | None = None
 
-    def __init__(self, examples: Examples | None = None) -> None:
+    def __init__(self, examples: Examples | None = None, options: context.Options = None) -> None:
         self.examples = examples
+        self._options = options
 
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
-        self._note(options)
-        return reduction.all_reduce(op, arrays, options)
+        return reduction.all_reduce(op, arrays, self._noted(options))
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
-        self._note(options)
-        return reduction.all_gather(array, axis, options)
+        return reduction.all_gather(array, axis, self._noted(options))
 
-    def _note(self, options: context.Options) -> None:
+    def _noted(self, options: context.Options) -> context.Options:
+        options = self._options if options is None else options
         if options is not None and options.timeout_seconds is not None:
             self.timeout = max(self.timeout or 0.0, options.timeout_seconds)
+        return options
 
     def from_first(self, array: Any) -> Any:
-        return reduction.from_first(array)
+        return reduction.from_first(array, self._noted(None))
 
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
@@ -61,7 +66,7 @@ class SpmdCommunicator:
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
-        stacked = reduction.stack_replicas(value)
+        stacked = reduction.stack_replicas(value, self._noted(None))
         return [stacked[i] for i in range(stacked.shape[0])]
 
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

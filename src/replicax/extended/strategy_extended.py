@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.communication import CommunicationOptions
 from replicax.execution.cache import ProgramCache
 from replicax.execution.described import described
 from replicax.execution.placing import devices_here
@@ -43,6 +44,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
       devices: one for each replica, or ``[replicas, logical devices]`` for replicas that run on several.
       partitioner: splits on-write variables over the replicas.
       parameter_device: has the on-write variables, if the replicas are not to have them.
+      lockstep: what workers tell each other; by default there is one worker.
+      communication_options: of collectives that are given none.
 
     Attributes:
       strategy: the strategy that this is the lower level of.
@@ -55,6 +58,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
       lockstep: what they tell each other to stay together.
+      communication_options: of collectives that are given none; ``None`` for the usual ones.
       local_replicas: the numbers of this worker's replicas.
       register: numbers variables, alike on all workers.
       calls: counts the calls of compiled steps.
@@ -80,7 +84,9 @@ class StrategyExtended(Reducing, Updating, Renamed):
         partitioner: Partitioner | None = None,
         parameter_device: jax.Device | None = None,
         lockstep: Lockstep | None = None,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
+        self.communication_options = communication_options
         self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)

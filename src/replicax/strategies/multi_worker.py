@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
+from replicax.communication import CommunicationOptions, checked_options
 from replicax.extended import StrategyExtended
 from replicax.renamed import keywords_renamed
 from replicax.strategy import Strategy
@@ -42,12 +43,15 @@ class MultiWorkerMirroredStrategy(Strategy):
       devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has.
       timeout_seconds: how long to wait for workers who do not come where all must: to create a variable, to run a
         new step or one on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
-        ever. The collectives of compiled steps have timeouts of their own: see :class:`CommunicationOptions`.
+        ever. The collectives of compiled steps have timeouts of their own: see ``communication_options``.
+      communication_options: :class:`CommunicationOptions` of all collectives that are given none: those of
+        ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.
 
     Raises:
       RuntimeError: the devices were made before ``jax.distributed.initialize``, or can't communicate; the workers
         see different versions, platforms or settings; a collective gave wrong numbers.
-      ValueError: a device is named twice, does not exist or is another worker's.
+      ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't have.
+      TypeError: ``communication_options`` are none.
       DeadlockError: a worker creates no strategy; names it.
 
     Exchanges a message among the workers, and runs one small program with collectives to see that they work.
@@ -59,20 +63,23 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @keywords_renamed(
         cluster_resolver="call jax.distributed.initialize before, which knows the cluster",
-        communication="each collective takes replicax.CommunicationOptions",
-        communication_options="each collective takes replicax.CommunicationOptions",
+        communication="communication_options=replicax.CommunicationOptions(…)",
         num_gpus_per_worker="name this worker's devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
     )
     def __init__(
-        self, devices: Sequence[str | jax.Device] | None = None, timeout_seconds: float | None = DEFAULT_TIMEOUT
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
         is_number = isinstance(timeout_seconds, numbers.Real) and not isinstance(timeout_seconds, bool)
         if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
             raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
         _check_initialised()
         mine = resolve_devices(devices)
+        options = checked_options(communication_options, mine[0].platform, type(self).__name__)
         lockstep, everyones = in_lockstep(mine, timeout_seconds)
-        super().__init__(StrategyExtended(everyones, lockstep=lockstep))
+        super().__init__(StrategyExtended(everyones, lockstep=lockstep, communication_options=options))
 
     def __repr__(self) -> str:
         extended = self.extended
