@@ -50,7 +50,7 @@ class Model:
         with strategy.scope():
             self.w = replicax.Variable(np.full((3, 3), 0.5, np.float32))
             self.count = replicax.Variable(0.0, aggregation="mean")
-            self.optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+            self.optimizer = replicax.Optimizer(optax.adam(0.1))
         self.jitted = jax.jit(lambda x: jnp.tanh(x @ self.w.value))
         self.checkpointed = jax.checkpoint(lambda x: jnp.tanh(x @ self.w.value))
         self.x = strategy.distribute_values_from_function(
@@ -99,7 +99,7 @@ class Model:
         return self.loss(x, lambda x: self.w.value[jnp.array([0, 2])] * x)
 
 
-STEPS = ["train", "writing", "scanning", "remembering", "talking", "drawing"]
+STEPS = ["train", "writing", "scanning", "remembering", "talking", "drawing", "looking_up"]
 
 
 @pytest.mark.parametrize("kind", STEPS)

@@ -5,6 +5,7 @@ release moves one of them, this package changes and no other.
 """
 
 from replicax._jax.control_flow import branches_of, open_jaxpr, scan_of, while_of
+from replicax._jax.eager import EVALUATED_INSIDE, EagerTrace, WatchingTrace
 from replicax._jax.known import primitives_named
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitives import (
@@ -57,8 +58,6 @@ from replicax._jax.runtime import (
     without_compilation_cache,
 )
 from replicax._jax.traces import (
-    EVALUATED_INSIDE,
-    WatchingTrace,
     current_trace,
     eval_trace,
     kept_programs,
@@ -76,6 +75,7 @@ __all__ = [
     "EVALUATED_INSIDE",
     "INSTALLED",
     "ClosedJaxpr",
+    "EagerTrace",
     "Equation",
     "Jaxpr",
     "Literal",

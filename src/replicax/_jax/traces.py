@@ -18,8 +18,6 @@ from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 
-from replicax._jax.types import Primitive
-
 # Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
 _source_info.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
@@ -152,6 +150,12 @@ def trace_of_this_thread() -> Callable[[], None]:
     return put_back
 
 
+def of_no_generation() -> contextlib.AbstractContextManager[Any]:
+    """Compute single operations: they hold no variable's value, and are compiled once, whatever else is kept."""
+    manager: contextlib.AbstractContextManager[Any] = _generation(0)
+    return manager
+
+
 def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
     """Record operations in ``trace`` (an outer one), whatever transformation is innermost."""
     manager: contextlib.AbstractContextManager[Any] = _core.set_current_trace(trace)
@@ -169,60 +173,3 @@ def outside_tracing() -> Iterator[None]:
             yield
         finally:
             _core.trace_ctx.set_axis_env(axis_env)
-
-
-class WatchingTrace(_core.EvalTrace):
-    """Computes as if nothing were being traced, and tells ``watch`` of each operation and its results."""
-
-    def __init__(self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
-
-    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
-        evaluate = _STEP_BY_STEP.get(primitive.name)
-        if evaluate is not None:
-            with _core.set_current_trace(self):
-                return evaluate(list(args), params)
-        with _generation(0):
-            results = super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
-        self._watch(primitive, args, params, results if primitive.multiple_results else [results])
-        return results
-
-    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
-        with _core.set_current_trace(self):
-            return fun.call_wrapped(*tracers)
-
-    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
-        with _core.set_current_trace(self):
-            return fun.call_wrapped(*tracers)
-
-
-EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
-"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
-
-
-# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
-
-
-def _call(program: Any, args: Sequence[Any]) -> list[Any]:
-    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
-
-
-def _branch(args: list[Any], params: Any) -> list[Any]:
-    branches = params["branches"]
-    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
-
-
-def _while(args: list[Any], params: Any) -> list[Any]:
-    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
-        state = _call(params["body_jaxpr"], [*body, *state])
-    return state
-
-
-_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
-    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
-    "cond": _branch,
-    "while": _while,
-}

@@ -45,7 +45,7 @@ class ExactStore:
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
         self.differing: list[tuple[Any, frozenset[Locality], str]] = []
         self.obligations: list[Obligation] = []
-        self.trace = _jax.WatchingTrace(self.watch)
+        self.trace = _jax.WatchingTrace(self.watch, communicator.device)
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)

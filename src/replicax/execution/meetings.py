@@ -7,6 +7,7 @@ program's: each replica differentiates its own loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -49,6 +50,11 @@ class ExactCommunicator:
         self._is_of_step = is_of_step
         self.examples = examples
         self._place_of = place_of
+        self._trace = _jax.EagerTrace(device)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Compute on this replica's device what the step itself does not know of."""
+        return _jax.set_current_trace(self._trace)
 
     def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
         """What every replica brings to ``meeting``."""
@@ -122,9 +128,10 @@ def _sum(x: Any, *, communicator: ExactCommunicator) -> Any:
     if len(set(kinds)) > 1:
         raise ValueError(f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}")
     total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total + jnp.zeros_like(total) if len(arrays) == 1 else total
+    with communicator.computing():
+        for array in arrays[1:]:
+            total = total + array
+        return total + jnp.zeros_like(total) if len(arrays) == 1 else total
 
 
 def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
@@ -133,17 +140,17 @@ def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
     if len({(s, a.dtype) for s, a in zip(shapes, arrays, strict=True)}) > 1:
         kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
         raise ValueError(f"all_gather: the replicas' arrays may differ in dim {axis} only, got {kinds}")
-    return jnp.concatenate(arrays, axis)
+    with communicator.computing():
+        return jnp.concatenate(arrays, axis)
 
 
 def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> Any:
     offers = communicator.meet("the gradient of all_gather", (x, size))
     start = sum(size for _, size in offers[: communicator.replica])
-    pieces = [
-        jax.lax.slice_in_dim(jax.device_put(ct, communicator.device), start, start + size, axis=axis)
-        for ct, _ in offers
-    ]
-    return sum(pieces[1:], start=pieces[0])
+    received = [jax.device_put(ct, communicator.device) for ct, _ in offers]
+    with communicator.computing():
+        pieces = [jax.lax.slice_in_dim(ct, start, start + size, axis=axis) for ct in received]
+        return sum(pieces[1:], start=pieces[0])
 
 
 def _resized(aval: Any, axis: int, size: int) -> Any:

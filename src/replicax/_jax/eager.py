@@ -1,0 +1,91 @@
+"""The evaluation of a step operation by operation, while somebody watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+
+from replicax._jax.operations import Operations
+from replicax._jax.traces import of_no_generation
+from replicax._jax.types import Primitive
+
+
+class EagerTrace(_core.EvalTrace):
+    """Computes as if nothing were being traced, on one device, with operations that all devices share."""
+
+    def __init__(self, device: jax.Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations = Operations(device)
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        with of_no_generation():
+            results = self._operations.compute(primitive, args, params)
+            if results is None:
+                return super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
+        return results if primitive.multiple_results else results[0]
+
+
+class WatchingTrace(EagerTrace):
+    """Tells ``watch`` of each operation and its results.
+
+    Args:
+      watch: called with the operation, its operands, params and results.
+      device: where to compute.
+    """
+
+    def __init__(
+        self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None], device: jax.Device
+    ) -> None:
+        super().__init__(device)
+        self._watch = watch
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        evaluate = _STEP_BY_STEP.get(primitive.name)
+        if evaluate is not None:
+            with _core.set_current_trace(self):
+                return evaluate(list(args), params)
+        results = super().process_primitive(primitive, args, params)
+        self._watch(primitive, args, params, results if primitive.multiple_results else [results])
+        return results
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
+"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
+
+
+# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
+
+
+def _call(program: Any, args: Sequence[Any]) -> list[Any]:
+    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+
+
+def _branch(args: list[Any], params: Any) -> list[Any]:
+    branches = params["branches"]
+    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+
+
+def _while(args: list[Any], params: Any) -> list[Any]:
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
+        state = _call(params["body_jaxpr"], [*body, *state])
+    return state
+
+
+_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
+    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
+    "cond": _branch,
+    "while": _while,
+}

@@ -1,0 +1,266 @@
+"""Single operations on concrete arrays, each compiled once for all devices of a kind.
+
+JAX compiles an operation anew for each device that it runs on, and with every optimization. Where a step runs operation
+by operation on several devices, and in order to be looked at, that is most of its time. So here each is compiled once,
+and quickly, and loaded for the other devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src import array as _array
+from jax._src import compiler as _compiler
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src.interpreters import pxla as _pxla
+from jax._src.literals import TypedNdArray as _TypedNdArray
+from jax.sharding import SingleDeviceSharding
+from jaxlib import _jax as _jaxlib
+
+from replicax._jax.programs import calls_back
+from replicax._jax.types import ClosedJaxpr, Jaxpr, Literal, Primitive
+
+_MOST = 8192  # operations that are kept
+_LARGE = 1 << 14  # elements from which on it pays to optimize a loop over them
+_NUMBERS = np.ndarray, np.generic, _TypedNdArray, bool, int, float, complex
+
+_programs: dict[Any, _Program | None] = {}
+_calls: dict[Any, _Call | None] = {}
+_lock = threading.RLock()
+
+
+class Operations:
+    """Computes operations on one device."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self._device = device
+        self._sharding = _on(device)
+
+    def compute(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+        """The results of an operation; ``None`` if JAX is to compute it.
+
+        That is so for what JAX does not compile, for what does something besides computing, and where an operand lies
+        elsewhere.
+        """
+        if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
+            aval = _core.typeof(args[0])
+            return [_placed(np.array(args[0], aval.dtype), aval, self._device)]
+        if not _is_compiled(primitive) or _dispatch.needs_check_special():
+            return None
+        apply: Callable[..., Any] = primitive.bind
+        if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
+            apply, args, params = _power, [args[0], np.int32(params["y"])], {}
+        avals, arrays, committed = [], [], False
+        for arg in args:
+            if type(arg) is _array.ArrayImpl:
+                if arg.sharding is not self._sharding and arg.sharding != self._sharding:
+                    return None
+                avals.append(arg.aval)
+                arrays.append(arg)
+                committed = committed or arg._committed
+            elif isinstance(arg, _NUMBERS):
+                avals.append(_core.typeof(arg))
+                arrays.append(self._put(arg, avals[-1], again=apply is not _power))
+            else:
+                return None
+        call = self._call(primitive, apply, params, tuple(avals))
+        return None if call is None else call(arrays, committed)
+
+    def _call(
+        self, primitive: Primitive, apply: Callable[..., Any], params: dict[str, Any], avals: tuple[Any, ...]
+    ) -> _Call | None:
+        try:
+            operation = (primitive, apply is _power, *((name, _hashable(p)) for name, p in params.items()), *avals)
+            key = self._device, _config.trace_context(), operation
+            if key in _calls:
+                return _calls[key]
+        except (TypeError, _NotHashableError):
+            return None
+        with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
+            kind = self._device.client, self._device.device_kind, _config.trace_context(), operation
+            if kind not in _programs:
+                _programs[kind] = _compiled(apply, params, avals, self._device)
+            program = _programs[kind]
+            _calls[key] = None if program is None else program.on(self._device)
+            for kept in (_programs, _calls):
+                while len(kept) > _MOST:
+                    del kept[next(iter(kept))]
+            return _calls[key]
+
+    def _put(self, number: Any, aval: Any, again: bool) -> Any:
+        """A constant on the device; kept if it may be wanted ``again``."""
+        number = np.array(number, aval.dtype)  # a copy: nobody may change it later
+        if number.ndim or not again:
+            return _placed(number, aval, self._device)
+        return _placed_number(number.tobytes(), aval, self._device)
+
+
+@functools.cache
+def _is_compiled(primitive: Primitive) -> bool:
+    """Whether JAX computes an operation by compiling it."""
+    return getattr(primitive.impl, "func", None) is _dispatch.apply_primitive or primitive.name in ("add_any", "copy")
+
+
+@functools.cache
+def _on(device: jax.Device) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device)
+
+
+def _placed(number: np.ndarray[Any, Any], aval: Any, device: jax.Device) -> Any:
+    return _pxla.batched_device_put(aval, _on(device), [number], [device], committed=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _placed_number(data: bytes, aval: Any, device: jax.Device) -> Any:
+    return _placed(np.frombuffer(data, aval.dtype).reshape(()).copy(), aval, device)
+
+
+# --- powers ---------------------------------------------------------------------------------------------
+#
+# ``x ** n`` with a concrete ``n``, such as an optimizer's count of steps, is another operation for each ``n`` to JAX.
+
+
+def _varies(x: Any, n: int) -> bool:
+    """Whether ``x ** n`` is better one program for all ``n``."""
+    real = jax.numpy.issubdtype(_core.typeof(x).dtype, np.floating)
+    return bool(real) and abs(n) < 1 << 31 and (np.ndim(x) == 0 or abs(n) > 4)
+
+
+def _power(x: Any, n: Any) -> Any:
+    """What ``lax.integer_pow`` computes, by the same multiplications."""
+
+    def turn(state: Any) -> Any:
+        left, square, result = state
+        return left // 2, square * square, lax.select(left % 2 == 1, result * square, result)
+
+    one = lax.full_like(x, 1)
+    _, _, result = lax.while_loop(lambda state: state[0] > 0, turn, (lax.abs(n), x, one))
+    return lax.select(n < 0, one / result, result)
+
+
+# --- programs -------------------------------------------------------------------------------------------
+
+
+class _Call:
+    """A program that is loaded for one device."""
+
+    def __init__(self, executable: Any, avals: Sequence[Any], device: jax.Device) -> None:
+        self._run = executable.execute_sharded
+        shardings = [_on(device)] * len(avals)
+        self._handlers = [_pxla.global_avals_to_results_handler(avals, shardings, c).handlers for c in (False, True)]
+
+    def __call__(self, arrays: list[Any], committed: bool) -> list[Any]:
+        results: list[Any] = self._run(arrays).consume_with_handlers(self._handlers[committed])
+        return results
+
+
+class _Program:
+    """A compiled program, which other devices of the kind can load."""
+
+    def __init__(self, compiled: Callable[[jax.Device], Any], avals: Sequence[Any], device: jax.Device) -> None:
+        self._compiled = compiled
+        self._executable = compiled(device)
+        self._avals = avals
+        self._device = device
+        self._bytes: bytes | None = None
+
+    def on(self, device: jax.Device) -> _Call:
+        return _Call(self._executable if device == self._device else self._loaded(device), self._avals, device)
+
+    def _loaded(self, device: jax.Device) -> Any:
+        client = device.client
+        try:
+            if self._bytes is None:
+                self._bytes = client.serialize_executable(self._executable)
+        except jax.errors.JaxRuntimeError:  # some programs, such as a sort on CPU, can't be handed on
+            return self._compiled(device)
+        options = _compiler.get_compile_options(1, 1, device_assignment=np.array([[device.id]]), backend=client)
+        return client.deserialize_executable(self._bytes, _jaxlib.DeviceList((device,)), options)
+
+
+def _compiled(
+    apply: Callable[..., Any], params: dict[str, Any], avals: Sequence[Any], device: jax.Device
+) -> _Program | None:
+    def traced(device: jax.Device) -> Any:
+        def operation(*args: Any) -> Any:
+            return apply(*args, **params)
+
+        place = _on(device)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type, sharding=place) for a in avals]
+        return jax.jit(operation, keep_unused=True, out_shardings=place).trace(*shapes)
+
+    first = traced(device)
+    results = first.jaxpr.out_avals
+    if first.jaxpr.effects or calls_back(getattr(first.jaxpr, "jaxpr", first.jaxpr)):
+        return None
+    if any(jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) for a in results):
+        return None
+    options = _QUICKLY if device.platform == "cpu" else {}
+    if options and max((a.size for a in (*avals, *results)), default=0) >= _LARGE:
+        options = {**options, "xla_backend_optimization_level": 1}
+
+    def compiled(on: jax.Device) -> Any:
+        program = first if on == device else traced(on)
+        return program.lower().compile(compiler_options=options).runtime_executable()
+
+    return _Program(compiled, results, device)
+
+
+_QUICKLY: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""A third of the time that it takes otherwise; a loop over many elements is several times slower."""
+
+
+# --- keys -----------------------------------------------------------------------------------------------
+
+
+class _NotHashableError(Exception):
+    pass
+
+
+_structures: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+
+
+def _hashable(value: Any) -> Hashable:
+    """A param for a key: equal programs are equal there, whenever JAX has traced them."""
+    if isinstance(value, (Jaxpr, ClosedJaxpr)):
+        if value not in _structures:
+            _structures[value] = _structure(value)
+        return _structures[value]
+    return value
+
+
+def _structure(program: Any) -> Hashable:
+    jaxpr = getattr(program, "jaxpr", program)
+    if len(getattr(program, "consts", ())):
+        raise _NotHashableError
+    numbers: dict[Any, int] = {}
+
+    def named(atom: Any) -> Hashable:
+        if isinstance(atom, Literal):
+            return atom.aval, np.asarray(atom.val).tobytes()
+        return numbers.setdefault(atom, len(numbers)), atom.aval
+
+    equations = tuple(
+        (
+            e.primitive,
+            tuple(map(named, e.invars)),
+            tuple((name, _hashable(p)) for name, p in e.params.items()),
+            tuple(map(named, e.outvars)),
+        )
+        for e in jaxpr.eqns
+    )
+    inputs = tuple(map(named, (*jaxpr.constvars, *jaxpr.invars)))
+    return inputs, equations, tuple(map(named, jaxpr.outvars))

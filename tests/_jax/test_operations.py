@@ -1,0 +1,88 @@
+"""Single operations, compiled once for all devices of a kind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from replicax import _jax
+from tests.execution.test_exact_programs import compilations
+
+
+def on(device: jax.Device) -> contextlib.ExitStack:
+    """Compute operation by operation, on ``device``."""
+    stack = contextlib.ExitStack()
+    for manager in (_jax.set_current_trace(_jax.EagerTrace(device)), jax.default_device(device), jax.disable_jit()):
+        stack.enter_context(manager)
+    return stack
+
+
+X = np.linspace(-2, 3, 12, dtype=np.float32).reshape(3, 4)
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "elementwise": lambda x: jnp.tanh(x) * 2.5 + x,
+    "many elements": lambda x: jnp.exp(jnp.broadcast_to(x, (1500, 3, 4))),
+    "several results": lambda x: jax.lax.sort_key_val(x, -x),
+    "a scatter": lambda x: x.at[jnp.array([0, 2])].add(x[:2]),
+    "a matrix product": lambda x: x @ x.T,
+    "integers and booleans": lambda x: (x > 0, jnp.argmax(x, 1), jnp.arange(5) // 2),
+    "weak types": lambda x: jnp.asarray(2.0) * x.astype(jnp.bfloat16),
+    "no elements": lambda x: x[:0] * 2,
+    "random keys": lambda x: jax.random.uniform(jax.random.key(3), x.shape),
+    "a solver": lambda x: jax.scipy.linalg.solve(x @ x.T + jnp.eye(3), x, assume_a="pos"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_results_are_those_of_jax(name: str) -> None:
+    with jax.numpy_dtype_promotion("standard"):
+        expected = OPERATIONS[name](jnp.asarray(X))
+        for device in jax.devices()[:2]:
+            x = jax.device_put(X, device)
+            with on(device):
+                found = OPERATIONS[name](x)
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                assert (a.dtype, a.weak_type, a.devices()) == (b.dtype, b.weak_type, {device})
+                np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=2e-6, atol=1e-6)
+
+
+def test_other_devices_load_what_one_has_compiled() -> None:
+    found = []
+    for device in jax.devices()[:4]:
+        x = jax.device_put(np.ones((3, 7), np.float32), device)
+        with compilations() as compiled, on(device):
+            assert jnp.cosh(x).devices() == {device}
+        found.append(bool(compiled))
+    assert found == [True, False, False, False]
+
+
+def test_a_power_is_one_program_for_all_exponents() -> None:
+    device = jax.devices()[1]
+    x = jax.device_put(np.float32(0.9), device)
+    with on(device):
+        jnp.power(x, 1)
+        with compilations() as compiled:
+            found = [float(jax.lax.integer_pow(x, n)) for n in (-7, 0, 1, 2, 3, 31, 200)]
+    assert not compiled
+    assert found == [float(jax.lax.integer_pow(np.float32(0.9), n)) for n in (-7, 0, 1, 2, 3, 31, 200)]
+
+
+def test_an_array_that_lies_elsewhere_is_left_to_jax() -> None:
+    here, there = jax.devices()[:2]
+    with on(here):
+        x = jax.device_put(X, there)
+        assert (x + x).devices() == {there}
+        with pytest.raises(ValueError, match="incompatible devices"):
+            x + jax.device_put(X, here)
+        assert (jnp.ones((3, 4)) + x).devices() == {there}  # what nobody has put anywhere goes along
+
+
+def test_nans_are_looked_for() -> None:
+    device = jax.devices()[0]
+    with on(device), jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jnp.log(jax.device_put(-np.ones(3, np.float32), device))
