@@ -43,7 +43,7 @@ test: lint primitives  ## run every check: lint, then the tests and the examples
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --ignore=$(PRIMITIVES) $(ARGS)
 
 soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" --ignore=$(PRIMITIVES) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
 
 lint: $(READY)  ## style, formatting, types, and which room may import which
 	$(BIN)/ruff check

@@ -7,6 +7,7 @@ import itertools
 import os
 from typing import Any
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
@@ -17,6 +18,10 @@ from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
 replicax.use_cpu_devices(8)
+# A few examples, the same in every run; `make soak` draws more, and others each time.
+hypothesis.settings.register_profile("test", max_examples=8, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("soak", max_examples=50, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("test")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The note that JAX adds to exceptions, when it leaves out frames, is part of the message to some versions of doctest.

@@ -21,7 +21,6 @@ topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(data=st.data())
 def test_interrupted_and_restored(source, data) -> None:
     size = data.draw(st.integers(1, 40), "size")
@@ -49,7 +48,6 @@ def test_interrupted_and_restored(source, data) -> None:
 
 
 @pytest.mark.parametrize("source", [*ANYWHERE, "list", "re-iterable", "generator"])
-@hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
 def test_with_another_batch_size(source, data) -> None:
     size = data.draw(st.integers(1, 40), "size")

@@ -202,6 +202,7 @@ OVER_SOURCES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", OVER_SOURCES)
 def test_examples_read_together_are_those_that_grain_reads_one_by_one(name, source) -> None:

@@ -59,6 +59,7 @@ class Step:
 
 
 @pytest.mark.filterwarnings("ignore::replicax.ExecutorWarning")
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("size", [1, 6, 7])
 def test_the_last_batch(strategy, size, partial) -> None:

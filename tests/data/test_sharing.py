@@ -68,11 +68,9 @@ sizes = st.integers(1, 30)
 batch_sizes = st.integers(1, 9)
 topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (2, (1, 3)), (3, (2, 1, 1))])
 partials = st.sampled_from(["exact", "pad", "drop"])
-quick = hypothesis.settings(max_examples=25, deadline=None)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@quick
 @hypothesis.given(size=sizes, batch=batch_sizes, topology=topologies, partial=partials, prefetch=st.integers(0, 2))
 def test_data_policy(source, size, batch, topology, partial, prefetch) -> None:
     ids = np.arange(size)
@@ -90,7 +88,6 @@ def test_data_policy(source, size, batch, topology, partial, prefetch) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@quick
 @hypothesis.given(
     sizes=st.lists(sizes, min_size=4, max_size=4), batch=st.integers(8, 20), topology=topologies, partial=partials
 )
@@ -104,7 +101,6 @@ def test_off_policy(source, sizes, batch, topology, partial) -> None:
     run.close()
 
 
-@quick
 @hypothesis.given(
     sizes=st.lists(sizes, min_size=4, max_size=4), batch=batch_sizes, topology=topologies, partial=partials
 )

@@ -77,7 +77,6 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-@hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
 def test_each_record_once(folders, pipeline, data) -> None:
     kind, make = PIPELINES[pipeline]
@@ -95,7 +94,6 @@ def test_each_record_once(folders, pipeline, data) -> None:
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-@hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(data=st.data())
 def test_interrupted_and_restored(folders, pipeline, data) -> None:
     kind, make = PIPELINES[pipeline]

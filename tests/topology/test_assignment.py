@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
@@ -30,7 +30,6 @@ def blocks(topology: Topology, shape: tuple[int, ...], stride: tuple[int, ...]) 
     return math.prod(n // (a * s) * s for n, a, s in zip(topology.mesh_shape.tolist(), shape, stride, strict=True))
 
 
-@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, SMALL)
 def test_replicas_tile_the_slice(topology, shape, stride) -> None:
     fits = all(a * s <= n for a, s, n in zip(shape, stride, topology.mesh_shape, strict=True))
@@ -49,7 +48,6 @@ def test_replicas_tile_the_slice(topology, shape, stride) -> None:
         DeviceAssignment.build(topology, shape, stride, num_replicas=room + 1)
 
 
-@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, SMALL)
 @example(Topology.of_chips((3, 3, 1), wrap=(False, True, False)), (3, 3, 1, 1), (1, 1, 1, 1))
 def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
@@ -76,7 +74,6 @@ def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
         assert hops[-1] <= max(stride[:3])
 
 
-@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, st.integers(1, 12))
 def test_as_many_as_are_wanted_lie_together(topology, shape, wanted) -> None:
     if any(a > n for a, n in zip(shape, topology.mesh_shape, strict=True)):
@@ -113,7 +110,6 @@ def test_replicas_are_as_close_to_a_cube_as_possible(name, wanted, box) -> None:
     assert tuple((np.ptp(assignment.core_assignment[:, 0], axis=0) + 1).tolist()) == box
 
 
-@settings(deadline=None)
 @given(TOPOLOGIES, SMALL, st.data())
 def test_missing_cores_are_left_out(topology, shape, data) -> None:
     if any(a > n for a, n in zip(shape, topology.mesh_shape, strict=True)) or topology.num_tasks < 2:

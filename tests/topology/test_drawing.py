@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
@@ -33,7 +33,6 @@ def test_with_one_they_belong_to_replicas() -> None:
     assert drawing(topology, DeviceAssignment.build(topology, num_replicas=9)).label((2, 0, 0, 0)) == "0"
 
 
-@settings(deadline=None)
 @given(
     st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3)),
     st.integers(1, 2),

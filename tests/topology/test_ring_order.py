@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicax.topology.ring_order import ring_order
@@ -12,7 +12,6 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
 WRAPS = st.tuples(st.booleans(), st.booleans(), st.booleans())
 
 
-@settings(deadline=None)
 @given(SIZES, WRAPS)
 @example((3, 3, 3), (False, False, False))
 @example((3, 3, 3), (False, True, False))

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax.topology.torus import Torus, points
@@ -30,7 +30,6 @@ def distances(torus: Torus, start: tuple[int, int, int]) -> dict[tuple[int, ...]
     return found
 
 
-@settings(deadline=None)
 @given(SHAPES, WRAPS)
 def test_hops_are_the_shortest_way_along_the_links(shape, wrap) -> None:
     torus = Torus(shape, wrap)
@@ -41,7 +40,6 @@ def test_hops_are_the_shortest_way_along_the_links(shape, wrap) -> None:
     assert [found[tuple(chip)] for chip in chips.tolist()] == torus.hops(start, chips).tolist()
 
 
-@settings(deadline=None)
 @given(SHAPES, WRAPS)
 def test_links_join_neighbours_once(shape, wrap) -> None:
     torus = Torus(shape, wrap)

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax import Topology
@@ -62,7 +62,6 @@ def test_missing_devices() -> None:
         topology.task_ordinal_at_coordinates((1, 0, 0, 0))
 
 
-@settings(deadline=None)
 @given(st.tuples(*[st.integers(1, 5)] * 3), st.integers(1, 2), st.tuples(*[st.booleans()] * 3))
 def test_full_slices(chips, cores, wrap) -> None:
     topology = Topology.of_chips(chips, cores, wrap)

@@ -5,7 +5,7 @@ import pickle
 
 import grain
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax
@@ -13,7 +13,6 @@ from replicax.data.files.array_record import ArrayRecords
 from tests.data.files.writing import write_array_records
 
 
-@settings(deadline=None, max_examples=20)
 @given(parts=st.lists(st.lists(st.binary(max_size=50), max_size=4), min_size=1, max_size=3))
 def test_what_was_written_is_read(tmp_path_factory, parts) -> None:
     folder = tmp_path_factory.mktemp("array_record")

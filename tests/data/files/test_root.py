@@ -11,7 +11,7 @@ import absl.flags
 import grain
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax
@@ -36,7 +36,6 @@ def flat(parts):
 
 
 @EVERY_FORMAT
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_was_written_is_read(name, data) -> None:
     parts, files, folder = files_of(KINDS[name], data)
@@ -48,7 +47,6 @@ def test_what_was_written_is_read(name, data) -> None:
 
 
 @EVERY_FORMAT
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_restored_iterator_goes_on(name, data) -> None:
     parts, files, folder = files_of(KINDS[name], data)
@@ -72,7 +70,6 @@ def test_a_restored_iterator_goes_on(name, data) -> None:
 
 
 @EVERY_FORMAT
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_other_workers_go_on(name, data) -> None:
     """One reads a while; its files and positions are then divided over two others."""

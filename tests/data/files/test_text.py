@@ -3,7 +3,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import replicax
@@ -33,7 +33,6 @@ def test_where_lines_end(tmp_path, data, expected) -> None:
     assert lines(tmp_path, gzip.compress(data), "no-suffix") == expected  # by the content
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     text=st.text(st.characters(codec="iso2022_jp", exclude_characters="\x1b")),
     encoding=st.sampled_from(["utf-8", "iso2022_jp", "euc_jp"]),

@@ -4,7 +4,7 @@ import gzip
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax
@@ -50,7 +50,6 @@ def test_each_place_where_a_byte_may_be_wrong(tmp_path, compress, place, number,
         raise ValueError(error)
 
 
-@settings(deadline=None, max_examples=200)
 @given(place=st.integers(0, len(WHOLE) - 1), flipped=st.integers(1, 255))
 def test_any_wrong_byte_is_found(tmp_path_factory, place, flipped) -> None:
     file = tmp_path_factory.mktemp("tfrecord") / "a.tfrecord"
