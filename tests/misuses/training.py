@@ -17,6 +17,37 @@ from tests.misuses.world import (
 )
 
 TRAINING = [
+    (
+        "gradient and variable swapped",
+        lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(w.v, x)]), w.x),
+        TypeError,
+        "'v'.*the wrong way round: the gradient comes first",
+    ),
+    (
+        "gradients without variables",
+        lambda w: inside(w, lambda x: w.optimizer.apply_gradients([x]), w.x),
+        TypeError,
+        r"entry 0 is .* zip\(gradients, variables\)",
+    ),
+    (
+        "no pairs to apply",
+        lambda w: inside(w, lambda: w.optimizer.apply_gradients(3)),
+        TypeError,
+        "expected pairs.*got 3",
+    ),
+    ("a gradient alone", lambda w: inside(w, w.optimizer.apply_gradients, w.x), TypeError, "expected pairs.*zip"),
+    (
+        "a text for a gradient",
+        lambda w: inside(w, lambda: w.optimizer.apply_gradients([("g", w.v)])),
+        TypeError,
+        "gradient of variable 'v'.*'g'.*numbers",
+    ),
+    (
+        "a number for a variable",
+        lambda w: inside(w, lambda: w.optimizer.apply_gradients([(jnp.ones(3), 3)])),
+        TypeError,
+        "has 3 where its variable should be",
+    ),
     ("no transformation", lambda w: replicax.Optimizer(3), TypeError, "optax.GradientTransformation, got 3"),
     ("a transformation not called", lambda w: replicax.Optimizer(optax.sgd), TypeError, "optax.GradientTransformation"),
     ("nothing to optimise", lambda w: w.optimizer.build([]), ValueError, "no variables"),

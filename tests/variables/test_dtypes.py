@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,3 +54,25 @@ def test_values_of_a_dtype_become_one_of_that_dtype(dtype: str, aggregation: str
     np.testing.assert_allclose(
         np.asarray(found.astype(jnp.complex64)), expected.astype(np.complex64), rtol=1e-2, err_msg=repr(v)
     )
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_64_bit_numbers_that_are_switched_off_midway(pair, executor) -> None:
+    options = replicax.RunOptions(executor)
+    with jax.enable_x64(True):
+        with pair.scope():
+            v = replicax.Variable(np.ones(3), name="v")
+        x = pair.distribute_values_from_function(lambda ctx: np.ones(3))
+
+        def step(x):
+            return v.assign_add(replicax.get_replica_context().all_reduce("sum", x)).value
+
+        pair.run(step, args=(x,), options=options)
+    for call in (lambda: pair.run(lambda: v + 1, options=options), lambda: v.assign(np.zeros(3))):
+        with pytest.raises(RuntimeError, match=r"variable 'v' \(float64\[3\]\) has the dtype float64.*switched off"):
+            call()
+    if executor == "compiled":
+        with pytest.raises(RuntimeError, match=r"args\[0\]\['x'\] has the dtype float64.*leave jax_enable_x64"):
+            pair.run(lambda e: e["x"].sum(), args=({"x": x},))
+    with jax.enable_x64(True):
+        assert pair.run(step, args=(x,), options=options).tolist() == [5.0, 5.0, 5.0]

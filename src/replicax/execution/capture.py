@@ -28,6 +28,7 @@ from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
 from replicax.values import Local, PerReplica
+from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
 from replicax.variables.variable import Variable
 
@@ -52,6 +53,7 @@ class TracedStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)
         if variable not in self.values:
+            check_there(variable.dtype, variable.describe)
             aval = _jax.ShapedArray(variable.shape, variable.dtype)
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
@@ -108,6 +110,8 @@ def capture(
     (1, 1, 1)
     """
     name = getattr(fn, "__name__", type(fn).__name__)
+    for number, (aval, _) in enumerate(arguments):
+        check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None
     results: list[Result] = []
     result_tree: Any = None

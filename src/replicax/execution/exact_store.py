@@ -16,6 +16,7 @@ from replicax.execution.watching import Localities, Places
 from replicax.locality import Locality, M, T
 from replicax.topology.placement import here
 from replicax.values import Local, PerReplica, slices_of
+from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
 
@@ -50,6 +51,7 @@ class ExactStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)
         if variable not in self.values:
+            check_there(variable.dtype, variable.describe)
             with _jax.outside_tracing():
                 self.values[variable] = local_value(variable, self.communicator.replica)
             self.localities.note(self.values[variable], T if variable.is_stacked else M)

@@ -15,6 +15,7 @@ from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf
 from replicax.topology.placement import compute, put, put_among
+from replicax.training.pairs import pairs_of
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
 from replicax.variables.placement import Stored
@@ -153,6 +154,7 @@ class Optimizer:
           LocalityError: with ``aggregate``, a gradient that has been all-reduced already, and would be counted n
             times; without, one that differs between replicas.
           ValueError: a gradient of another shape; other variables than before; no gradient at all.
+          TypeError: no pairs, or pairs of something else.
           ContextError: called in cross-replica context.
 
         With ``aggregate``, one fused all-reduce for all gradients.
@@ -162,7 +164,7 @@ class Optimizer:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
-        pairs = [(g if is_slices(g) else jnp.asarray(g), v) for g, v in grads_and_vars if g is not None]
+        pairs = [(g if is_slices(g) else jnp.asarray(g), v) for g, v in pairs_of(grads_and_vars) if g is not None]
         store = current_store()
         for gradient, v in pairs:
             if isinstance(v, Variable) and gradient.shape != v.shape:

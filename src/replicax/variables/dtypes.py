@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +29,19 @@ def casts(source: Any, target: Any) -> bool:
     order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
     return rank[0] <= rank[1]
+
+
+def check_there(dtype: Any, what: Callable[[], str]) -> None:
+    """Raise if JAX would make arrays of another dtype of those that ``what`` has.
+
+    Raises:
+      RuntimeError: JAX's 64-bit numbers have been switched off after it was made.
+    """
+    if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
+        raise RuntimeError(
+            f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers have been switched off since it "
+            "was made: leave jax_enable_x64 as it was, from the start of the program to its end"
+        )
 
 
 def kind_of(variable: Any) -> str:

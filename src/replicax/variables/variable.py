@@ -23,7 +23,7 @@ from replicax.topology.integers import as_array, check_numbers
 from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
-from replicax.variables.dtypes import casts, is_key, kind_of, share_of
+from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost import present_array
 from replicax.variables.partitioners import checked_partitioner
@@ -400,6 +400,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
                 "strategy.reduce, or assign inside a step."
             )
+        check_there(self.dtype, self.describe)
         given = value = numpy_array(value)
         if isinstance(value, np.ndarray):
             check_numbers(value, self._what_is_assigned)

@@ -1,0 +1,41 @@
+"""Pairs of a gradient and its variable, as a caller hands them over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from replicax.indexed_slices import is_slices
+from replicax.topology.integers import check_numbers
+from replicax.variables import Variable
+
+
+def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
+    """The pairs in ``grads_and_vars``, with gradients that may be ``None``.
+
+    Raises:
+      TypeError: it is no iterable of pairs; or what stands in one is no gradient, or no variable.
+    """
+    what = "apply_gradients"
+    if isinstance(grads_and_vars, Variable | jax.Array) or not isinstance(grads_and_vars, Iterable):
+        raise TypeError(f"{what}: expected pairs, such as zip(gradients, variables), got {grads_and_vars!r}")
+    pairs = []
+    for i, pair in enumerate(grads_and_vars):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"{what}: entry {i} is {pair!r}, and no pair (gradient, variable): pass zip(gradients, variables)"
+            )
+        gradient, variable = pair
+        if not isinstance(variable, Variable):
+            if isinstance(gradient, Variable):
+                raise TypeError(
+                    f"{what}: entry {i} is the pair of {gradient.describe()} and {variable!r}, the wrong way round: "
+                    "the gradient comes first"
+                )
+            raise TypeError(f"{what}: entry {i} has {variable!r} where its variable should be")
+        if gradient is not None and not is_slices(gradient):
+            check_numbers(gradient, f"{what}: the gradient of {variable.describe()}")
+        pairs.append((gradient, variable))
+    return pairs
