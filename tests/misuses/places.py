@@ -15,6 +15,30 @@ from tests.misuses.world import (
 )
 
 INPUT = [
+    (
+        "a function for a dataset",
+        lambda w: w.s.distribute_dataset(lambda ctx: [np.ones(2)]),
+        TypeError,
+        "from_function",
+    ),
+    (
+        "a batch of integers too large",
+        lambda w: next(iter(w.s.distribute_dataset([np.array([1, 2**40])]))),
+        ValueError,
+        "1099",
+    ),
+    (
+        "examples of several lengths",
+        lambda w: w.s.make_numpy_dataset([np.ones(2), np.ones(3)]),
+        ValueError,
+        "no arrays of one shape",
+    ),
+    (
+        "the state of nothing",
+        lambda w: iter(w.s.distribute_dataset([np.ones(2)])).set_state({}),
+        (TypeError, ValueError),
+        "get_state",
+    ),
     ("a number for a dataset", lambda w: w.s.distribute_dataset(3), TypeError, "dataset"),
     (
         "an iterator for a dataset",
@@ -74,6 +98,12 @@ def split(w: Any, parts: Any) -> Any:
 
 
 PLACES = [
+    (
+        "another task's device",
+        lambda w: replicax.MirroredStrategy(["/job:worker/task:1/device:CPU:0"]),
+        ValueError,
+        "task",
+    ),
     ("one device for a list", lambda w: replicax.MirroredStrategy("cpu:0"), TypeError, r"for one device: \['cpu:0'\]"),
     ("a device twice", lambda w: replicax.MirroredStrategy(["cpu:0", "cpu:0"]), ValueError, "twice.*use_cpu_devices"),
     ("a device that is not there", lambda w: replicax.MirroredStrategy(["cpu:99"]), ValueError, "available: cpu:0"),

@@ -43,7 +43,42 @@ def leaked(w: Any) -> Any:
     return inside(w, lambda x: x + found[0], w.x)
 
 
+async def coroutine(x: Any) -> Any:
+    return x
+
+
+def generator(x: Any) -> Any:
+    yield x
+
+
 RUNNING = [
+    ("an async step", lambda w: inside(w, coroutine, w.x), TypeError, "coroutine is an async function"),
+    ("a step that yields", lambda w: inside(w, generator, w.x), TypeError, "yielded instead of returning"),
+    (
+        "a mutable array for an argument",
+        lambda w: inside(w, lambda r: r[...], jax.new_ref(jnp.ones(2))),
+        TypeError,
+        "args.0. is a mutable array",
+    ),
+    (
+        "a mutable array returned",
+        lambda w: inside(w, lambda: jax.new_ref(jnp.ones(2))),
+        TypeError,
+        "a mutable array.*its value",
+    ),
+    (
+        "an integer too large",
+        lambda w: inside(w, lambda x: x, {"id": 2**40}),
+        ValueError,
+        r"args\[0\]\['id'\].*1099511",
+    ),
+    ("an array of such", lambda w: inside(w, lambda x: x, np.array([2**40])), ValueError, r"args\[0\] has.*at \[0\]"),
+    (
+        "an old option",
+        lambda w: replicax.RunOptions(executor=None),
+        ValueError,
+        "'compiled' or 'per_replica', got None",
+    ),
     ("no function", lambda w: w.s.run(3), TypeError, "strategy.run.*fn must be callable, got 3"),
     ("an array for args", lambda w: w.s.run(lambda x: x, np.ones(1)), TypeError, r"args must be a tuple.*args=\(x,\)"),
     ("a dict for args", lambda w: w.s.run(lambda x: x, {"x": 1}), TypeError, "args must be a tuple"),
