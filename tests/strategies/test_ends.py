@@ -39,6 +39,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
 FULL = r"worker {} of \d \(numbered from 0\) has failed: OSError: the disk is full \(raised at .*workers_ends.py:\d+\)"
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
 OTHERS = r"the workers do not run the same programs: number 9 is 'train' on worker 0, and 'evaluate' on worker 1"
+SHORTER = "the pass ends before element 2 on worker 2, but not on worker 0"
+FILES = r"the workers were given different files: worker 0 has '.*\.py', and worker 1 has not"
 ELSEWHERE = (
     r"the workers do not do the same: worker 0 runs 'train', as its program number 6, which needs this worker, and "
     r"worker 1, after 5 programs, creates a variable 'another'"
@@ -56,6 +58,8 @@ ELSEWHERE = (
         ("chief raises", 2, 1, r"It is here \(most recent call last\):\n(.*\n)*.*worker.step\(10_000\)"),
         ("interrupted", 0, 1, "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_ends.py:"),
         ("interrupted", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
+        ("interrupted in steps", 0, 1, "CAUGHT WorkerError: .*worker 1 of 2 .* has failed: it was interrupted, at "),
+        ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
         ("exits", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{ENDED}"),
         ("exits", 1, 3, ""),
         ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
@@ -74,6 +78,13 @@ ELSEWHERE = (
             r"started again, from the last checkpoint. What the connection said: .*Gloo all-reduce failed",
         ),
         ("killed", 1, -signal.SIGKILL, ""),
+        ("killed of three", 0, 1, "CAUGHT WorkerError: .*worker 2 of 3 .* gives no sign of life"),
+        ("killed of three", 1, 1, "CAUGHT WorkerError: .*worker 2 of 3 .* gives no sign of life"),
+        ("shorter", 0, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("shorter", 1, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("shorter", 2, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("other files", 0, 1, f"CAUGHT ValueError: .*{FILES}"),
+        ("other files", 1, 1, f"CAUGHT ValueError: .*{FILES}"),
         ("other programs", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{OTHERS}"),
         ("alike but others", 0, 1, "the workers have not run the same programs before this one creates a variable"),
         ("alike but others", 1, 1, "CAUGHT DeadlockError: .*: worker 0 9, the last 'double'; worker 1 9, the last 'tr"),

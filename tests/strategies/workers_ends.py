@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,12 @@ def interrupted(worker: Worker) -> None:
     worker.caught(worker.create)
 
 
+def interrupted_in_steps(worker: Worker) -> None:
+    if worker.index == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    worker.caught(lambda: worker.step(1_000_000))
+
+
 def exits(worker: Worker) -> None:
     if worker.index == 1:
         sys.exit(3)
@@ -102,6 +109,32 @@ def killed(worker: Worker) -> None:
     if worker.index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     worker.caught(lambda: worker.step(10_000))
+
+
+def killed_of_three(worker: Worker) -> None:
+    if worker.index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(lambda: worker.step(10_000))
+
+
+def shorter(worker: Worker) -> None:
+    """A pass that ends earlier on one worker than on the others."""
+
+    def batches() -> Any:
+        for _ in range(3 - (worker.index == 2)):
+            yield np.ones((6, 3), np.float32)
+
+    def train() -> None:
+        for batch in worker.strategy.distribute_dataset(batches, replicax.InputOptions(auto_shard_policy="data")):
+            worker.run(lambda x: replicax.get_replica_context().all_reduce("sum", x.sum()), batch)
+            print("a step", flush=True)
+
+    worker.caught(train)
+
+
+def other_files(worker: Worker) -> None:
+    paths = [__file__, replicax.__file__][: 2 - worker.index]
+    worker.caught(lambda: worker.strategy.distribute_dataset(replicax.text_lines(paths).batch(4)))
 
 
 def other_programs(worker: Worker) -> None:
@@ -151,9 +184,13 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "raises": (3, NEVER, raises),
     "chief raises": (3, 0.5, chief_raises),
     "interrupted": (2, NEVER, interrupted),
+    "interrupted in steps": (2, NEVER, interrupted_in_steps),
     "exits": (2, 0.5, exits),
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
+    "killed of three": (3, NEVER, killed_of_three),
+    "shorter": (3, NEVER, shorter),
+    "other files": (2, NEVER, other_files),
     "other programs": (2, 0.5, other_programs),
     "alike but others": (2, NEVER, alike_but_others),
     "elsewhere": (2, 0.5, elsewhere),

@@ -58,10 +58,10 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
         except (WorkerError, DeadlockError):
             thread.join(timeout=1.0)  # it may have been broken off by the same
             if thread.is_alive():
-                _left_behind.append(thread)
+                _leave_behind(thread, extended)
                 raise
         except BaseException:  # an interrupt
-            _left_behind.append(thread)
+            _leave_behind(thread, extended)
             raise
         late = watch.overdue()
         if late is not None and thread.is_alive():
@@ -70,9 +70,9 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
             except CalledOff:
                 continue  # whoever was missing has come while we asked
             except WorkerError:
-                _left_behind.append(thread)
+                _leave_behind(thread, extended)
                 raise
-            _left_behind.append(thread)
+            _leave_behind(thread, extended)
             raise DeadlockError(problem)
     result, error = outcome[0]
     if error is not None:
@@ -91,6 +91,11 @@ def _of_all_workers(late: Late, extended: StrategyExtended, number: int, is_over
     except TimeoutError as error:
         return f"{late}; {error}"
     return str(late.joined([loads(theirs) for theirs in everyone]))
+
+
+def _leave_behind(thread: threading.Thread, extended: StrategyExtended) -> None:
+    _left_behind.append(thread)
+    extended.lockstep.launches.leave_behind(thread)
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:

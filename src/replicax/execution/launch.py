@@ -52,6 +52,7 @@ def launch(
     """
     returned: list[Any] = [] if launched is None else launched
     lockstep = strategy.extended.lockstep
+    several = lockstep.several
     with launching:
         if lent:
             _take_back(executable)
@@ -61,7 +62,7 @@ def launch(
         kept = [slot.array for slot in executable.kept]
         constants, call, known = executable.program.constants, executable.call, executable.care.known
         at_once = known is not None and known == call._cache_size()
-        if lockstep.several:
+        if several:
             announce(lockstep, executable)
         try:
             if at_once:
@@ -72,13 +73,13 @@ def launch(
         except BaseException as error:
             if not returned:
                 _tell_what_is_left(executable, error)
-            if lockstep.several and isinstance(error, Exception):
+            if several and isinstance(error, Exception):
                 _explain(error, lockstep, executable)
             raise
         finally:
             if returned:
                 group.arrays = returned[0][0]
-            if lockstep.several:
+            if several:
                 lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
         if lent:
             lent.difference_update(executable.written)

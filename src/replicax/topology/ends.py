@@ -376,7 +376,7 @@ class Ends:
         try:
             if not self._failed and self._all_end():
                 return
-            is_stuck = any(launches.running_since() is not None for launches in self.launches.values())
+            is_stuck = any(launches.keeps_devices() for launches in self.launches.values())
             self._depart()
             if is_stuck:  # nothing can stop that program, and JAX would wait for it
                 sys.stdout.flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ class Launches:
         self._label: Label | None = None
         self._is_calling = False
         self._output: weakref.ref[Any] | None = None
+        self._left_behind: list[threading.Thread] = []
 
     def begin(self, label: Label) -> None:
         """The program with this label is about to be launched."""
@@ -93,14 +95,23 @@ class Launches:
 
     def running_since(self) -> float | None:
         """When the last program was launched, by ``time.monotonic``; ``None`` if it has ended. From any thread."""
-        since, output = self._since, self._output
-        if self._is_calling:
-            return since
+        return self._since if self._is_calling or self._is_computing() else None
+
+    def leave_behind(self, thread: threading.Thread) -> None:
+        """A thread is in a program that nobody waits for any more."""
+        self._left_behind.append(thread)
+
+    def keeps_devices(self) -> bool:
+        """Whether a program is still running, where the main thread is in none: at the end of the process."""
+        return self._is_computing() or any(thread.is_alive() for thread in self._left_behind)
+
+    def _is_computing(self) -> bool:
+        output = self._output
         array = None if output is None else output()
         try:
-            return None if array is None or array.is_ready() else since
+            return array is not None and not array.is_ready()
         except RuntimeError:  # another program has taken its memory
-            return None
+            return False
 
     def running(self) -> Running | None:
         """The last program, if it has not ended. From any thread."""
