@@ -14,7 +14,7 @@ import pytest
 
 from tests import processes
 
-SECONDS = 150
+SECONDS = 240
 
 
 @pytest.fixture(scope="module")
