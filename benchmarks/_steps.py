@@ -120,8 +120,8 @@ def _images(rng: np.random.Generator, width: int, classes: int) -> tuple[Any, An
 # --- a training step ------------------------------------------------------------------------------------
 
 
-def train_replicax(problem: Problem) -> Side:
-    strategy = replicax.MirroredStrategy()
+def replicax_step(strategy: replicax.Strategy, problem: Problem) -> tuple[Callable[..., Any], list[Any], list[None]]:
+    """The step, its variables, and a list that grows when the Python of the step runs."""
     with strategy.scope():
         variables = [replicax.Variable(value) for value in problem.initial]
         optimizer = replicax.Optimizer(problem.tx)
@@ -138,6 +138,12 @@ def train_replicax(problem: Problem) -> Side:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
+    return step, variables, traces
+
+
+def train_replicax(problem: Problem) -> Side:
+    strategy = replicax.MirroredStrategy()
+    step, variables, traces = replicax_step(strategy, problem)
     [distributed] = strategy.distribute_dataset([problem.batch])
 
     def call() -> None:

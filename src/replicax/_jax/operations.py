@@ -204,19 +204,27 @@ def _compiled(
         return None
     if any(jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) for a in results):
         return None
-    options = _QUICKLY if device.platform == "cpu" else {}
-    if options and max((a.size for a in (*avals, *results)), default=0) >= _LARGE:
-        options = {**options, "xla_backend_optimization_level": 1}
+    large = max((a.size for a in (*avals, *results)), default=0) >= _LARGE
 
     def compiled(on: jax.Device) -> Any:
-        program = first if on == device else traced(on)
-        return program.lower().compile(compiler_options=options).runtime_executable()
+        lowered = (first if on == device else traced(on)).lower()
+        options = dict(_QUICKLY) if on.platform == "cpu" else {}
+        if options and large:
+            options["xla_backend_optimization_level"] = 1
+        try:
+            return lowered.compile(compiler_options=options).runtime_executable()
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error) or _EMITTERS not in _QUICKLY:
+                raise
+            del _QUICKLY[_EMITTERS]  # a newer XLA has no choice there
+            return compiled(on)
 
     return _Program(compiled, results, device)
 
 
+_EMITTERS = "xla_cpu_use_fusion_emitters"
 _QUICKLY: dict[str, Any] = {
-    "xla_cpu_use_fusion_emitters": False,
+    _EMITTERS: False,
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
