@@ -111,12 +111,13 @@ def version_of(python: str) -> tuple[int, int]:
 
 def lock(common: str, replacing: str) -> str:
     """The lines of ``common``, without those packages that ``replacing`` has lines for, and the lines of that."""
-    names = set(filter(None, map(_package, replacing.splitlines())))
-    kept = [line for line in common.splitlines() if _package(line) not in names]
+    names = set(filter(None, map(package, replacing.splitlines())))
+    kept = [line for line in common.splitlines() if package(line) not in names]
     return "\n".join([*kept, *replacing.splitlines()]) + "\n"
 
 
-def _package(line: str) -> str:
+def package(line: str) -> str:
+    """The package that a line of a lock is about; empty for a comment."""
     name = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
     return re.sub(r"[-_.]+", "-", name[0]).lower() if name else ""
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
-from replicax._jax.traces import current_trace, staging_trace
+from replicax._jax.traces import MESH_SETTING, current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
 
@@ -165,7 +164,7 @@ def _aval_on(aval: Any, mesh: Any) -> Any:
 def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:
     """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
     with equation.ctx.manager:  # which puts back at its end what is changed here
-        _config.abstract_mesh_context_manager.set_local(mesh)
+        MESH_SETTING.set_local(mesh)
         ctx = _core.JaxprEqnContext()
     params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
     return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)

@@ -31,7 +31,19 @@ def settings_of_this_thread() -> Callable[[], None]:
 
 def trace_settings() -> Any:
     """A hashable digest of every JAX setting that changes what is traced or compiled (x64, precision, …)."""
-    return _config.trace_context(), _config.debug_nans.value, _config.debug_infs.value
+    global _settings_at_first
+    settings = _config.trace_context()
+    if _settings_at_first is None:
+        _settings_at_first = len(settings)
+    elif len(settings) > _settings_at_first:
+        # Parts of JAX that are imported later, such as Pallas, bring settings with them: until somebody sets these,
+        # nothing has changed.
+        later = enumerate(settings[_settings_at_first:])
+        settings = (*settings[:_settings_at_first], *((i, value) for i, value in later if value not in (None, False)))
+    return settings, _config.debug_nans.value, _config.debug_infs.value
+
+
+_settings_at_first: int | None = None
 
 
 def looks_for_nans() -> bool:

@@ -18,6 +18,10 @@ from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 
+# The setting that holds the mesh of the program being traced; JAX 0.11 has moved it.
+_has_it: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config
+MESH_SETTING = _has_it.abstract_mesh_context_manager
+
 # Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
 _source_info.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
@@ -132,11 +136,7 @@ def trace_of_this_thread() -> Callable[[], None]:
     """A function that puts back what this thread is tracing, as it is now."""
     trace, axis_env = _core.trace_ctx.trace, _core.trace_ctx.axis_env
     depth, number = _staged.depth, _generation.value
-    holders = [
-        h
-        for h in (_config.abstract_mesh_context_manager, *jax.config._value_holders.values())
-        if hasattr(h, "get_local")
-    ]
+    holders = [h for h in (MESH_SETTING, *jax.config._value_holders.values()) if hasattr(h, "get_local")]
     local = [(h, h.get_local()) for h in holders]
 
     def put_back() -> None:
