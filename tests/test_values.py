@@ -107,10 +107,19 @@ def test_values_from_function_wraps_a_single_replica_too() -> None:
     assert int(one.run(lambda x: x["n"] + 1, args=(x,))) == 2
 
 
-def test_values_from_function_of_different_shapes(pair: replicax.Strategy) -> None:
-    x = pair.distribute_values_from_function(lambda ctx: jnp.zeros(1 + ctx.replica_id_in_sync_group))
-    assert [v.shape for v in pair.local_results(x)] == [(1,), (2,)]
-    problem = r"args\[0\] can't run as one compiled program.*float32\[1\], float32\[2\]"
+def test_values_from_function_of_different_sizes(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: jnp.arange(1.0 + ctx.replica_id_in_sync_group)[None])
+    assert [v.tolist() for v in pair.local_results(x)] == [[[0]], [[0, 1]]]
+    assert repr(x) == "PerReplica(float32[1,1], float32[1,2])"
+    assert (x.count, x.replicas) == (2, (0, 1))
+    assert [next(iter(v.devices())).id for v in x.values] == [0, 1]
+    assert pair.extended.value_container(x.values[1]) is x
+
+
+def test_values_from_function_of_different_ranks(pair: replicax.Strategy) -> None:
+    x = pair.distribute_values_from_function(lambda ctx: jnp.zeros((2,) * (1 + ctx.replica_id_in_sync_group)))
+    assert [v.shape for v in pair.local_results(x)] == [(2,), (2, 2)]
+    problem = r"args\[0\] can't run as one compiled program.*float32\[2\], float32\[2, 2\]"
     with pytest.raises(ValueError, match=problem):
         pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="compiled"))
     with pytest.warns(replicax.ExecutorWarning, match=problem + ".* So it does now, and so will others") as caught:
@@ -118,7 +127,7 @@ def test_values_from_function_of_different_shapes(pair: replicax.Strategy) -> No
     pair.run(lambda x: x + 2, args=(x,))  # said once
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert [v.tolist() for v in pair.local_results(result)] == [[1], [1, 1]]
+    assert [v.tolist() for v in pair.local_results(result)] == [[1, 1], [[1, 1], [1, 1]]]
 
 
 def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None:

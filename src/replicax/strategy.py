@@ -130,8 +130,9 @@ class Strategy(Input, LogicalDevices, Renamed):
             step sees them as they are. Variables arrive as themselves.
           kwargs: the same, by name.
           options: which executor to use; ``None`` means the compiled one, inside :func:`replicax.debug` the exact one.
-            Components of different shapes are no arguments for a compiled program: with ``None`` such a call runs
-            on the exact one, and the first such says so in an :class:`ExecutorWarning`.
+            Components that differ in size are compiled, too: the Python of ``fn`` runs once for each size. What no
+            program can hold, such as components of different dtypes, runs on the exact one with ``None``, and an
+            :class:`ExecutorWarning` says so, and why.
 
         Returns:
           What ``fn`` returned, with ``PerReplica`` for arrays that differ between replicas (T), plain arrays
@@ -144,7 +145,7 @@ class Strategy(Input, LogicalDevices, Renamed):
           DeadlockError: a collective in a loop or branch on which replicas may disagree; workers run different steps.
           ContextError: called inside a step, under another strategy's scope, or with its variables.
           AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
-          ValueError: components of different shapes, and ``options`` ask for the compiled executor.
+          ValueError: no compiled program can hold the step, and ``options`` ask for one.
           All of these before anything runs, with every variable as it was.
 
         Issues the collectives that ``fn`` asks for, and those that split variables need (:class:`ShardedVariable`).
@@ -198,9 +199,9 @@ class Strategy(Input, LogicalDevices, Renamed):
             variable as it was, and the elements still to come.
           Exception: whatever the dataset raised, after the steps on the elements before have run.
 
-        An element whose replicas differ in size is a step of its own, on the exact executor; one of another shape is in
-        a loop of its own. Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns
-        values to logical devices is many programs, which are launched for one element after the other.
+        An element whose replicas differ in size is a step of its own; one of another shape is in a loop of its own.
+        Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns values to logical
+        devices is many programs, which are launched for one element after the other.
 
         >>> import replicax, numpy as np
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -1,7 +1,7 @@
 """Values that differ between replicas, seen from outside a replica.
 
 A value that is the same on every replica (*mirrored*) needs no wrapper: it is an ordinary array. A value that
-differs is a :class:`PerReplica`, which holds one *component* for each replica in one of three forms.
+differs is a :class:`PerReplica`, which holds one *component* for each replica in one of four forms.
 """
 
 from __future__ import annotations
@@ -28,8 +28,23 @@ class Stacked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Uneven:
+    """Components that differ in size only, in one global array ``[num_replicas, *largest]``.
+
+    Each is at the start of its slice; what fills the slice up means nothing.
+
+    Attributes:
+      array: a slice on each replica's devices.
+      shapes: of the components, of all workers' replicas.
+    """
+
+    array: jax.Array
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """A tuple with one Python object a replica: arrays of different shapes, or no arrays at all.
+    """A tuple with one Python object a replica: arrays of different dtypes or ranks, or no arrays at all.
 
     Attributes:
       values: the components of this worker's replicas.
@@ -100,7 +115,7 @@ class PerReplica:
     __slots__ = ("__weakref__", "_real", "_values", "dim", "form", "mask")
 
     def __init__(
-        self, form: Stacked | Components | Local, mask: ExampleMask | None = None, dim: int | None = 0
+        self, form: Stacked | Uneven | Components | Local, mask: ExampleMask | None = None, dim: int | None = 0
     ) -> None:
         self.form = form
         self.mask = mask
@@ -115,6 +130,9 @@ class PerReplica:
             match self.form:
                 case Stacked(array):
                     self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in slices_of(array))
+                case Uneven(array, shapes):
+                    slices = zip(slices_of(array), self.replicas, strict=True)
+                    self._values = tuple(_start_of(s.data, shapes[replica]) for s, replica in slices)
                 case Components(values):
                     self._values = values
                 case Local():
@@ -130,7 +148,7 @@ class PerReplica:
     def replicas(self) -> tuple[int, ...]:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
-            case Stacked(array):
+            case Stacked(array) | Uneven(array):
                 return tuple(s.index[0].start or 0 for s in slices_of(array))
             case Components(_, replicas) if replicas is not None:
                 return replicas
@@ -140,7 +158,7 @@ class PerReplica:
     def count(self) -> int:
         """How many replicas have a component, on all workers."""
         match self.form:
-            case Stacked(array):
+            case Stacked(array) | Uneven(array):
                 return int(array.shape[0])
             case Components(_, _, count) if count is not None:
                 return count
@@ -168,6 +186,8 @@ class PerReplica:
                 if self.mask is not None:
                     padded = f", {int(self.mask.host.sum())} of {self.mask.host.size} rows are examples"
                 return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded})"
+            case Uneven(array, shapes):
+                return f"PerReplica({_few([f'{array.dtype.name}[{_listed(shape)}]' for shape in shapes])})"
             case Components(values):
                 shown = [_shown(v) for v in values]
                 if len(values) == self.count:
@@ -208,9 +228,13 @@ _NO_ARRAY = (
 def _shown(component: Any) -> str:
     """A component in a few words: of an array what it is, and not what is in it."""
     if isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer):
-        return f"{component.dtype.name}[{','.join(map(str, component.shape))}]"
+        return f"{component.dtype.name}[{_listed(component.shape)}]"
     text = repr(component)
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))
 
 
 def _few(shown: list[str]) -> str:
@@ -222,6 +246,11 @@ def _few(shown: list[str]) -> str:
 
 _MOST = 60
 """How many characters of a component that is no array are shown."""
+
+
+def _start_of(piece: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The component of that shape at the start of a replica's slice ``[1, *largest]``."""
+    return jax.lax.slice(piece, (0,) * piece.ndim, (1, *shape)).reshape(shape)
 
 
 def slices_of(array: jax.Array) -> list[Any]:

@@ -95,6 +95,22 @@ def test_drop(pair) -> None:
     assert [pair.gather(b, 0).tolist() for b in dataset] == [list(range(8))]
 
 
+def test_full_batches_that_do_not_divide_are_one_program(pair) -> None:
+    seen = []
+
+    def step(x):
+        seen.append(x.shape)
+        return replicax.compute_average_loss(x)
+
+    examples = pair.make_numpy_dataset(np.arange(13.0))
+    shares = [
+        float(pair.reduce("sum", pair.run(step, args=(batch,))))
+        for batch in pair.distribute_dataset(examples.batch(5), InputOptions(partial_batch="drop"))
+    ]
+    assert shares == [2.0, 7.0]
+    assert seen == [(3,), (2,)]
+
+
 def test_a_step_runs_on_what_does_not_divide() -> None:
     four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
 
@@ -102,11 +118,7 @@ def test_a_step_runs_on_what_does_not_divide() -> None:
         return replicax.compute_average_loss(x)
 
     for element in four.distribute_dataset([np.arange(8.0), np.arange(8.0), np.arange(5.0)]):
-        if element.values[0].shape == element.values[3].shape:
-            share = four.run(step, args=(element,))
-        else:
-            with pytest.warns(replicax.ExecutorWarning):
-                share = four.run(step, args=(element,))
+        share = four.run(step, args=(element,))
     assert float(four.reduce("sum", share)) == 2.0
 
 

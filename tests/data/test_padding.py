@@ -58,7 +58,6 @@ class Step:
             assert not any(np.isnan(part).any() for part in parts)
 
 
-@pytest.mark.filterwarnings("ignore::replicax.ExecutorWarning")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("size", [1, 6, 7])

@@ -180,7 +180,7 @@ def in_a_step(strategy: replicax.Strategy, options: Any = None) -> Any:
     return values(strategy, results)
 
 
-def ragged_steps(strategy: replicax.Strategy) -> Any:
+def ragged_steps(strategy: replicax.Strategy, options: Any = None) -> Any:
     with strategy.scope():
         w = replicax.Variable(np.ones(3, np.float32), name="w")
 
@@ -189,8 +189,7 @@ def ragged_steps(strategy: replicax.Strategy) -> Any:
         w.assign_sub(0.1 * here().all_reduce("sum", grad))
         return loss, x * 2, here().all_gather(x, 0)
 
-    # Without options, as a partial batch from a dataset would; the warning has its own test.
-    return values(strategy, [strategy.run(step, args=(rows(strategy, [2, 2, 1, 0]),), options=EXACT), w])
+    return values(strategy, [strategy.run(step, args=(rows(strategy, [2, 2, 1, 0]),), options=options), w])
 
 
 def communication_options(strategy: replicax.Strategy) -> Any:
@@ -236,6 +235,7 @@ PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
     "in a step": in_a_step,
     "in a step, exactly": exactly(in_a_step),
     "ragged": ragged_steps,
+    "ragged, exactly": exactly(ragged_steps),
     "options": communication_options,
     "objects": objects,
 }

@@ -60,6 +60,7 @@ class Element:
       parts: what each of this worker's replicas has.
       sizes: how many examples each replica of all workers has.
       alike: whether all replicas have arrays of the same shapes.
+      same_rows: whether these differ in the number of rows only.
       filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
       together: all parts, one after the other, in arrays that nobody else has; ``None`` if they have to be copied,
         because the dataset may fill them again.
@@ -69,6 +70,7 @@ class Element:
     parts: list[Rows]
     sizes: tuple[int, ...]
     alike: bool
+    same_rows: bool = True
     filled: list[Any] | None = None
     together: Rows | None = None
 
@@ -208,7 +210,7 @@ class Elements(grain.DatasetIterator):
     def _divided(self) -> Element | None:
         """The next element; ``None`` if no worker has anything left."""
         division = self._division
-        together = None
+        together, same_rows = None, True
         if division.exchange is None or division.shared:
             taken = self._rows_of_all() if division.exchange is None else self._agreed_on(division.exchange)
             if taken is None:
@@ -226,7 +228,8 @@ class Elements(grain.DatasetIterator):
                 return None
             sizes = tuple(size for worker in news for size in worker.sizes)
             kinds = {kind for worker in news for kind in worker.kinds}
-            alike = len(set(sizes)) == 1 and len(kinds) == 1
+            same_rows = len(kinds) == 1
+            alike = same_rows and len(set(sizes)) == 1
             if len(kinds) > 1 and division.partial is PartialBatch.PAD:
                 having = (f"worker {w} has {_shapes(worker.kinds)}" for w, worker in enumerate(news) if worker.kinds)
                 raise ValueError(
@@ -239,7 +242,7 @@ class Elements(grain.DatasetIterator):
         filled = None
         if division.partial is PartialBatch.PAD:
             filled, alike = self._filled(parts, sizes), True
-        return Element(self._checker.tree, parts, sizes, alike, filled, together)
+        return Element(self._checker.tree, parts, sizes, alike, same_rows, filled, together)
 
     def _or_told(self, exchange: Series, take: Callable[[], Any]) -> Any:
         """What ``take`` gives; if it fails the others are told, as they would wait."""

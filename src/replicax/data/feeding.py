@@ -14,7 +14,7 @@ from replicax import _jax
 from replicax.data.staging import Staged
 from replicax.execution.placing import devices_here, example_mask, padded, place_stacks
 from replicax.topology.mesh import REPLICA_AXIS
-from replicax.values import Components, PerReplica, Stacked
+from replicax.values import Components, PerReplica, Stacked, Uneven
 
 if TYPE_CHECKING:
     from replicax.data.elements import Element
@@ -38,7 +38,7 @@ def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
 def fed(element: Element, mesh: Mesh) -> Any:
     """The pytree with ``PerReplica`` leaves; with one replica, bare arrays, if nothing is filled up."""
     n = mesh.shape[REPLICA_AXIS]
-    leaves: list[Any]
+    leaves: list[Any] = []
     if element.filled:
         mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
         leaves = padded(place_stacks(element.filled, mesh), mask)
@@ -46,6 +46,12 @@ def fed(element: Element, mesh: Mesh) -> Any:
         bare = n == 1
         arrays = place_stacks(_stacks(element), mesh, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
+    elif element.same_rows:
+        most = max(element.sizes)
+        stacks = [_with_room(column, most) for column in zip(*(part.leaves for part in element.parts), strict=True)]
+        for array in place_stacks(stacks, mesh):
+            shapes = tuple((size, *array.shape[2:]) for size in element.sizes)
+            leaves.append(PerReplica(Uneven(array, shapes)))
     else:
         here = devices_here(mesh)
         parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]
@@ -65,6 +71,14 @@ def _stacks(element: Element) -> list[Any]:
         return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.together.leaves]
     columns = zip(*(part.leaves for part in element.parts), strict=True)
     return [_stacked(column) for column in columns]
+
+
+def _with_room(parts: tuple[Any, ...], rows: int) -> np.ndarray:
+    """An array ``[len(parts), rows, …]``, with each part at the start of its slice."""
+    stack = np.zeros((len(parts), rows, *parts[0].shape[1:]), parts[0].dtype)
+    for slot, part in zip(stack, parts, strict=True):
+        slot[: len(part)] = part
+    return stack
 
 
 def _copied(leaves: list[Any]) -> list[Any]:

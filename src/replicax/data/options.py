@@ -36,7 +36,7 @@ class PartialBatch(enum.Enum):
     """
 
     EXACT = "exact"
-    """Each replica gets what there is. If sizes differ, the step runs on the exact executor."""
+    """Each replica gets what there is. One compiled program for each size of a batch."""
     PAD = "pad"
     """Filled up, and masked: losses, metrics and reductions leave the filling out. One compiled program."""
     DROP = "drop"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,10 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Stra
     paths, tree = jax.tree_util.tree_flatten_with_path(merged)
     leaves = [leaf for _, leaf in paths]
     kinds = [
-        {
+        [
             kind_of_component(c, f"distribute_values_from_function: the value{keystr(path)} of replica {i}")
             for i, c in zip(mine, leaf.values, strict=True)
-        }
+        ]
         for path, leaf in paths
     ]
     theirs = lockstep.share("distributes values from a function", (str(tree), kinds))
@@ -72,6 +73,6 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Stra
                 f"replicas must agree on the structure of a value: worker {lockstep.workers.index} has {tree}, worker "
                 f"{worker} has {other}"
             )
-    everyones = [set().union(*column) for column in zip(*(k for _, k in theirs), strict=True)]
+    everyones = [list(itertools.chain(*column)) for column in zip(*(k for _, k in theirs), strict=True)]
     placed = [place_components(leaf.values, mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -2,8 +2,8 @@
 
 Inside a ``merge_fn`` that is being traced the components are one traced value, and collectives over the mesh
 combine them. Outside a step they lie on the devices; then a step is run whose only work is that same
-combination. Components of different shapes, which no single program can hold, are combined on one device; each
-worker does so for itself, after all have exchanged theirs.
+combination. Components of different dtypes or ranks, which no single program can hold, are combined on one device;
+each worker does so for itself, after all have exchanged theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, checked_axes, divide
 from replicax.topology.integers import as_array
 from replicax.topology.placement import here, put
-from replicax.values import Local, PerReplica, Stacked
+from replicax.values import Local, PerReplica, Stacked, Uneven
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
@@ -61,6 +61,9 @@ def reduce(
         if axis is not None:
             for value in values:
                 _check_dim_is_known(value, axis, what)
+        for value in values:
+            if axis is None and isinstance(value.form, Uneven):
+                raise _of_different_shapes(value.form.shapes, what)
         reduced = _by_form(
             strategy,
             values,
@@ -108,6 +111,8 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
         return value
     for leaf in leaves:
         _check_dim_is_known(leaf, axis, "strategy.gather")
+        if isinstance(leaf.form, Uneven):
+            _check_other_dims(leaf.form.shapes, axis)
     gathered = _by_form(
         strategy,
         [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
@@ -231,7 +236,7 @@ def _by_form(
     if forms == {Local}:
         locals_ = [v.form for v in values if isinstance(v.form, Local)]
         return of_local([form.value for form in locals_], locals_[0].communicator)
-    if forms == {Stacked} and not context.in_step():
+    if forms <= {Stacked, Uneven} and not context.in_step():
 
         def step(values: list[Any]) -> Any:
             replica = context.get_replica_context()
@@ -250,9 +255,7 @@ def _by_form(
 
 def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, ...]]:
     """The components of each value, of all workers' replicas."""
-    theirs = strategy.extended.lockstep.share(
-        "combines components of different shapes", [v.real_values for v in values]
-    )
+    theirs = strategy.extended.lockstep.share("combines components of different kinds", [v.real_values for v in values])
     return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
@@ -311,8 +314,7 @@ def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis, 
     for components in values:
         arrays = _on_one_device(components, what)
         if axis is None and len({a.shape for a in arrays}) > 1:
-            hint = "pass axis=0 to reduce along that dim too" if what == "strategy.reduce" else _REDUCE_FIRST
-            raise ValueError(f"{what}: the components have different shapes {[a.shape for a in arrays]}; {hint}")
+            raise _of_different_shapes([a.shape for a in arrays], what)
         sums, counts = zip(*(_sum_along(a, axis) for a in arrays), strict=True)
         total = jnp.sum(jnp.stack(sums), 0)
         results.append(total if op is ReduceOp.SUM else divide(total, max(1, sum(counts))))
@@ -324,11 +326,21 @@ _REDUCE_FIRST = "strategy.reduce(op, value, axis=0) reduces along that dim too"
 
 def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
     arrays = _on_one_device(components, "strategy.gather")
-    others = [checked_axes(axis, a.shape, "gather") and np.delete(a.shape, axis).tolist() for a in arrays]
-    if any(other != others[0] for other in others):
-        shapes = [a.shape for a in arrays]
-        raise ValueError(f"strategy.gather: the components may differ in dim {axis} only, but have shapes {shapes}")
+    _check_other_dims([a.shape for a in arrays], axis)
     return jnp.concatenate(arrays, axis)
+
+
+def _of_different_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> ValueError:
+    hint = "pass axis=0 to reduce along that dim too" if what == "strategy.reduce" else _REDUCE_FIRST
+    return ValueError(f"{what}: the components have different shapes {list(shapes)}; {hint}")
+
+
+def _check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
+    others = [checked_axes(axis, shape, "gather") and np.delete(shape, axis).tolist() for shape in shapes]
+    if any(other != others[0] for other in others):
+        raise ValueError(
+            f"strategy.gather: the components may differ in dim {axis} only, but have shapes {list(shapes)}"
+        )
 
 
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:

@@ -18,7 +18,7 @@ from replicax.topology.integers import check_integers
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
 from replicax.topology.placement import put
-from replicax.values import Components, ExampleMask, Local, PerReplica, Stacked
+from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
 from replicax.variables import Variable
 
 _STATIC = object()
@@ -33,7 +33,18 @@ _array_types: set[type] = set()
 
 
 class RaggedArgumentError(ValueError):
-    """The components of a ``PerReplica`` argument have different shapes."""
+    """The components of a ``PerReplica`` argument differ, and no compiled program can hold the step."""
+
+
+_AS_IT_IS = "RunOptions(executor='per_replica') runs it as it is."
+
+
+def not_one_program(name: str, why: str) -> RaggedArgumentError:
+    """The error that a step can't be compiled for replicas whose arguments differ in size."""
+    return RaggedArgumentError(
+        f"{name} can't run as one compiled program on replicas whose arguments differ in size, because {why}. "
+        f"{_AS_IT_IS}"
+    )
 
 
 class Arguments:
@@ -46,22 +57,31 @@ class Arguments:
     Attributes:
       arrays: the traced values, in the order of the flattened arguments.
       mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
+      is_uneven: whether some differ in size between replicas.
       key: what decides whether a program for other arguments fits these.
     """
 
-    __slots__ = ("_statics", "_tree", "arrays", "key", "mask")
+    __slots__ = ("_statics", "_tree", "arrays", "is_uneven", "key", "mask")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         leaves, self._tree = _flatten((args, kwargs), is_leaf)
         self.arrays: list[Any] = []
         self._statics: list[Any] = []
         self.mask: ExampleMask | None = None
+        self.is_uneven = False
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
             kind = type(leaf)
             if kind is PerReplica:
                 form = leaf.form
-                array = form.array if type(form) is Stacked else self._not_stacked(form, position)
+                if type(form) is not Stacked:
+                    if type(form) is not Uneven:
+                        self._not_stacked(form, position)
+                    self.is_uneven = True
+                    self.arrays.append(form.array)
+                    keys.append((T, form.array.shape, form.array.dtype, False, (), form.shapes))
+                    continue
+                array = form.array
                 self.arrays.append(array)
                 if leaf.mask is None:
                     keys.append((T, array.shape, array.dtype, False))
@@ -107,6 +127,11 @@ class Arguments:
                 self._statics.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
         if self.mask is not None:
+            if self.is_uneven:
+                raise RaggedArgumentError(
+                    "some arguments are padded and others differ in size between replicas, which is not one compiled "
+                    f"program. {_AS_IT_IS}"
+                )
             self.arrays += [self.mask.array, self.mask.count]
             keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
         self.key = (self._tree, tuple(keys))
@@ -124,6 +149,18 @@ class Arguments:
             (jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0])
             for k in self.key[1]
             if k[0] is not _STATIC
+        ]
+
+    def of_replicas(self, num_replicas: int) -> list[list[tuple[jax.ShapeDtypeStruct, Locality]]]:
+        """What :meth:`traced` says, for each replica with the shapes that it really has."""
+        keys = [k for k in self.key[1] if k[0] is not _STATIC]
+        padded = self.traced(num_replicas)
+        return [
+            [
+                (aval.update(shape=k[5][replica]) if len(k) > 5 else aval, locality)
+                for k, (aval, locality) in zip(keys, padded, strict=True)
+            ]
+            for replica in range(num_replicas)
         ]
 
     def example_dims(self) -> list[Any] | None:
@@ -178,13 +215,13 @@ class Arguments:
             )
         _array_types.add(type(leaf))
 
-    def _not_stacked(self, form: Components | Local, position: int) -> NoReturn:
+    def _not_stacked(self, form: Any, position: int) -> NoReturn:
         if isinstance(form, Local):
             raise self._error(position, "belongs to a step that is still being traced")
         shown = ", ".join(_describe(v) for v in form.values)
         raise RaggedArgumentError(
-            f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one shape and "
-            f"dtype on every replica; its components are {shown}. RunOptions(executor='per_replica') runs it as it is."
+            f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one dtype and "
+            f"rank on every replica; its components are {shown}. {_AS_IT_IS}"
         )
 
     def _error(self, position: int, what: str) -> ValueError:
@@ -267,6 +304,8 @@ def _describe_key(key: Any) -> str:
     if key[0] is _STATIC:
         return "a variable" if key[1] is Variable else f"the Python value {key[2]!r}"
     weak = ", weakly typed" if key[3] else ""
+    if len(key) > 5:
+        return f"{np.dtype(key[2]).name} of the shapes {', '.join(str(list(shape)) for shape in key[5])}"
     dtype = key[2] if _is_extended(key[2]) else np.dtype(key[2]).name
     return f"{dtype}{list(_local_shape(key))} ({key[0].value}{weak})"
 

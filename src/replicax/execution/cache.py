@@ -35,6 +35,7 @@ class ProgramCache:
         self._last: dict[Any, Any] = {}
         self._created: dict[FunctionKey, list[Variable]] = {}
         self._fresh: set[int] = set()
+        self._refused: collections.OrderedDict[Any, str] = collections.OrderedDict()
         # What `find` found last: in a loop it is what comes next, and to compare keys costs less than to hash one.
         self._latest: tuple[Any, Executable | None] = (None, None)
 
@@ -71,6 +72,18 @@ class ProgramCache:
                 stacklevel=outside(),
             )
         self._last[code] = key
+
+    def refuse(self, key: Any, why: str) -> None:
+        """Remember that no program can be made for ``key``; forgotten like programs."""
+        for other in [k for k in self._refused if k[0].is_dead]:
+            del self._refused[other]
+        while len(self._refused) >= _CAPACITY:
+            self._refused.popitem(last=False)
+        self._refused[key] = why
+
+    def why_refused(self, key: Any) -> str | None:
+        """Why no program can be made for ``key``, if that has been tried."""
+        return self._refused.get(key)
 
     def forget(self, slot: Slot) -> None:
         """The variable of ``slot`` is gone: programs that use it can never run again."""

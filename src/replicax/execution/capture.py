@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.communication import Examples
@@ -88,6 +88,7 @@ def capture(
     creations: Creations,
     example_dims: Sequence[Any] | None = None,
     paths: Callable[[], Sequence[str]] = tuple,
+    communicator: SpmdCommunicator | None = None,
 ) -> Program:
     """Trace ``fn`` for one replica of ``strategy``.
 
@@ -100,6 +101,7 @@ def capture(
       example_dims: where the examples are in arguments that are padded (:meth:`Arguments.example_dims`); the last two
         arguments are then the mask, and the number of examples on all replicas.
       paths: where each traced argument stands, for messages.
+      communicator: how the replica reaches the others, if not in the usual way.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -118,11 +120,11 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
-        communicator = SpmdCommunicator(
+        way = communicator or SpmdCommunicator(
             None if example_dims is None else Examples(*values[-2:]), strategy.extended.communication_options
         )
-        store = TracedStore(strategy, communicator, creations)
-        replica = context.ReplicaContext(strategy, communicator)
+        store = TracedStore(strategy, way, creations)
+        replica = context.ReplicaContext(strategy, way)
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
@@ -145,16 +147,8 @@ def capture(
         store.values.clear()  # traced values end here
         return written, computed
 
-    mapped = jax.shard_map(
-        body,
-        mesh=strategy.extended.mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
     with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
-        traced = jax.jit(mapped).trace(*(aval for aval, _ in arguments))
+        traced = traced_inside(strategy.extended.mesh, body, [aval for aval, _ in arguments])
     assert store is not None
     jaxpr, operands = _jax.shard_map_body(traced)
     lost = _jax.left_behind(traced, jaxpr, len(arguments))
@@ -192,6 +186,19 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
+
+
+def traced_inside(mesh: Mesh, body: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """``body``, of one replica's values, as JAX has traced it inside the replica axis of ``mesh``."""
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    return jax.jit(mapped).trace(*avals)
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:

@@ -16,7 +16,7 @@ from replicax.execution.placing import example_mask
 from replicax.nests import is_leaf, known
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
-from replicax.values import Components, ExampleMask, PerReplica, Stacked
+from replicax.values import ExampleMask, PerReplica, Stacked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Single:
-    """An element on its own: for the exact executor, or for a step whose program can't loop."""
+    """An element on its own: of replicas that differ in size, or for a step whose program can't loop."""
 
     element: Any
     count: int = 1
@@ -152,7 +152,7 @@ class Single:
 def group_of(element: Any, mesh: Mesh) -> Group | Single:
     """A group of one element, of which no copy is made if no program can hold it."""
     leaves, tree = jax.tree_util.tree_flatten(known(element), is_leaf=is_leaf)
-    if any(isinstance(leaf, PerReplica) and isinstance(leaf.form, Components) for leaf in leaves):
+    if any(isinstance(leaf, PerReplica) and not isinstance(leaf.form, Stacked) for leaf in leaves):
         return Single(element)
     bare = not any(isinstance(leaf, PerReplica) for leaf in leaves)
     mask = None if bare or not leaves else leaves[0].mask

@@ -23,7 +23,9 @@ from replicax.reduction import alone_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 
 _AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast", "all_reduce"}
+_AGREEING |= {"uneven_gather"}
 _DISAGREEING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psend", "precv", "axis_index"}
+_DISAGREEING |= {"uneven_part"}
 # Each replica asks the host, the device's own generator or memory that nobody has written, and gets what it gets.
 UNRELIABLE = {"io_callback", "rng_uniform", "empty", "empty2", "create_token"}
 _WRITES = {"swap", "addupdate"}
@@ -61,6 +63,23 @@ def infer(
     [<Locality.PER_REPLICA: 'T'>, <Locality.MIRRORED: 'M'>]
     """
     return _Pass(obligations if check else {}, check, found).run(jaxpr, inputs, None, final=True)[0]
+
+
+def infer_equation(equation: Any, operands: list[Locality]) -> list[Locality]:
+    """The localities of an equation's results, given those of its operands; answers no marks.
+
+    Raises:
+      DeadlockError: replicas may disagree on whether a collective inside runs.
+    """
+    return _Pass({}, True).equation(equation, operands, None, final=True)[0]
+
+
+def is_collective(equation: Any) -> bool:
+    """Whether an equation is a collective of the replicas, or there is one in the programs inside."""
+    name = equation.primitive.name
+    if name in _AGREEING | _DISAGREEING and name != "axis_index" and over_replicas(equation.params):
+        return True
+    return any(is_collective(e) for jaxpr in _jax.sub_jaxprs(equation) for e in jaxpr.eqns)
 
 
 class _Pass:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -14,7 +15,8 @@ from replicax.nests import known
 from replicax.topology.integers import Where, as_array
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.placement import put
-from replicax.values import Components, ExampleMask, PerReplica, Stacked
+from replicax.values import Components, ExampleMask, PerReplica, Stacked, Uneven
+from replicax.variables.dtypes import is_key
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What counts as an array, or converts to one."""
@@ -40,24 +42,29 @@ def devices_here(mesh: Mesh) -> dict[int, jax.Device]:
     return {i: d for i, d in enumerate(first) if d.process_index == d.client.process_index()}
 
 
-def place_components(components: Sequence[Any], mesh: Mesh, kinds: Collection[Kind] | None = None) -> PerReplica:
-    """Put each component on its replica's device; as one stacked array, if they have one shape and dtype.
+def place_components(components: Sequence[Any], mesh: Mesh, kinds: Sequence[Kind] | None = None) -> PerReplica:
+    """Put each component on its replica's device; as one array, if they have one dtype and rank.
 
     Args:
       components: those of this worker's replicas.
       mesh: the replicas' devices.
-      kinds: of the components of all workers; ``None`` if there are no others.
+      kinds: of the components of all workers' replicas, in their order; ``None`` if there are no others.
     """
     devices = devices_here(mesh)
-    kinds = {kind_of_component(c) for c in components} if kinds is None else set(kinds)
+    kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     arrays = [
         jax.device_put(as_array(c, "a component of a PerReplica"), d) if isinstance(c, ARRAYS) else c
         for c, d in zip(components, devices.values(), strict=True)
     ]
     if None in kinds:
         arrays = list(components)
-    elif len(kinds) == 1:
+    elif len(set(kinds)) == 1:
         return PerReplica(Stacked(stack(arrays, mesh)))
+    elif len({(kind[0], len(kind[1])) for kind in kinds if kind}) == 1 and not is_key(arrays[0].dtype):
+        shapes = tuple(kind[1] for kind in kinds if kind)
+        largest = largest_of(shapes)
+        filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
+        return PerReplica(Uneven(stack(filled, mesh), shapes))
     return PerReplica(Components(tuple(arrays), tuple(devices), mesh.shape[REPLICA_AXIS]))
 
 
@@ -77,6 +84,11 @@ def place_stacks(stacks: Sequence[np.ndarray], mesh: Mesh, bare: bool = False) -
         arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
         return arrays
     return [jax.make_array_from_process_local_data(sharding, s, (n, *s.shape[1:])) for s in stacks]
+
+
+def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape in which each of these shapes of one rank has room."""
+    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def stack(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:

@@ -27,6 +27,8 @@ class Result:
     """Its position among the computed results; ``None`` if it is not computed."""
     value: Any = None
     """The leaf itself, if it is not computed: a Python object, or a variable (weakly, so that it can go)."""
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Of every replica's array, if they differ: each is then at the start of what is computed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

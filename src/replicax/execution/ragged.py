@@ -1,4 +1,4 @@
-"""Steps whose arguments have different shapes on different replicas."""
+"""Steps that no compiled program can hold, because of how their arguments differ between replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.execution.per_replica import check_components, run_per_replica
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def run_ragged(
@@ -25,13 +25,13 @@ def run_ragged(
     kwargs: Mapping[str, Any] | None,
     problem: RaggedArgumentError,
 ) -> Any:
-    """Run a step that no compiled program can hold on the exact executor; the strategy's first one warns."""
+    """Run a step that no compiled program can hold on the exact executor; a warning says so once, and why."""
     check_components(args, kwargs, strategy)
-    if strategy.extended not in _warned:
-        _warned.add(strategy.extended)
+    said = _warned.setdefault(strategy.extended, set())
+    if str(problem) not in said:
+        said.add(str(problem))
         warnings.warn(
-            f"{problem} So it does now, and so will others like it: right, but much slower than one compiled program, "
-            "for which every replica needs arrays of one shape.",
+            f"{problem} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
             stacklevel=outside(),
         )

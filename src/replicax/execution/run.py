@@ -11,16 +11,19 @@ import jax
 from replicax import _jax, context
 from replicax.calling import checked_args, checked_function, checked_kwargs
 from replicax.errors import ContextError
-from replicax.execution.arguments import Arguments
+from replicax.execution.arguments import Arguments, not_one_program
 from replicax.execution.capture import capture
 from replicax.execution.function_key import function_key, key_after_tracing
 from replicax.execution.launch import launch
 from replicax.execution.placed import is_placed, replicate_placed
+from replicax.execution.program import Program
 from replicax.execution.replicate import Executable, replicate
+from replicax.execution.straight import CantJoinError
 from replicax.execution.threads import state_of_this_thread
 from replicax.execution.together import check_same_step
+from replicax.execution.uneven import capture_uneven
 from replicax.locality import T
-from replicax.values import ExampleMask, PerReplica, Stacked
+from replicax.values import ExampleMask, PerReplica, Stacked, Uneven
 from replicax.variables.store import Creations
 
 if TYPE_CHECKING:
@@ -78,32 +81,42 @@ def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, to
     cache = strategy.extended.programs
     executable = cache.find(key)
     if executable is None:
+        if arguments.is_uneven:
+            why_not = cache.why_refused(key)
+            if why_not is not None:
+                raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
         creations = Creations(strategy, cache.created_by(key[0]))
         put_back = state_of_this_thread()
+        name = getattr(fn, "__name__", "the step")
         try:
-            program = capture(
-                strategy,
-                fn,
-                arguments.traced(strategy.num_replicas_in_sync),
-                arguments.rebuild(),
-                creations,
-                arguments.example_dims(),
-                arguments.paths,
-            )
+            program = _captured(strategy, fn, arguments, creations)
             if is_placed(program):
                 executable = replicate_placed(program, strategy.extended.mesh)
             else:
                 executable = replicate(program, strategy.extended.mesh)
+        except CantJoinError as why:
+            put_back()
+            creations.undo()
+            cache.refuse(key, str(why))
+            raise not_one_program(name, str(why)) from None
         except BaseException as error:
             put_back()
             creations.undo()
             if together:
-                strategy.extended.lockstep.fail(error, f"{getattr(fn, '__name__', 'the step')}, while it was traced")
+                strategy.extended.lockstep.fail(error, f"{name}, while it was traced")
             raise
         after = key_after_tracing(fn, key[0])
         cache.share_created(key[0], after)
         cache.add((after, *key[1:]), executable, program.name)
     return executable
+
+
+def _captured(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
+    if arguments.is_uneven:
+        return capture_uneven(strategy, fn, arguments, creations)
+    traced = arguments.traced(strategy.num_replicas_in_sync)
+    dims = arguments.example_dims()
+    return capture(strategy, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
 
 
 def check_call(
@@ -144,6 +157,9 @@ def results(executable: Executable, computed: Sequence[jax.Array], num_replicas:
             array = computed[result.index]
             if padded is not None and padded[result.index]:
                 leaves.append(PerReplica(Stacked(array), mask, executable.example_dims[result.index]))
+                continue
+            if result.shapes is not None:
+                leaves.append(PerReplica(Uneven(array, result.shapes)))
                 continue
             stacked = num_replicas > 1 and executable.localities[result.index] is T
             leaves.append(PerReplica(Stacked(array)) if stacked else array)

@@ -2,7 +2,7 @@
 
 A group of elements is gone through by the captured program of one step, in a loop on the devices (see
 :func:`replicax.execution.replicate.replicate`). So it means what the steps mean one at a time, its Python runs once for
-all lengths of groups, and an element that no compiled program can hold is a step of its own, on the exact executor.
+all lengths of groups, and an element whose replicas differ in size is a step of its own.
 """
 
 from __future__ import annotations
