@@ -113,10 +113,10 @@ def test_a_worker_that_does_not_come_is_named() -> None:
     ours, theirs = processes.run(workers_checks.lateness, workers=2, devices=2, timeout=60, fresh=True)
     kind, message = ours["collective"]
     assert kind == "DeadlockError"
-    assert re.search(r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* waited .* for worker 1 of 2", message)
-    assert ours["collective took"] < 2.4
+    assert re.search(r"replica\(s\) \[0, 1\] have waited for more than 1 s .* waited .* for worker 1 of 2", message)
+    assert ours["collective took"] < 4.5  # before the other comes
     assert ours["exactly"][0] == theirs["exactly"][0] == "DeadlockError"
-    assert re.search("replica 0 is, for at most 0.3 s, in all_reduce .* for worker 1 of 2, who did", ours["exactly"][1])
+    assert re.search("replica 0 is, for at most 1 s, in all_reduce .* for worker 1 of 2, who did", ours["exactly"][1])
     assert re.search("came too late, when worker 0 gave up", theirs["exactly"][1])
     assert ours["afterwards"] == theirs["afterwards"] == 8.0
     assert ours["variable"][0] == "DeadlockError"

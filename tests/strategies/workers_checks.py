@@ -330,9 +330,9 @@ def create_split(strategy: replicax.Strategy) -> None:
 
 def lateness() -> dict[str, Any]:
     """Workers that come late, or not at all, as each of two sees it."""
-    strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=1.5)
+    strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=3)
     worker = strategy.extended.workers.index
-    options = replicax.CommunicationOptions(timeout_seconds=0.3)
+    options = replicax.CommunicationOptions(timeout_seconds=1)
     found: dict[str, Any] = {}
 
     def step(x: Any) -> Any:
@@ -340,7 +340,7 @@ def lateness() -> dict[str, Any]:
 
     def sleepy(x: Any) -> Any:
         if int(here().replica_id_in_sync_group) == 2:
-            time.sleep(1.0)
+            time.sleep(2.5)
         return here().all_reduce("sum", x, options)
 
     for _ in range(4):
@@ -350,16 +350,16 @@ def lateness() -> dict[str, Any]:
         found["collective"] = message_of(lambda: strategy.run(step, args=(1.0,)))
         found["collective took"] = time.monotonic() - start
     else:
-        time.sleep(2.5)
+        time.sleep(5.0)
         strategy.run(step, args=(1.0,))  # which frees the others' devices
     found["exactly"] = message_of(lambda: strategy.run(sleepy, args=(1.0,), options=EXACT))
-    time.sleep(1.0 - worker)
+    time.sleep(2.0 * (1 - worker))
     found["afterwards"] = float(strategy.run(step, args=(2.0,)))
     if worker == 0:
         with strategy.scope():
             found["variable"] = message_of(lambda: replicax.Variable(1.0, name="lonely"))
     else:
-        time.sleep(2.0)
+        time.sleep(4.0)
     return found
 
 
