@@ -195,3 +195,23 @@ def test_outside_tracing_computes_in_the_middle_of_a_trace(pair) -> None:
 
     assert float(pair.run(step, args=(1.0,))) == 2.0
     assert seen == [pytest.approx(np.sin(1.0))]
+
+
+# --- what a variable's value looks like to JAX ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_variables_value_is_of_the_kind_of_what_is_computed_from_it(strategy, executor) -> None:
+    """Libraries (Equinox for its states) compare what they have with what they had, shardings included."""
+    with strategy.scope():
+        number, key = replicax.Variable(jnp.ones((2, 3))), replicax.Variable(jax.random.key(0))
+
+    def step(x):
+        mine = jax.eval_shape(lambda: number.value)
+        assert mine == jax.eval_shape(lambda: number.value + 1) == jax.eval_shape(lambda: x)
+        if executor == "compiled":
+            assert jax.typeof(number.value) == jax.typeof(number.value * 2)
+        assert jax.typeof(key.value) == jax.typeof(jax.random.split(key.value)[0])
+        return x
+
+    strategy.run(step, (jnp.ones((2, 3)),), options=replicax.RunOptions(executor))

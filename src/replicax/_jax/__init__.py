@@ -19,6 +19,7 @@ from replicax._jax.primitives import (
 from replicax._jax.programs import (
     abstract_mesh,
     acts_outside,
+    aval_on,
     bind,
     calls_back,
     check_freed_once,
@@ -89,6 +90,7 @@ __all__ = [
     "asked_for_a_value",
     "asked_for_an_array",
     "asking_primitive",
+    "aval_on",
     "backends_are_initialized",
     "bind",
     "branches_of",

@@ -145,7 +145,7 @@ def abstract_mesh(mesh: Any) -> Any:
 
 def fresh(atom: Any, mesh: Any) -> Any:
     """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
-    aval = _aval_on(atom.aval, mesh)
+    aval = aval_on(atom.aval, mesh)
     if not isinstance(atom, Literal):
         return _core.Var(aval)
     value = atom.val
@@ -154,7 +154,8 @@ def fresh(atom: Any, mesh: Any) -> Any:
     return _core.Literal(value, aval)
 
 
-def _aval_on(aval: Any, mesh: Any) -> Any:
+def aval_on(aval: Any, mesh: Any) -> Any:
+    """``aval``, as that of a value inside ``mesh``, an abstract one; in JAX's eyes others are of another kind."""
     if not isinstance(aval, ShapedArray):
         return aval
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))

@@ -49,12 +49,13 @@ class TracedStore:
         self.writes: list[Variable] = []
         self.obligations: dict[int, Obligation] = {}
         self._trace = _jax.current_trace()
+        self._mesh = jax.sharding.get_abstract_mesh()
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
-            aval = _jax.ShapedArray(variable.shape, variable.dtype)
+            aval = _jax.aval_on(_jax.ShapedArray(variable.shape, variable.dtype), self._mesh)
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
