@@ -30,8 +30,11 @@ from replicax.communication import (
 from replicax.topology.integers import as_array
 from replicax.topology.mesh import REPLICA_AXIS, in_logical_mesh
 
-alone_p = _jax.identity_primitive("replicax_alone")
-"""What a collective is with a single replica: nothing, but its result counts as reduced all the same."""
+alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
+"""What a sum is with a single replica: nothing, but its result counts as reduced all the same."""
+
+gathered_p = _jax.identity_primitive("replicax_gathered", of_tangents=True)
+"""What the replicas have put together counts as reduced; what goes back from it to one of them does not."""
 
 share_p = _jax.identity_primitive("replicax_share")
 """A replica's share of something counts as its own (T), even if all shares happen to be equal."""
@@ -193,9 +196,9 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
     size = lax.axis_size(REPLICA_AXIS)
     if array.size == 0:  # XLA has no collectives of nothing
         shape = (*array.shape[:axis], size * array.shape[axis], *array.shape[axis + 1 :])
-        return alone_p.bind(jnp.zeros(shape, array.dtype))[0]
+        return gathered_p.bind(jnp.zeros(shape, array.dtype))[0]
     if size == 1:
-        return alone_p.bind(array)[0]
+        return gathered_p.bind(array)[0]
 
     def gather(arrays: Sequence[Any]) -> list[Any]:
         if options.implementation is CommunicationImplementation.RING:
@@ -205,7 +208,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
     if options == CommunicationOptions():
         return gather([array])[0]
     # What a ring makes out of what the neighbours send is the same everywhere, as no pass could tell.
-    return alone_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
+    return gathered_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
 
 
 def stack_replicas(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
@@ -220,7 +223,7 @@ def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.A
     """Replica 0's array on every replica (one all-reduce: the others contribute zeros)."""
     array = as_array(array, COMBINED)
     if lax.axis_size(REPLICA_AXIS) == 1:
-        return alone_p.bind(array)[0]
+        return gathered_p.bind(array)[0]
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
     return sum_over_replicas([kept], options)[0].astype(array.dtype)

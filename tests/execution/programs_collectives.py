@@ -277,3 +277,49 @@ def gradient_of_a_checkpointed_layer_with_a_custom_rule_and_a_sum(x: Array, w: A
         return jnp.tanh(lax.psum(squash(x) * w, AXIS)).sum()
 
     return jax.value_and_grad(lambda x: layer(x) * x.sum())(x)
+
+
+def _transposed(xs: list[Any]) -> list[Any]:
+    total, n = np.stack(xs).sum(0), len(xs)
+    return [(total, total / np.float32(n), 2 * total, 2 * total, x) for x in xs]
+
+
+@program("MMTTT", normal(2), across=_transposed, differ=False)
+def transposes_of_collectives(x: Array) -> Any:
+    context = _context()
+    ring = replicax.CommunicationOptions(implementation="ring")
+    # Each replica's cotangent of the whole is twice what it has itself, for each of the parts.
+    whole = jnp.concatenate([2 * x] * context.num_replicas_in_sync)
+    gathers = [lambda v: context.all_gather(v, 0), lambda v: context.all_gather(v, 0, ring)]
+    functions = [lambda v: context.all_reduce("sum", v), lambda v: context.all_reduce("mean", v), *gathers]
+    total, mean, *parts = (
+        jax.linear_transpose(f, x)(ct)[0] for f, ct in zip(functions, [x, x, whole, whole], strict=True)
+    )
+    share = jax.linear_transpose(lambda v: replicax.compute_average_loss(v, global_batch_size=1), x)
+    return total, mean, *parts, share(jnp.float32(1))[0] * x
+
+
+def _centred(i: int, x: Array, a: Array) -> Array:
+    return ((x[i] - x.mean(0)) * a).sum() ** 2
+
+
+@program("TT", normal(3), shared=weights((3,)), across=_gradients_of_sum(_centred))
+def a_custom_rule_that_reduces_values_and_tangents_together(x: Array, a: Array) -> Any:
+    @jax.custom_jvp
+    def centre(x: Array) -> Array:
+        return x - _context().all_reduce("mean", x)
+
+    @centre.defjvp
+    def _centre_jvp(primals: Any, tangents: Any) -> Any:
+        (x,), (dx,) = primals, tangents
+        mean, change = _context().all_reduce("mean", (x, dx))
+        return x - mean, dx - change
+
+    def body(carry: Array, _: None) -> Any:
+        return carry, jax.jit(lambda v: (centre(v) * a).sum())(carry)
+
+    def loss(x: Array) -> Array:
+        first, second = lax.scan(body, x, length=2)[1]
+        return first * second
+
+    return jax.value_and_grad(loss)(x)

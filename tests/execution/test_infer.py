@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters.mlir import register_lowering
 
 import replicax
 
@@ -18,6 +22,12 @@ def localities(strategy, fn, *mirrored) -> str:
 
 
 ONE, ZERO = jnp.float32(1), jnp.float32(0)
+
+parallel = importlib.import_module("jax._src.lax.parallel")  # where those collectives are that are not yet public
+novel_p = Primitive("novel")
+novel_p.def_abstract_eval(lambda aval, **_: aval)
+register_lowering(novel_p, lambda _ctx, x, **_: [x])
+
 COLLECTIVES = {
     "psum": (lambda x: lax.psum(x, "replica"), "M"),
     "pmean": (lambda x: lax.pmean(x, "replica"), "M"),
@@ -30,6 +40,29 @@ COLLECTIVES = {
     "all_to_all": (lambda x: lax.all_to_all(jnp.arange(2.0), "replica", 0, 0), "T"),
     "psum_scatter": (lambda x: lax.psum_scatter(jnp.ones(2), "replica"), "T"),
     "axis_index": (lambda x: lax.axis_index("replica"), "T"),
+    "pshuffle": (lambda x: lax.pshuffle(ONE, "replica", [1, 0]), "T"),
+    "pswapaxes": (lambda x: lax.pswapaxes(jnp.ones(2), "replica", 0), "T"),
+    "ragged_all_to_all": (
+        lambda x: lax.ragged_all_to_all(jnp.ones(2), jnp.zeros(2), *[jnp.array([0, 1])] * 4, axis_name="replica"),
+        "T",
+    ),
+    "all_gather in groups": (lambda x: lax.all_gather(x, "replica", axis_index_groups=[[0], [1]]), "T"),
+    "a cast of types": (lambda x: lax.pcast(ONE, "replica", to="varying") * ONE, "M"),
+    "psum of a vmapped axis and the replicas": (
+        lambda x: jax.vmap(lambda y: lax.psum(y, ("rows", "replica")), axis_name="rows")(x[None]),
+        "M",
+    ),
+    "psum of a vmapped axis of the same name": (
+        lambda x: jax.vmap(lambda y: lax.psum(y, "replica"), axis_name="replica")(x[None]),
+        "T",
+    ),
+    "psum_start": (lambda x: parallel.psum_start(x, "replica").done(), "M"),
+    "all_gather_start": (lambda x: parallel.all_gather_start(x, "replica").done(), "M"),
+    "psum_scatter_start": (lambda x: parallel.psum_scatter_start(jnp.ones(2), "replica", tiled=True).done(), "T"),
+    "all_to_all_start": (lambda x: parallel.all_to_all_start(jnp.ones(2), "replica", 0, 0).done(), "T"),
+    "ppermute_start": (lambda x: parallel.ppermute_start(ONE, "replica", [(0, 1), (1, 0)]).done(), "T"),
+    "one that nobody has heard of": (lambda x: novel_p.bind(ONE, named_axes=(("replica",),)), "T"),
+    "one that nobody has heard of, over others": (lambda x: novel_p.bind(ONE, named_axes=(("rows",),)), "M"),
     "psum of a vmapped axis": (lambda x: jax.vmap(lambda y: lax.psum(y, "rows"), axis_name="rows")(x[None]), "T"),
 }
 
@@ -146,6 +179,21 @@ def test_a_mutable_array_carries_over_the_turns_of_a_loop(pair) -> None:
 
 def test_what_is_no_function_of_its_operands(pair) -> None:
     assert localities(pair, lambda x: lax.rng_uniform(ZERO, ONE, (2,))) == "T"
+    assert localities(pair, lambda x: lax.empty((2,), jnp.float32)) == "T"
+
+
+def test_branches_that_keep_different_values_for_their_derivatives(pair) -> None:
+    """What one branch keeps and another has not JAX fills in, with the same on every replica."""
+
+    def step(x, m):
+        branches = [lambda v: v * v, lambda v: jnp.sin(v) * jnp.exp(v), lambda v: v + 1.0]
+        _, pull = jax.vjp(lambda v: lax.switch(jnp.int32(1), branches, v), m)
+        cond = jax.vjp(lambda v: lax.cond(m > 0, branches[0], branches[1], v), m)[1]
+        in_scan = jax.grad(lambda v: lax.scan(lambda c, _: (lax.cond(m > 1, *branches[:2], c), None), v, length=2)[0])
+        mine = jax.vjp(lambda v: lax.cond(x > 0, branches[0], branches[1], v), m)[1]
+        return pull(m), cond(m), in_scan(m), mine(m)
+
+    assert localities(pair, step, ONE) == "MMMT"
 
 
 # --- deadlocks ------------------------------------------------------------------------------------------
@@ -169,6 +217,10 @@ DEADLOCKS = {
     "branch on a mutable array": lambda x: (
         lambda r: (r.__setitem__(..., x), lax.cond(r[...] > 0, lambda: psum(x), lambda: x))[1]
     )(jax.new_ref(ZERO)),
+    "one that nobody has heard of in a branch": lambda x: lax.cond(
+        x > 0, lambda: novel_p.bind(x, axis_name="replica"), lambda: x
+    ),
+    "psum_start in a branch": lambda x: lax.cond(x > 0, lambda: parallel.psum_start(x, "replica").done(), lambda: x),
     "while in a scan": lambda x: lax.scan(
         lambda c, _: (lax.while_loop(lambda d: d < c, lambda d: d + psum(d), ONE), None), x, None, length=2
     )[0],

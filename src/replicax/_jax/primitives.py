@@ -10,15 +10,21 @@ from jax._src.ad_util import Zero as _Zero
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _pe
 
 from replicax._jax.traces import outside_tracing
 from replicax._jax.types import Primitive, ShapedArray
 
 
-def identity_primitive(name: str) -> Primitive:
+def identity_primitive(name: str, *, of_tangents: bool = False) -> Primitive:
     """A primitive that returns its operands as they are, and survives every transformation.
 
-    Differentiation and batching keep it on the primal values; in compiled code it is nothing at all.
+    Differentiation keeps it on the primal values, as does batching; in compiled code it is nothing at all. It is about
+    its first operand: where operands are computed at different times, the others go without it.
+
+    Args:
+      name: its name.
+      of_tangents: whether it is there on tangents, too. (It never is on cotangents.)
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -28,9 +34,17 @@ def identity_primitive(name: str) -> Primitive:
     _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        return primitive.bind(*primals, **params), list(tangents)
+        moved = _of_nonzero(primitive, tangents, params) if of_tangents else list(tangents)
+        return primitive.bind(*primals, **params), moved
+
+    def partly(trace: Any, *tracers: Any, **params: Any) -> list[Any]:
+        together = [i for i, t in enumerate(tracers) if t.is_known() == tracers[0].is_known()]
+        results = [t.pval.get_known() if t.is_known() else t for t in tracers]
+        return _bound_of(trace, primitive, tracers, together, params, results)
 
     _ad.primitive_jvps[primitive] = jvp
+    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: list(cotangents)
+    _pe.custom_partial_eval_rules[primitive] = partly
     return primitive
 
 
@@ -49,19 +63,41 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primit
     _mlir.register_lowering(primitive, lowering)
     _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
-    def of_nonzero(values: Sequence[Any], params: Any) -> list[Any]:
-        present = [i for i, v in enumerate(values) if not isinstance(v, _Zero)]
-        results = list(values)
-        for i, result in zip(present, primitive.bind(*(values[i] for i in present), **params), strict=True):
-            results[i] = result
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*primals, **params), _of_nonzero(primitive, tangents, params)
+
+    def partly(trace: Any, *tracers: Any, **params: Any) -> list[Any]:
+        # A custom rule may reduce values and tangents together, of which only the values are known at first.
+        results: list[Any] = [None] * len(tracers)
+        for known in (True, False):
+            together = [i for i, t in enumerate(tracers) if t.is_known() is known]
+            results = _bound_of(trace, primitive, tracers, together, params, results)
         return results
 
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        return primitive.bind(*primals, **params), of_nonzero(tangents, params)
-
     _ad.primitive_jvps[primitive] = jvp
-    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: of_nonzero(cotangents, params)
+    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: _of_nonzero(primitive, cotangents, params)
+    _pe.custom_partial_eval_rules[primitive] = partly
     return primitive
+
+
+def _of_nonzero(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
+    """``primitive`` of the tangents or cotangents that are not known to be zero."""
+    present = [i for i, v in enumerate(values) if not isinstance(v, _Zero)]
+    results = list(values)
+    for i, result in zip(present, primitive.bind(*(values[i] for i in present), **params), strict=True):
+        results[i] = result
+    return results
+
+
+def _bound_of(
+    trace: Any, primitive: Primitive, tracers: Sequence[Any], chosen: Sequence[int], params: Any, results: list[Any]
+) -> list[Any]:
+    """``results``, with those of ``primitive`` of some operands in their places, while it is partly evaluated."""
+    if chosen:
+        found = trace.default_process_primitive(primitive, [tracers[i] for i in chosen], params)
+        for i, result in zip(chosen, found, strict=True):
+            results[i] = result
+    return results
 
 
 def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:

@@ -195,6 +195,7 @@ _EACH = _jax.primitives_named("optimization_barrier device_put sharding_constrai
     "replicax_mark",
     "replicax_share",
     "replicax_alone",
+    "replicax_gathered",
     "replicax_assign",
 }
 

@@ -25,6 +25,7 @@ from replicax.execution.program import Program
 _ONE_BY_ONE = _jax.primitives_named("psum pmax pmin psum_invariant pbroadcast optimization_barrier") | {
     "all_reduce",
     "replicax_alone",
+    "replicax_gathered",
     "replicax_share",
 }
 _CALLS = _jax.primitives_named("jit")

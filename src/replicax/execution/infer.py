@@ -19,15 +19,19 @@ from replicax import _jax
 from replicax.errors import DeadlockError, LocalityError
 from replicax.execution.marks import Obligation, assign_p, mark_p
 from replicax.locality import Locality, M, R, T
-from replicax.reduction import alone_p, share_p
+from replicax.reduction import alone_p, gathered_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 
+# What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
+# that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
 _AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast", "all_reduce"}
 _AGREEING |= {"uneven_gather"}
-_DISAGREEING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psend", "precv", "axis_index"}
-_DISAGREEING |= {"uneven_part"}
+# What names the axis, and changes nothing but what JAX's own types say.
+_CASTS = {"pvary", "preduced", "reduced_vary_cast", "vary_unreduced_cast_p", "shard_map"}
 # Each replica asks the host, the device's own generator or memory that nobody has written, and gets what it gets.
-UNRELIABLE = {"io_callback", "rng_uniform", "empty", "empty2", "create_token"}
+# (What is called "empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another
+# has not.)
+UNRELIABLE = {"io_callback", "rng_uniform", "empty", "create_token"}
 _WRITES = {"swap", "addupdate"}
 
 Divergence = str | None
@@ -136,21 +140,23 @@ class _Pass:
             if final:
                 self.answer(equation, operands[0])
             return operands, operands
-        if primitive is alone_p:
+        if primitive in (alone_p, gathered_p):
             return [R] * count, operands
         if primitive is share_p:
             return [T] * count, operands
+        if name == "axis_index":
+            return [T if over_replicas(params) else M] * count, operands
         if name == "replicax_asks":  # answered while compiling, once for all
             return [M] * count, operands
-        if name in _AGREEING | _DISAGREEING and over_replicas(params):
-            if divergence and final and self.check and name != "axis_index":
+        if is_collective(equation):
+            if divergence and final and self.check:
                 raise DeadlockError(
                     f"the collective {name} at {_jax.source_line(equation)} stands {divergence}, and what decides "
                     "differs between replicas: some would wait in it for ever for the others. Move the collective "
                     "out, or make the decision the same everywhere (for example with all_reduce)."
                 )
-            agreeing = name in _AGREEING and params.get("axis_index_groups") is None
-            return [R if agreeing else T] * count, operands
+            if name.removesuffix("_start") in _AGREEING and params.get("axis_index_groups") is None:
+                return [R] * count, operands
         if name == "optimization_barrier" or primitive is assign_p:
             return operands, operands
         if name in _WRITES:
@@ -228,8 +234,9 @@ class _Pass:
     def call_or_join(
         self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
     ) -> tuple[list[Locality], list[Locality]]:
+        meets = is_collective(equation)
         called = called_program(equation)
-        if called is not None:
+        if called is not None and not meets:
             return self.run(called, operands, divergence, final=final)
         joined = _join(operands)
         inner = _jax.sub_jaxprs(equation)
@@ -237,7 +244,7 @@ class _Pass:
             # A primitive with programs inside that we know nothing of: anything may reach anything.
             outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), divergence, final=final)
             joined = joined | _join(outputs)
-        if equation.primitive.name in UNRELIABLE or equation.params.get("has_side_effect"):
+        if meets or equation.primitive.name in UNRELIABLE or equation.params.get("has_side_effect"):
             joined = T
         return [joined] * len(equation.outvars), [joined] * len(operands) if inner else operands
 
@@ -249,10 +256,20 @@ def _join(localities: Sequence[Locality]) -> Locality:
     return joined
 
 
+def is_collective(equation: Any) -> bool:
+    """Whether replicas meet in an equation."""
+    return equation.primitive.name not in _CASTS | {"axis_index"} and over_replicas(equation.params)
+
+
 def over_replicas(params: Mapping[str, Any]) -> bool:
-    """Whether a collective is one of the replicas."""
-    axes = params.get("axes", params.get("axis_name", ()))
-    return REPLICA_AXIS in (axes if isinstance(axes, (tuple, list, set, frozenset)) else (axes,))
+    """Whether params of a primitive name the replicas' axis; they have many names for that."""
+    return any(_names_replicas(value) for name, value in params.items() if "axis" in name or "axes" in name)
+
+
+def _names_replicas(value: Any) -> bool:
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return any(map(_names_replicas, value))
+    return isinstance(value, str) and value == REPLICA_AXIS
 
 
 def called_program(equation: Any) -> Any:

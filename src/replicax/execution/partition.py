@@ -26,7 +26,7 @@ from replicax.execution.infer import called_program
 from replicax.execution.marks import mark_p
 from replicax.execution.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
 from replicax.locality import Locality, M, T
-from replicax.reduction import all_reduce_p, alone_p, share_p
+from replicax.reduction import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
 
@@ -46,7 +46,7 @@ _MOVING = _jax.primitives_named(
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
 # What may be done to parts, and to the parts' results, where it does not matter that something comes twice.
 _REDUCTIONS = _jax.primitives_named("reduce_max reduce_min reduce_and reduce_or")
-_NOTHING = frozenset({mark_p, share_p, alone_p})
+_NOTHING = frozenset({mark_p, share_p, alone_p, gathered_p})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
