@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from replicax import context, data
+from replicax import _jax, context, data
 from replicax.data.methods import Input
 from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
@@ -110,6 +110,7 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     # --- running ----------------------------------------------------------------------------------------
 
+    @_jax.outside_meshes
     def run(
         self,
         fn: Callable[..., Any],
@@ -172,6 +173,7 @@ class Strategy(Input, LogicalDevices, Renamed):
             return run_ragged(self, fn, args, kwargs, ragged)
 
     @keywords_renamed(iterations="steps", dataset="iterator")
+    @_jax.outside_meshes
     def run_steps(
         self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
     ) -> MultiStepContext:
@@ -225,6 +227,7 @@ class Strategy(Input, LogicalDevices, Renamed):
     @keywords_renamed(
         aggregation="reduce_op", destinations="to put the result somewhere there is strategy.extended.reduce_to"
     )
+    @_jax.outside_meshes
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combine a value across replicas, and along ``axis`` too if one is given.
 
@@ -257,6 +260,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         context.check_cross_replica(self, "strategy.reduce")
         return across.reduce(self, ReduceOp.parse(reduce_op), value, parse_axis(axis))
 
+    @_jax.outside_meshes
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a value along ``axis``, in the order of the replicas.
 
@@ -285,6 +289,7 @@ class Strategy(Input, LogicalDevices, Renamed):
             raise ValueError(f"strategy.gather: axis must be an int, got {axis!r}")
         return across.gather(self, value, parsed)
 
+    @_jax.outside_meshes
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value, as a tuple.
 

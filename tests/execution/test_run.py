@@ -456,3 +456,34 @@ def test_an_error_of_the_host_in_a_watched_step() -> None:
 
     with pytest.raises(Exception, match="of the host"):
         pair.run(step, args=(1.0,))
+
+
+# --- the mesh of somebody else --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_mesh_that_is_set_has_no_say_in_what_a_strategy_does(pair, kind, executor) -> None:
+    options = replicax.RunOptions(executor)
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(getattr(jax.sharding.AxisType, kind),), devices=jax.devices()[:4])
+
+    def step(x, mine):
+        assert jax.sharding.get_abstract_mesh().axis_names == (("replica",) if executor == "compiled" else ())
+        total = replicax.get_replica_context().all_reduce("sum", mine)
+        stat.assign_add(mine)
+        return v.assign_add(x + total).value, mine * 2
+
+    with jax.set_mesh(mesh):
+        with pair.scope():
+            v = replicax.Variable(lambda: jnp.zeros(2), name="v")
+            stat = replicax.Variable(jnp.zeros(()), synchronization="on_read", aggregation="sum")
+        mine = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+        for _ in range(2):
+            value, doubled = pair.run(step, (np.ones(2, np.float32), mine), options=options)
+        v.assign_add(np.ones(2, np.float32))
+        found = [np.asarray(value), v.numpy(), float(pair.reduce("sum", doubled)), float(stat)]
+        gathered = pair.gather(pair.run(lambda m: m[None], (mine,)), 0)
+        assert "mirrored on 2 replicas: [9. 9.]" in repr(v)
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    assert [np.ravel(f).tolist() for f in found] == [[8.0, 8.0], [9.0, 9.0], [6.0], [6.0]]
+    assert gathered.tolist() == [1.0, 2.0]

@@ -77,7 +77,7 @@ def test_memory(on_tpus) -> None:
     assert memory.capacity == int(15.75 * 2**30)
     assert memory.total == memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.code
     names = {b.name: b for b in memory.buffers}
-    assert {"up0", "down0", "up1", "down1", "optimizer[0].trace[0]"} <= set(names)
+    assert {"up0", "down0", "up1", "down1", "optimizer[0].trace/up0"} <= set(names)
     assert (names["up0"].kind, names["up0"].type, names["up0"].bytes) == ("variable", "float32[256,1024]", 1 << 20)
     assert memory.buffers == tuple(sorted(memory.buffers, key=lambda b: -b.bytes * b.count))
 

@@ -66,7 +66,7 @@ def check(plan: replicax.Plan, stages: int, replicas: int) -> None:
     batch, parameters = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
     for k, stage in enumerate(plan.stages):
         own = {b.name: b.bytes for b in stage.memory.buffers if b.kind == "variable"}
-        assert own == {f"w{k}": parameters, f"optimizer[0].trace[{k}]": parameters}
+        assert own == {f"w{k}": parameters, f"optimizer[0].trace/w{k}": parameters}
         assert stage.memory.arguments == 2 * parameters + (k == 0) * batch
         assert stage.memory.aliased == 2 * parameters
         # The gradient is there, and where it is summed over the replicas the sum and the compiler's copy, too.

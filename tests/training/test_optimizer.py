@@ -76,7 +76,7 @@ def test_slots_live_where_their_variable_lives(pair) -> None:
         optimizer = replicax.Optimizer(optax.adam(0.1))
     assert optimizer.variables == []
     optimizer.build([w])
-    assert [s.name for s in optimizer.variables] == ["optimizer[0].count", "optimizer[0].mu[0]", "optimizer[0].nu[0]"]
+    assert [s.name for s in optimizer.variables] == ["optimizer[0].count", "optimizer[0].mu/w", "optimizer[0].nu/w"]
     for slot in optimizer.variables:
         assert slot.slot.array.sharding == w.slot.array.sharding
         assert slot.strategy is pair
@@ -240,3 +240,169 @@ def test_bad_input(pair) -> None:
     with pytest.raises(ValueError, match=r"built for the variables \['w of Mirr.*\], but got gradients of \['stat of"):
         optimizer.build([stat])
     np.testing.assert_array_equal(w.numpy(), [1, 1])
+
+
+# --- names ----------------------------------------------------------------------------------------------------
+
+
+def test_slots_have_names_of_their_own(pair) -> None:
+    with pair.scope():
+        tree = {"w": replicax.Variable(jnp.ones((2, 3)), name="w"), "b": [replicax.Variable(jnp.ones(3), name="w")]}
+        first, second = (replicax.Optimizer(optax.adam(0.1)) for _ in range(2))
+        third = replicax.Optimizer(optax.adafactor(0.1), name="tail")
+    assert tree["b"][0].name == "w_1"
+    for optimizer in (first, second, third):
+        optimizer.build(tree)
+        optimizer.build(tree)
+    assert [o.name for o in (first, second, third)] == ["optimizer", "optimizer_1", "tail"]
+    slots = [s for o in (first, second, third) for s in o.variables]
+    names = [s.name for s in slots]
+    assert len(set(names)) == len(names)
+    expected = [f"{o}[0].{slot}" for o in ("optimizer", "optimizer_1") for slot in ("count", "mu/w_1", "mu/w")]
+    assert set(expected) < set(names)
+    assert any(
+        name.startswith("tail[0]") and name.endswith("/w") for name in names
+    )  # of another shape, and yet its own
+    shapes = {s.name: s.shape for s in slots}
+    assert (shapes["optimizer[0].mu/w"], shapes["optimizer[0].mu/w_1"]) == ((2, 3), (3,))
+
+
+@pytest.mark.usefixtures("promoting")
+def test_one_variable_is_a_tree_too(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(jnp.ones(3), name="w")
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+    pair.run(lambda g: optimizer.apply_gradients(g, w), (of_each(pair, [1, 2, 3], [4, 5, 6]),))
+    assert [s.name for s in optimizer.variables] == ["optimizer[0].count", "optimizer[0].mu/w", "optimizer[0].nu/w"]
+
+
+# --- trees and further arguments ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def promoting():
+    with jax.numpy_dtype_promotion("standard"):  # Optax's own arithmetic
+        yield
+
+
+def of_each(strategy, *values):
+    return strategy.distribute_values_from_function(lambda ctx: np.float32(values[ctx.replica_id_in_sync_group]))
+
+
+def test_the_structure_of_the_first_call_counts(pair) -> None:
+    seen = []
+
+    def init(params):
+        seen.append(jax.tree.structure(params))
+        return optax.EmptyState()
+
+    def update(updates, state, params=None):
+        seen.append(jax.tree.structure(updates))
+        return jax.tree.map_with_path(lambda path, u: -u if path[0].key == "a" else 2 * u, updates), state
+
+    with pair.scope():
+        a, b = (replicax.Variable(1.0, name=name) for name in "ab")
+        optimizer = replicax.Optimizer(optax.GradientTransformation(init, update))
+    pair.run(
+        lambda x: optimizer.apply_gradients({"a": x, "b": (x, None)}, {"a": a, "b": (b, None)}), (of_each(pair, 1, 2),)
+    )
+    pair.run(lambda x: optimizer.apply_gradients([(x, b), (x, a)]), (of_each(pair, 1, 2),))
+    pair.run(lambda x: optimizer.apply_gradients(iter([x, x]), [a, b].__iter__()), (of_each(pair, 1, 2),))
+    assert (float(a), float(b)) == (-8.0, 19.0)
+    assert set(seen) == {jax.tree.structure({"a": 0, "b": (0, None)})}
+
+
+def test_gradients_in_another_structure(pair) -> None:
+    with pair.scope():
+        a, b = (replicax.Variable(1.0, name=name) for name in "ab")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+    one = jnp.float32(1)
+    for gradients in ({"a": one, "c": one}, [one, one], one):
+        with pytest.raises(ValueError, match=r"gradients must have the structure of the variables, .*'b'.* but have"):
+            pair.run(lambda g=gradients: optimizer.apply_gradients(g, {"a": a, "b": b}))
+    pair.run(lambda: optimizer.apply_gradients({"a": one, "b": None}, {"a": a, "b": b}))
+    assert (float(a), float(b)) == (-1.0, 1.0)
+
+
+@pytest.mark.usefixtures("promoting")
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_values_and_functions_are_shares_of_the_sum(pair, executor) -> None:
+    """A function may take its argument, or read the variables, which have its values meanwhile."""
+    options = replicax.RunOptions(executor)
+    found = []
+    for reads in (False, True):
+        with pair.scope():
+            w = replicax.Variable([3.0, -1.0])
+            optimizer = replicax.Optimizer(optax.lbfgs(memory_size=2))
+
+        def step(x, w=w, optimizer=optimizer, reads=reads):
+            def loss(v):
+                return (jnp.square((w.value if reads else v) - x) * jnp.array([1.0, 4.0])).sum()
+
+            value, gradient = replicax.value_and_grad(lambda: loss(w.value), w)()
+            optimizer.apply_gradients(gradient, w, value=value, grad=gradient, value_fn=loss)
+
+        for _ in range(2):
+            pair.run(step, (of_each(pair, 1, 2),), options=options)
+        found.append(w.numpy())
+
+    def total(v):
+        return sum((jnp.square(v - x) * jnp.array([1.0, 4.0])).sum() for x in (1.0, 2.0))
+
+    tx, v = optax.lbfgs(memory_size=2), jnp.array([3.0, -1.0])
+    state = tx.init(v)
+    for _ in range(2):
+        value, gradient = jax.value_and_grad(total)(v)
+        updates, state = tx.update(gradient, state, v, value=value, grad=gradient, value_fn=total)
+        v = optax.apply_updates(v, updates)
+    np.testing.assert_allclose(found, [v, v], rtol=1e-5)
+
+
+def refused(pair, tx, extra, aggregate=True):
+    with pair.scope():
+        w, seen = replicax.Variable(1.0, name="w"), replicax.Variable(0.0, name="seen")
+        optimizer = replicax.Optimizer(tx)
+
+    def step(x):
+        gradient = x if aggregate else all_reduced(x)
+        optimizer.apply_gradients(gradient, w, aggregate=aggregate, **extra(x, seen))
+
+    try:
+        pair.run(step, (of_each(pair, 1, 2),))
+    finally:
+        assert float(w) == 1.0
+
+
+@pytest.mark.usefixtures("promoting")
+def test_further_arguments_that_count_wrongly(pair) -> None:
+    polyak = optax.polyak_sgd()
+    with pytest.raises(replicax.LocalityError, match="value has been all-reduced.*this replica's own.*aggregate=False"):
+        refused(pair, polyak, lambda x, _: {"value": all_reduced(x)})
+    with pytest.raises(replicax.LocalityError, match="value differs between replicas.*reduce it first"):
+        refused(pair, polyak, lambda x, _: {"value": x}, aggregate=False)
+    with pytest.raises(replicax.LocalityError, match=r"scales\['a'\] differs between replicas"):
+        refused(pair, polyak, lambda x, _: {"value": x, "scales": {"a": x}})
+    search = optax.lbfgs(memory_size=1)
+    kwargs = {"value": jnp.float32(1), "grad": jnp.float32(1)}
+    for aggregate, what in ((True, all_reduced), (False, lambda v: v)):
+        with pytest.raises(replicax.LocalityError, match="what value_fn returns .*return this replica's share"):
+            refused(pair, search, lambda x, _, f=what: {**kwargs, "value_fn": lambda p: f(p * x)}, aggregate)
+
+
+@pytest.mark.usefixtures("promoting")
+def test_functions_that_write(pair) -> None:
+    def extra(x, seen):
+        return {"value": x, "grad": x, "value_fn": lambda p: seen.assign(p).value * x}
+
+    with pytest.raises(replicax.TraceError, match="value_fn assigns variable 'seen'.*any number of times"):
+        refused(pair, optax.lbfgs(memory_size=1), extra)
+
+
+def test_arguments_that_a_transformation_does_not_take(pair) -> None:
+    plain = optax.GradientTransformation(
+        lambda p: optax.EmptyState(), lambda updates, state, params=None: (updates, state)
+    )
+    with pytest.raises(
+        TypeError, match="takes no argument 'value', 'agregate'; its update takes updates, state, params"
+    ):
+        refused(pair, plain, lambda x, _: {"value": x, "agregate": False})

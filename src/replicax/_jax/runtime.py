@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import distributed as _distributed
+from jax._src import mesh as _mesh
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.clusters import cloud_tpu_cluster as _clusters
 from jaxlib import _jax as _jaxlib
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 
 def settings_of_this_thread() -> Callable[[], None]:
@@ -27,6 +33,22 @@ def settings_of_this_thread() -> Callable[[], None]:
                 holder.set_local(value)
 
     return adopt
+
+
+def outside_meshes(fn: Callable[Args, Result]) -> Callable[Args, Result]:
+    """``fn``, called as if no mesh were set by ``jax.set_mesh``: what a strategy does has a mesh of its own.
+
+    While something is traced, the mesh is that of whatever traces.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        if _mesh.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
+            return fn(*args, **kwargs)
+        with jax.set_mesh(None):
+            return fn(*args, **kwargs)
+
+    return call
 
 
 def trace_settings() -> Any:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from replicax import context
+from replicax import _jax, context
 from replicax.calling import checked_function
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import feed_of
@@ -102,6 +102,7 @@ class Input:
             )
         return DistributedDataset(None, options, feed_of(self._strategy.extended), method, dataset_fn)
 
+    @_jax.outside_meshes
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Make a ``PerReplica`` value by calling ``value_fn`` once for each replica; each worker does so for its own.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import context
+from replicax import _jax, context
 from replicax.communication import checked_options
 from replicax.execution import across
 from replicax.execution.destinations import destination
@@ -33,6 +33,7 @@ class Reducing:
     mesh: Mesh
 
     @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
+    @_jax.outside_meshes
     def reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -67,6 +68,7 @@ class Reducing:
         return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
     @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
+    @_jax.outside_meshes
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -125,6 +127,7 @@ class Reducing:
             for v, where in zip(reduced, wanted, strict=True)
         ]
 
+    @_jax.outside_meshes
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
         """Put a plain value on all devices of ``destinations``.
 

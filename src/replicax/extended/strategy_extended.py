@@ -138,6 +138,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         """Whether each worker builds a program of its own: no, one program runs for all replicas."""
         return False
 
+    @_jax.outside_meshes
     def read_var(self, v: Variable) -> Any:
         """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``.
 
@@ -171,6 +172,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         """
         return isinstance(v, Variable) and v.strategy.extended is self
 
+    @_jax.outside_meshes
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -184,6 +186,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         check_call(self.strategy, fn, args, kwargs, "extended.call_for_each_replica")
         return self.strategy.run(fn, args, kwargs)
 
+    @_jax.outside_meshes
     def trace(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Executable:

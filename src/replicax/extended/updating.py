@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import context
+from replicax import _jax, context
 from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.errors import ContextError
 from replicax.execution.destinations import holds_variables
@@ -100,6 +100,7 @@ class Updating:
         return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
 
     @keywords_renamed(grouped="group")
+    @_jax.outside_meshes
     def update(
         self,
         var: Variable,
@@ -143,6 +144,7 @@ class Updating:
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
     @keywords_renamed(grouped="group")
+    @_jax.outside_meshes
     def update_non_slot(
         self,
         colocate_with: Any,

@@ -58,6 +58,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
         if any(v is other for other in chosen[:i]):
             raise ValueError(f"value_and_grad: {v.describe()} is listed twice, and has one gradient")
 
+    @_jax.outside_meshes
     def with_gradient(*args: Any, **kwargs: Any) -> Any:
         outer = current_store()
         written: dict[Variable, str | None] = {}

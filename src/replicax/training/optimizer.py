@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, ValuesView
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,11 +13,12 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
-from replicax.nests import is_leaf
+from replicax.nests import is_leaf, known
 from replicax.topology.placement import compute, put, put_among
+from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
+from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
 from replicax.training.pairs import pairs_of
 from replicax.variables import Variable
-from replicax.variables.layout import Layout
 from replicax.variables.placement import Stored
 from replicax.variables.store import ConcreteStore, current_store, use_store
 
@@ -33,7 +34,10 @@ class Optimizer:
     in the first step.
 
     Args:
-      tx: an ``optax.GradientTransformation``.
+      tx: an ``optax.GradientTransformation``. It sees parameters and gradients as the pytree that the variables are
+        passed in, so labels, masks and key paths are those of that tree.
+      name: the names of its state's variables begin with it. If another optimizer of the strategy has it already, it
+        gets a number.
 
     Raises:
       TypeError: ``tx`` is something else.
@@ -44,19 +48,21 @@ class Optimizer:
     ...     w = replicax.Variable([1.0, 1.0], name="w")
     ...     optimizer = replicax.Optimizer(optax.sgd(0.1))
     >>> def step(x):
-    ...     loss, grads = replicax.value_and_grad(lambda: (x * w).sum(), [w])()
-    ...     optimizer.apply_gradients(zip(grads, [w]))
+    ...     loss, grads = replicax.value_and_grad(lambda: (x * w).sum(), {"w": w})()
+    ...     optimizer.apply_gradients(grads, {"w": w})
     >>> x = strategy.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
     >>> strategy.run(step, args=(x,))
     >>> w
     <Variable 'w' float32[2] mirrored on 2 replicas: [0.7 0.7]>
     """
 
-    def __init__(self, tx: optax.GradientTransformation) -> None:
+    def __init__(self, tx: optax.GradientTransformation, name: str = "optimizer") -> None:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}")
         self.tx = tx
+        self.name = name
         self._variables: list[Variable] = []
+        self._tree: Any = None
         self._state: Any = None
 
     @property
@@ -64,17 +70,19 @@ class Optimizer:
         """The optimizer's own state, as variables; empty before it is built."""
         return [s for s in jax.tree_util.tree_leaves(self._state, is_leaf=is_leaf) if isinstance(s, Variable)]
 
-    def build(self, variables: Iterable[Variable]) -> None:
+    @_jax.outside_meshes
+    def build(self, variables: Any) -> None:
         """Create the state for ``variables``; a second call for the same variables does nothing.
 
         Args:
-          variables: those that the optimizer is to change, of one strategy.
+          variables: those that the optimizer is to change, of one strategy: a pytree of them (an iterator becomes a
+            list). The transformation sees parameters as such a tree.
 
         Raises:
           ValueError: there are none, one is listed twice, or the optimizer has been built for others.
           TypeError: one of them is on-read or not a float, so that no gradient could change it.
         """
-        variables = list(variables)
+        variables, tree_of_variables = _taken_apart(variables)
         if self._variables:
             self._check_same(variables)
             return
@@ -93,28 +101,35 @@ class Optimizer:
                 )
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
+        self.name = strategy.extended.register.named(self, self.name)
         with (
             _jax.outside_tracing(),
             jax.disable_jit(False),
             context.cross_replica(strategy),
             use_store(ConcreteStore()),
         ):
-            slots, tree = self._slots(variables)
+            slots, tree = self._slots(variables, tree_of_variables)
         self._state = jax.tree_util.tree_unflatten(tree, slots)
-        self._variables = variables
+        self._variables, self._tree = variables, tree_of_variables
         current_store().if_it_fails(self._reset)
 
-    def _slots(self, variables: list[Variable]) -> tuple[list[Variable], Any]:
+    def _slots(self, variables: list[Variable], tree_of_variables: Any) -> tuple[list[Variable], Any]:
         """The variables of the state: one of a parameter's shape lies as the parameter does."""
 
         def initial(stored: list[Any]) -> Any:
-            return self.tx.init([v.layout.whole(array) for v, array in zip(variables, stored, strict=True)])
+            whole = [v.layout.whole(array) for v, array in zip(variables, stored, strict=True)]
+            return self.tx.init(jax.tree_util.tree_unflatten(tree_of_variables, whole))
 
         mesh = variables[0].strategy.extended.mesh
         present = [v.stored() for v in variables]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in present]
         paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, avals))
-        layouts = [_layout_of_slot(path, leaf.shape, variables) for path, leaf in paths]
+        places, _ = jax.tree_util.tree_flatten_with_path(
+            jax.tree_util.tree_unflatten(tree_of_variables, variables), is_leaf=is_leaf
+        )
+        owners = [owner_of(path, leaf.shape, places) for path, leaf in paths]
+        names = [name_of_slot(self.name, path, owner, places) for (path, _), owner in zip(paths, owners, strict=True)]
+        layouts = [layout_of_slot(leaf.shape, owner, variables) for (_, leaf), owner in zip(paths, owners, strict=True)]
 
         def stored(*arrays: Any) -> list[Any]:
             leaves = jax.tree_util.tree_leaves(initial(list(arrays)))
@@ -131,67 +146,101 @@ class Optimizer:
             for i, value in zip(own, made, strict=True):
                 values[i] = put(value, layouts[i].sharding(mesh))
         slots = [
-            Variable(Stored(value, layout, leaf.shape), name=f"optimizer{jax.tree_util.keystr(path)}", trainable=False)
-            for value, layout, (path, leaf) in zip(values, layouts, paths, strict=True)
+            Variable(Stored(value, layout, leaf.shape), name=name, trainable=False)
+            for value, layout, name, (_, leaf) in zip(values, layouts, names, paths, strict=True)
         ]
         return slots, tree
 
     def _reset(self) -> None:
-        self._variables, self._state = [], None
+        self._variables, self._tree, self._state = [], None, None
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]], aggregate: bool = True) -> None:
+    @_jax.outside_meshes
+    def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
         """Change each variable by its gradient.
 
         Args:
-          grads_and_vars: pairs of a gradient, of its variable's shape, and the variable, as from
-            ``zip(gradients, variables)``. A gradient may be :class:`IndexedSlices`: it is summed as such, and becomes
-            an array where the transformation is applied. Pairs whose gradient is ``None`` are left out. Each call
-            must name the same variables.
+          gradients: a pytree like ``variables``, as ``value_and_grad`` returns it; or pairs of a gradient and its
+            variable, as from ``zip(gradients, variables)``, and no ``variables``. Each is of its variable's shape. A
+            gradient may be :class:`IndexedSlices`: it is summed as such, and becomes an array where the transformation
+            is applied. Variables whose gradient is ``None`` are left out.
+          variables: a pytree of variables. The transformation sees the parameters in this tree (of pairs: in a list)
+            as it was in the first call, and each call must name the same variables.
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
             ``False`` they have been reduced already (M).
+          **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
+            ``aggregate``, ``value`` and ``grad`` are this replica's shares, as the gradients are, and are summed with
+            them; so are what a function such as ``value_fn`` returns, and its gradient. While such a function runs,
+            the variables have the parameters that it gets. All else must be the same on every replica (M), and
+            without ``aggregate`` all is.
 
         Raises:
           LocalityError: with ``aggregate``, a gradient that has been all-reduced already, and would be counted n
-            times; without, one that differs between replicas.
-          ValueError: a gradient of another shape; other variables than before; no gradient at all.
-          TypeError: no pairs, or pairs of something else.
+            times; without, one that differs between replicas. The same of further arguments.
+          ValueError: a gradient of another shape, gradients in another structure; other variables than before; no
+            gradient at all.
+          TypeError: no pairs, or pairs of something else; the transformation does not take a further argument.
           ContextError: called in cross-replica context.
 
-        With ``aggregate``, one fused all-reduce for all gradients.
+        With ``aggregate``, one fused all-reduce for all gradients, and those that functions cost.
+
+        >>> import replicax, optax
+        >>> w = replicax.Variable([1.0, 1.0])
+        >>> optimizer = replicax.Optimizer(optax.polyak_sgd())
+        >>> loss, grads = replicax.value_and_grad(lambda: (w * w).sum(), w)()
+        >>> optimizer.apply_gradients(grads, w, value=loss)
+        >>> w.numpy().tolist()
+        [0.5, 0.5]
         """
         import optax  # a tenth of a second, and whoever gets here has loaded it
 
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
-        pairs = [(g if is_slices(g) else jnp.asarray(g), v) for g, v in pairs_of(grads_and_vars) if g is not None]
+        if isinstance(variables, bool):  # of pairs, aggregate comes second
+            variables, aggregate = None, variables
+        check_accepted(self.tx, extra)
+        pairs, chosen = _pairs(gradients, variables)
         store = current_store()
         for gradient, v in pairs:
             if isinstance(v, Variable) and gradient.shape != v.shape:
                 raise ValueError(
                     f"apply_gradients: the gradient of {v.describe()} has shape {gradient.shape}; expected {v.shape}"
                 )
-        self.build(v for _, v in pairs)
+        self.build(chosen)
         refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
-        gradients: list[Any] = []
+        own: list[Any] = []
         for g, v in pairs:
             leaves, tree = jax.tree_util.tree_flatten(g)  # one, or those of IndexedSlices
             leaves = store.expect(leaves, refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
-            gradients.append(jax.tree_util.tree_unflatten(tree, leaves))
+            own.append(jax.tree_util.tree_unflatten(tree, leaves))
+        arrays, put_back = arrays_in(extra)
+        marked = [store.expect([a], *refused_of(name, where, aggregate))[0] for name, where, a in arrays]
+        shares = [i for i, (name, _, _) in enumerate(arrays) if name in SHARES]
         if aggregate:
-            gradients = replica.all_reduce("sum", gradients)
-        dense = [g.to_dense() if is_slices(g) else g for g in gradients]
+            own, summed = replica.all_reduce("sum", (own, [marked[i] for i in shares]))
+            for i, total in zip(shares, summed, strict=True):
+                marked[i] = total
+        further = {
+            name: of_parameters(value, name, self._variables, self._tree, aggregate) if callable(value) else value
+            for name, value in put_back(marked).items()
+        }
+        dense = [g.to_dense() if is_slices(g) else g for g in own]
         by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(dense, pairs, strict=True)}
 
         values = [store.read(v) for v in self._variables]
         state = jax.tree_util.tree_map(store.read, self._state, is_leaf=is_leaf)
-        updates, state = self.tx.update([by_variable[v] for v in self._variables], state, values)
+        reduced, parameters = (
+            jax.tree_util.tree_unflatten(self._tree, leaves)
+            for leaves in ([by_variable[v] for v in self._variables], values)
+        )
+        updates, state = self.tx.update(reduced, state, parameters, **further)
         new_slots, tree = jax.tree_util.tree_flatten(state)
         built: Any = jax.tree_util.tree_structure(self._state, is_leaf=is_leaf)
         if tree != built:
             raise ValueError(f"Optimizer: tx.update changed the structure of its state from {built} to {tree}")
         written = [*self._variables, *self.variables]
-        for v, value in zip(written, [*optax.apply_updates(values, updates), *new_slots], strict=True):
+        new_values = jax.tree_util.tree_leaves(optax.apply_updates(parameters, updates))
+        for v, value in zip(written, [*new_values, *new_slots], strict=True):
             store.write(v, v.checked(value), f"{v.describe()}: its update differs between replicas")
 
     def _check_same(self, variables: list[Variable]) -> None:
@@ -204,12 +253,33 @@ class Optimizer:
         )
 
 
-def _layout_of_slot(path: Any, shape: tuple[int, ...], variables: list[Variable]) -> Layout:
-    """That of the variable whose slot it is, as far as can be told: by its place in the state, or else its shape."""
-    place = getattr(path[-1], "idx", None) if path else None
-    named = variables[place : place + 1] if isinstance(place, int) else []
-    default = variables[0].strategy.extended.default_layout
-    return next((v.layout for v in [*named, *variables] if v.shape == shape), default)
+def _taken_apart(variables: Any) -> tuple[list[Any], Any]:
+    """The leaves and the structure of a pytree of variables; an iterator or a view of a dict counts as a list."""
+    leaves, tree = jax.tree_util.tree_flatten(known(_as_tree(variables)), is_leaf=is_leaf)
+    return leaves, tree
+
+
+def _as_tree(values: Any) -> Any:
+    return list(values) if isinstance(values, Iterator | ValuesView) else values
+
+
+def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """Gradients with their variables, those without left out; and the tree of the variables that are left."""
+    if variables is None:
+        found = pairs_of(gradients)
+        chosen: Any = [v for g, v in found if g is not None]
+    else:
+        leaves, tree = _taken_apart(variables)
+        try:
+            parts = tree.flatten_up_to(known(_as_tree(gradients)))
+        except (ValueError, TypeError):
+            theirs = jax.tree_util.tree_structure(gradients, is_leaf=is_slices)
+            raise ValueError(
+                f"apply_gradients: gradients must have the structure of the variables, {tree}, but have {theirs}"
+            ) from None
+        found = pairs_of(zip(parts, leaves, strict=True))
+        chosen = jax.tree_util.tree_unflatten(tree, [None if g is None else v for g, v in found])
+    return [(g if is_slices(g) else jnp.asarray(g), v) for g, v in found if g is not None], chosen
 
 
 _ALREADY_REDUCED = (

@@ -22,11 +22,28 @@ if TYPE_CHECKING:
 
 
 class Register:
-    """The variables of a strategy, by their numbers: a variable has the same one on all workers."""
+    """The variables of a strategy, by their numbers and names, which are the same on all workers."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+        self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def named(self, owner: Any, wanted: str) -> str:
+        """The name of ``owner``: ``wanted``, with a number if another has that name.
+
+        A name is free again when its owner is gone.
+        """
+        name, number = wanted, 0
+        while self._owners.get(name, owner) is not owner:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._owners[name] = owner
+        return name
+
+    def rename(self, owner: Any, name: str) -> None:
+        """Give ``owner`` the name that another worker knows it by."""
+        self._owners[name] = owner
 
     def add(self, variable: Variable) -> int:
         """The number of a new variable."""
@@ -53,7 +70,8 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
         return stored
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
     one = stored.addressable_shards[0].data[0] if isinstance(variable.layout, Copies) else stored
-    offers = lockstep.share("creates a variable", (kind_of(variable), kind, fingerprint(one)), repr(variable.name))
+    offer_here = (kind_of(variable), kind, fingerprint(one), variable.name)
+    offers = lockstep.share("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
             raise ValueError(
@@ -61,7 +79,10 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
                 f"{', '.join(offers[0][:2])}, and worker {worker} one of {', '.join(offer[:2])}. All workers must "
                 "create the same variables in the same order."
             )
-    if all(offer == offers[0] for offer in offers):
+    # Which names are free may depend on what the garbage collector has got to.
+    variable.name = offers[0][3]
+    variable.strategy.extended.register.rename(variable, variable.name)
+    if all(offer[:3] == offers[0][:3] for offer in offers):
         return stored
     return _from_first(variable, stored)
 

@@ -53,6 +53,7 @@ _CHOOSE = (
 class _CreatedByStore(abc.ABCMeta):
     """Lets the store decide whether calling the class creates a variable, or finds the one of the last time."""
 
+    @_jax.outside_meshes
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
 
@@ -77,7 +78,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       initial_value: an array, a number, or a callable without arguments that returns one. A callable runs
         compiled, on the variable's final placement, so that the value never lies on one device whole.
       trainable: a note to whoever collects variables for an optimizer; by default true, false for on-read ones.
-      name: used in messages; made up if missing.
+      name: its name; made up if missing, and numbered (``w_1``) while another of the strategy's variables has it.
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
@@ -131,12 +132,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"Variable: name must be a string or None, got {name!r}")
-        self.name = f"variable_{next(_counter)}" if name is None else name
+        self.strategy: Strategy = context.get_strategy()
+        self.name = self.strategy.extended.register.named(self, f"variable_{next(_counter)}" if name is None else name)
         if trainable is not None and not isinstance(trainable, bool | np.bool_):
             raise TypeError(f"variable {self.name!r}: trainable must be a bool or None, got {trainable!r}")
         self.synchronization = parse_synchronization(synchronization)
         self.aggregation = parse_aggregation(aggregation)
-        self.strategy: Strategy = context.get_strategy()
         self.trainable = not self.is_on_read if trainable is None else bool(trainable)
         if self.is_on_read and self.trainable:
             raise ValueError(
@@ -240,6 +241,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The variable in an error message: its name, dtype and shape."""
         return f"variable {self.name!r} ({kind_of(self)})"
 
+    @_jax.outside_meshes
     def __repr__(self) -> str:
         with _jax.outside_tracing():
             shown = self._shown()
@@ -260,6 +262,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     # --- reading ----------------------------------------------------------------------------------------
 
+    @_jax.outside_meshes
     def read_value(self) -> Any:
         """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole one.
 
@@ -310,6 +313,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     # --- writing ----------------------------------------------------------------------------------------
 
+    @_jax.outside_meshes
     def assign(self, value: Any) -> Variable:
         """Set the value, and return the variable.
 
@@ -359,6 +363,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """
         return self._assign_change(delta, operator.sub, "assign_sub")
 
+    @_jax.outside_meshes
     def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
         delta = self.checked(delta)
         store = current_store()

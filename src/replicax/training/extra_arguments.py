@@ -1,0 +1,152 @@
+"""Further arguments of a transformation: values, and functions of the parameters, of one replica or of all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax, context
+from replicax.errors import TraceError
+from replicax.locality import Locality, R, T
+from replicax.nests import is_leaf, known
+from replicax.variables import Variable
+from replicax.variables.store import DerivedStore, Store, current_store, use_store
+
+SHARES = frozenset({"value", "grad"})
+"""Arguments of Optax of which, like of the gradients, each replica has its own share."""
+
+
+def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
+    """Raise unless the transformation takes these arguments.
+
+    Raises:
+      TypeError: it does not; the message names them.
+    """
+    if not extra:
+        return
+    parameters = inspect.signature(tx.update).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    unknown = [name for name in extra if name not in parameters]
+    if unknown:
+        raise TypeError(
+            f"apply_gradients: the transformation takes no argument {', '.join(map(repr, unknown))}; its update takes "
+            f"{', '.join(parameters)}. (optax.with_extra_args_support makes one that ignores what it does not know.)"
+        )
+
+
+def arrays_in(
+    extra: Mapping[str, Any],
+) -> tuple[list[tuple[str, str, Any]], Callable[[Sequence[Any]], dict[str, Any]]]:
+    """The arrays in arguments that are no functions, and how to put others in their places.
+
+    Returns:
+      Of each array the argument's name, where it is, and the array; and a function from arrays to arguments.
+    """
+    plain = {name: value for name, value in extra.items() if not callable(value)}
+    leaves, tree = jax.tree_util.tree_flatten_with_path(known(plain), is_leaf=is_leaf)
+    store = current_store()
+    found: list[tuple[str, str, Any]] = []
+    values: list[Any] = []
+    positions: list[int] = []
+    for i, (path, leaf) in enumerate(leaves):
+        name = path[0].key
+        value = store.read(leaf) if isinstance(leaf, Variable) else leaf
+        if name in SHARES:
+            value = jnp.asarray(value)
+        values.append(value)
+        if isinstance(value, jax.Array):
+            positions.append(i)
+            found.append((name, f"{name}{jax.tree_util.keystr(path[1:])}", value))
+
+    def put_back(arrays: Sequence[Any]) -> dict[str, Any]:
+        for i, array in zip(positions, arrays, strict=True):
+            values[i] = array
+        return {**extra, **jax.tree_util.tree_unflatten(tree, values)}
+
+    return found, put_back
+
+
+def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locality], str]:
+    """Which localities an array of an argument must not have, and the error's text if it has."""
+    if aggregate and name in SHARES:
+        return frozenset({R}), (
+            f"apply_gradients: {where} has been all-reduced, and is already the same on every replica, so summing it "
+            f"with the gradients would count it once for every replica: pass this replica's own, or pass "
+            "aggregate=False and gradients that have been reduced, too"
+        )
+    return frozenset({T}), (
+        f"apply_gradients: {where} differs between replicas, which would then change the variables in different ways: "
+        "reduce it first (replicax.get_replica_context().all_reduce)"
+    )
+
+
+def of_parameters(
+    fn: Callable[..., Any], name: str, variables: Sequence[Variable], tree: Any, aggregate: bool
+) -> Callable[..., Any]:
+    """``fn``, which a transformation calls with parameters of its own, such as those that a line search tries.
+
+    While it runs, the variables have those values, so that it may read them instead of taking its argument. With
+    ``aggregate`` it tells each replica's share, and what comes out is the sum, as is its gradient.
+
+    Args:
+      fn: ``fn(parameters, …)``.
+      name: of the argument.
+      variables: of the optimizer.
+      tree: the structure of the parameters.
+      aggregate: whether to add up over the replicas.
+    """
+    refused = frozenset({R}) if aggregate else frozenset({R, T})
+    if aggregate:
+        problem = "has been all-reduced: return this replica's share, which is summed, as is its gradient"
+    else:
+        problem = (
+            "differs between replicas, or has been all-reduced, so that its gradient would be another: pass "
+            "aggregate=True, and return this replica's share"
+        )
+
+    def own(parameters: Sequence[Any], outer: Store, args: Sequence[Any], kwargs: Any) -> Any:
+        store = DerivedStore(outer, dict(zip(variables, parameters, strict=True)))
+        with use_store(store):
+            result = fn(jax.tree_util.tree_unflatten(tree, parameters), *args, **kwargs)
+        if store.written:
+            raise TraceError(
+                f"apply_gradients: {name} assigns {next(iter(store.written)).describe()}, but the transformation may "
+                "call it any number of times, with parameters that it only tries. Assign outside."
+            )
+        leaves, shape = jax.tree_util.tree_flatten(result)
+        text = f"apply_gradients: what {name} returns {problem}"
+        leaves = [outer.expect([jnp.asarray(leaf)], refused, text)[0] for leaf in leaves]
+        return jax.tree_util.tree_unflatten(shape, leaves)
+
+    def total(values: Any) -> Any:
+        replica = context.get_replica_context()
+        assert replica is not None
+        return replica.all_reduce("sum", values) if aggregate else values
+
+    def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if jax.tree_util.tree_structure(parameters) != tree:
+            return fn(parameters, *args, **kwargs)
+        outer = current_store()
+
+        # The parameters are the same for all, so the gradient of the sum is the sum of the gradients. (That of
+        # all_reduce is another: it is made for what each replica has of its own.)
+        @jax.custom_vjp
+        def summed(leaves: Sequence[Any]) -> Any:
+            return total(own(leaves, outer, args, kwargs))
+
+        def forward(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            result, pull = jax.vjp(lambda leaves: own(leaves, outer, args, kwargs), leaves)
+            return total(result), pull
+
+        summed.defvjp(forward, lambda pull, cotangent: (total(pull(cotangent)[0]),))
+        with _jax.kept_programs():
+            result = summed(jax.tree_util.tree_leaves(parameters))
+        _jax.renew_kept_programs()
+        return result
+
+    return called

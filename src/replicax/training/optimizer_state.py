@@ -1,0 +1,55 @@
+"""What the leaves of an optimizer's state are called, and where they lie.
+
+Optax keeps its state in trees of its own, and somewhere in them trees like that of the parameters. So a leaf belongs to
+the variable whose path in the parameters' tree its own path ends with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from replicax.variables import Variable
+from replicax.variables.layout import Layout
+
+Path = tuple[Any, ...]
+
+
+def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
+    """The variable whose slot a leaf of the state is, as far as can be told; ``None`` of a counter, say.
+
+    Args:
+      path: of the leaf, in the state.
+      shape: of the leaf.
+      variables: with their paths in the parameters' tree.
+
+    >>> import jax, replicax
+    >>> from replicax.training.optimizer_state import owner_of
+    >>> w, b = replicax.Variable([1.0], name="w"), replicax.Variable(0.0, name="b")
+    >>> variables, _ = jax.tree_util.tree_flatten_with_path({"w": w, "b": b}, is_leaf=lambda v: v is w or v is b)
+    >>> [(path, leaf)] = jax.tree_util.tree_flatten_with_path({"mu": {"w": 0.0}})[0]
+    >>> owner_of(path, (), variables) is w
+    True
+    """
+    fitting = [(place, v) for place, v in variables if path[len(path) - len(place) :] == place]
+    same_shape = [(place, v) for place, v in fitting if v.shape == shape]
+    # Where there is one variable and no tree, every path ends with its path: only what looks like it is its slot.
+    candidates = same_shape or [(place, v) for place, v in fitting if place]
+    return max(candidates, key=lambda pair: len(pair[0]))[1] if candidates else None
+
+
+def name_of_slot(optimizer: str, path: Path, owner: Variable | None, variables: Sequence[tuple[Path, Variable]]) -> str:
+    """The name of a leaf of the state: with the optimizer's, and that of the variable that it belongs to."""
+    if owner is None:
+        return f"{optimizer}{jax.tree_util.keystr(path)}"
+    place = next(place for place, v in variables if v is owner)
+    return f"{optimizer}{jax.tree_util.keystr(path[: len(path) - len(place)])}/{owner.name}"
+
+
+def layout_of_slot(shape: tuple[int, ...], owner: Variable | None, variables: Sequence[Variable]) -> Layout:
+    """That of the variable whose slot it is, or else of one of its shape."""
+    candidates = variables if owner is None else [owner, *variables]
+    default = variables[0].strategy.extended.default_layout
+    return next((v.layout for v in candidates if v.shape == shape), default)
