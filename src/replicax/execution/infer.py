@@ -80,8 +80,7 @@ def infer_equation(equation: Any, operands: list[Locality]) -> list[Locality]:
 
 def is_collective(equation: Any) -> bool:
     """Whether an equation is a collective of the replicas, or there is one in the programs inside."""
-    name = equation.primitive.name
-    if name in _AGREEING | _DISAGREEING and name != "axis_index" and over_replicas(equation.params):
+    if replicas_meet(equation):
         return True
     return any(is_collective(e) for jaxpr in _jax.sub_jaxprs(equation) for e in jaxpr.eqns)
 
@@ -148,7 +147,7 @@ class _Pass:
             return [T if over_replicas(params) else M] * count, operands
         if name == "replicax_asks":  # answered while compiling, once for all
             return [M] * count, operands
-        if is_collective(equation):
+        if replicas_meet(equation):
             if divergence and final and self.check:
                 raise DeadlockError(
                     f"the collective {name} at {_jax.source_line(equation)} stands {divergence}, and what decides "
@@ -234,7 +233,7 @@ class _Pass:
     def call_or_join(
         self, equation: Any, operands: list[Locality], divergence: Divergence, final: bool
     ) -> tuple[list[Locality], list[Locality]]:
-        meets = is_collective(equation)
+        meets = replicas_meet(equation)
         called = called_program(equation)
         if called is not None and not meets:
             return self.run(called, operands, divergence, final=final)
@@ -256,7 +255,7 @@ def _join(localities: Sequence[Locality]) -> Locality:
     return joined
 
 
-def is_collective(equation: Any) -> bool:
+def replicas_meet(equation: Any) -> bool:
     """Whether replicas meet in an equation."""
     return equation.primitive.name not in _CASTS | {"axis_index"} and over_replicas(equation.params)
 
