@@ -28,7 +28,7 @@ def survive(count: int, kinds: list[str], timeout: float) -> None:
 
 
 def test_variables_survive_interrupts() -> None:
-    survive(10, KINDS[:-1], 120.0)
+    survive(5, ["ran", "ran_in_steps", "ran_in_a_pipeline", "assigned"], 120.0)
 
 
 @pytest.mark.soak
