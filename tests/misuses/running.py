@@ -114,12 +114,6 @@ RUNNING = [
     ),
     ("a plain dataclass returned", lambda w: inside(w, Plain, w.x), TypeError, "register_dataclass"),
     ("a value from merge_fn kept", lambda w: kept_from_merge(w), ValueError, "return it from the merge_fn"),
-    (
-        "sizes that differ, compiled",
-        lambda w: w.s.run(lambda x: x, (w.uneven,), options=replicax.RunOptions()),
-        ValueError,
-        r"args\[0\] can't run as one compiled program",
-    ),
     ("a value that a step leaves behind", lambda w: leaked(w), replicax.TraceError, "left behind.*pass it on in args"),
     (
         "a jitted step that assigns",
