@@ -20,10 +20,10 @@ class IndexedSlices:
     where its value is known: in a list or NumPy array, or in what changes a variable outside a step. Where a step
     computes it, its row is left out, as JAX leaves it out (``.at[i].add``).
 
-    Replicas may hold different rows, and (in the exact executor) different numbers of them. Reducing it, by
-    ``all_reduce``, ``Strategy.reduce``, ``extended.reduce_to`` or ``Optimizer.apply_gradients``, gathers the rows of
-    all replicas, and never makes the whole array: two all-gathers of what the replicas have instead of an all-reduce of
-    everything. A pytree, of ``values`` and ``indices``.
+    Replicas may hold different rows, and different numbers of them. Reducing it, by ``all_reduce``,
+    ``Strategy.reduce``, ``extended.reduce_to`` or ``Optimizer.apply_gradients``, gathers the rows of all replicas, and
+    never makes the whole array: two all-gathers of what the replicas have instead of an all-reduce of everything. A
+    pytree, of ``values`` and ``indices``.
 
     Attributes:
       values: the rows, ``[k, *shape[1:]]``.

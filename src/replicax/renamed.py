@@ -105,7 +105,7 @@ NAMES: dict[str, dict[str, str]] = {
         "broadcast": "extended.broadcast_to(tensor, destinations)",
         "call_for_each_tower": "extended.call_for_each_replica(fn, args=(…,)), with the arguments in a tuple",
         "experimental_make_numpy_dataset": "strategy.make_numpy_dataset",
-        "experimental_require_static_shapes": "nothing: replicas whose shapes differ run on the exact executor",
+        "experimental_require_static_shapes": "nothing: replicas may differ in size, also in compiled steps",
         "experimental_run_steps_on_iterator": _STEPS,
         "num_towers": _SIZE,
         "reduce": "strategy.reduce(reduce_op, value, axis), or extended.reduce_to(reduce_op, value, destinations)",
