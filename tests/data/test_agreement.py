@@ -70,6 +70,17 @@ def test_other_files_are_named(files: list[str], tmp_path: pathlib.Path, policy:
             on_workers([lines(files), lines(other)], policy)
 
 
+def test_files_of_one_name_in_several_directories_are_compared_by_their_places(tmp_path: pathlib.Path) -> None:
+    a, b, longer = (text(tmp_path / folder, "x.txt", range(n)) for folder, n in (("a", 2), ("b", 3), ("c", 4)))
+    for other, message in [
+        ([a], "worker 0 has 2, and worker 1 has 1"),
+        ([a, b, longer], "worker 0 has 2, and worker 1 has 3"),
+        ([a, longer], r"'x\.txt' has 6 bytes on worker 0, and 8 bytes on worker 1"),
+    ]:
+        with pytest.raises(ValueError, match=rf"test: the workers were given different files: {message}\. All workers"):
+            on_workers([lines([a, b]), lines(other)])
+
+
 def test_the_same_files_in_another_directory_are_the_same(files: list[str], tmp_path: pathlib.Path) -> None:
     others = [text(tmp_path / "elsewhere", f"{i}.txt", range(3 * i, 3 * i + 3)) for i in range(4)]
     run = on_workers([lines(files), lines(others)])

@@ -97,10 +97,15 @@ def _difference(ours: Sequence[File], theirs: Sequence[File], worker: int) -> st
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             return f"worker {has} has {missing[0]!r}{more}, and worker {has_not} has not"
-    for name, size in here.items():
-        if there[name] != size:
-            return f"{name!r} has {_size(size)} on worker 0, and {_size(there[name])} on worker {worker}"
-    place, a, b = next((i, x, y) for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
+    if len(ours) != len(theirs):  # of the same names, in several directories
+        return f"worker 0 has {len(ours)}, and worker {worker} has {len(theirs)}"
+    if len(here) == len(ours):  # directories may have brought them into another order
+        for name, size in here.items():
+            if there[name] != size:
+                return f"{name!r} has {_size(size)} on worker 0, and {_size(there[name])} on worker {worker}"
+    place, a, b = next((i, x, y) for i, (x, y) in enumerate(zip(ours, theirs, strict=True)) if x != y)
+    if a[0] == b[0]:
+        return f"{a[0]!r} has {_size(a[1])} on worker 0, and {_size(b[1])} on worker {worker}"
     return f"number {place} is {a[0]!r} on worker 0, and {b[0]!r} on worker {worker}"
 
 
