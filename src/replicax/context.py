@@ -144,7 +144,7 @@ class ReplicaContext(Renamed):
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         op = ReduceOp.parse(reduce_op)
         leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_slices)
-        _check_integers(value, "all_reduce")
+        _check_leaves(value, "all_reduce")
         dense = iter(self._communicator.all_reduce(op, [x for x in leaves if not is_slices(x)], options))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
@@ -175,7 +175,7 @@ class ReplicaContext(Renamed):
         """
         self._check_current("all_gather")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
-        _check_integers(known(value), "all_gather")
+        _check_leaves(known(value), "all_gather")
         return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
 
     def merge_call(
@@ -210,15 +210,15 @@ class ReplicaContext(Renamed):
             )
 
 
-# --- the stack ------------------------------------------------------------------------------------------
-
-
-def _check_integers(tree: Any, method: str) -> None:
+def _check_leaves(tree: Any, method: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = f"ReplicaContext.{method}: the value{jax.tree_util.keystr(path)}"
         check_integers(leaf, name)
         if not isinstance(leaf, jax.Array):
             check_numbers(leaf, name)
+
+
+# --- the stack ------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

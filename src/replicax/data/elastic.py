@@ -142,13 +142,13 @@ class _InSequence(grain.DatasetIterator):
                 self._open()
             try:
                 return next(self._current)
-            except Exception as error:
-                if not isinstance(error, StopIteration):
-                    self._add_place(error)
-                    raise
+            except StopIteration:
                 self._current.close()
                 self._current = None
                 self._parts = self._parts[1:]
+            except Exception as error:
+                self._add_place(error)
+                raise
         raise StopIteration
 
     def _open(self) -> None:

@@ -67,7 +67,7 @@ def reduce(
         reduced = _by_form(
             strategy,
             values,
-            lambda values, communicator: _reduce_local(op, values, axis, communicator, options),
+            lambda values, communicator: _reduce_local(op, values, axis, communicator, options, what),
             lambda values: _reduce_components(op, values, axis, what),
             lambda s, values: reduce(s, op, values, axis, options),
         )
@@ -144,8 +144,10 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
 
 def _is_everywhere(strategy: Strategy, value: Any) -> bool:
     """Whether ``value`` is an array that every replica has, as what all of them have computed alike."""
-    if not isinstance(value, jax.Array) or context.in_step():
-        return isinstance(value, jax.Array)
+    if not isinstance(value, jax.Array):
+        return False
+    if context.in_step():
+        return True
     if isinstance(value, jax.core.Tracer):
         return False
     return all(value.sharding.device_set.intersection(row) for row in strategy.extended.logical_devices)
@@ -283,22 +285,20 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, what
     if axis is None:
         value = value.read_value() if isinstance(value, Variable) else value
         counts = op is ReduceOp.MEAN and n == 1 and isinstance(value, (jax.Array, np.ndarray))
-        return (
-            divide(as_array(value, "strategy.reduce: the value"), 1)
-            if counts and not jnp.issubdtype(value.dtype, jnp.inexact)
-            else value
-        )
-    array = as_array(value, "strategy.reduce: the value")
+        if counts and not jnp.issubdtype(value.dtype, jnp.inexact):
+            return divide(as_array(value, f"{what}: the value"), 1)
+        return value
+    array = as_array(value, f"{what}: the value")
     axes = checked_axes(axis, array.shape, "reduce")
     return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
 
 
 def _reduce_local(
-    op: ReduceOp, values: list[Any], axis: Axis, communicator: Communicator, options: context.Options
+    op: ReduceOp, values: list[Any], axis: Axis, communicator: Communicator, options: context.Options, what: str
 ) -> list[Any]:
     if axis is None:
         return communicator.all_reduce(op, values, options)
-    values = [as_array(v, "strategy.reduce: a value") for v in values]
+    values = [as_array(v, f"{what}: a value") for v in values]
     counts: list[Any] = [{}] * len(values)
     if communicator.examples is not None:
         pairs = [_without_padding(v, axis, communicator) for v in values]

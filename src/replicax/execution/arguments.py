@@ -22,7 +22,7 @@ from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
 from replicax.variables import Variable
 
 _STATIC = object()
-_INT32 = np.iinfo(np.int32)
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1  # of int32, which any int of JAX's holds
 _flatten = jax.tree_util.default_registry.flatten  # what jax.tree_util.tree_flatten calls
 
 # Arguments are read at every call, mostly right after a program that has emptied the processor's caches. What
@@ -111,7 +111,7 @@ class Arguments:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
                 keys.append((M, leaf.shape, dtype, False))
             elif kind is int or kind is float or kind is complex:
-                if kind is int and not _INT32.min <= leaf <= _INT32.max:
+                if kind is int and not _LOWEST <= leaf <= _HIGHEST:
                     check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))

@@ -83,23 +83,22 @@ def _explanation(
 
 
 def _where(error: Exception, fn: Callable[..., Any]) -> str:
-    """``step 'train', in loss at model.py:12: `if x > 0:```: the user's innermost line."""
+    """The step, and the user's innermost line with its code: ``step 'train', in loss at model.py:12: …``."""
     name = getattr(fn, "__name__", type(fn).__name__)
     found = _users_frame(error.__traceback__)
     if found is None:
         return f"step {name!r}"
-    frame, line = found
-    code = frame.tb_frame.f_code
+    code, line = found.tb_frame.f_code, found.tb_lineno
     source = linecache.getline(code.co_filename, line).strip()
     inside = "" if code.co_name == name else f", in {code.co_name}"
     return f"step {name!r}{inside} at {code.co_filename}:{line}" + (f": `{source}`" if source else "")
 
 
-def _users_frame(traceback: TracebackType | None) -> tuple[TracebackType, int] | None:
+def _users_frame(traceback: TracebackType | None) -> TracebackType | None:
     found = None
     while traceback is not None:
         if not os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(_NOT_THE_USERS):
-            found = traceback, traceback.tb_lineno
+            found = traceback
         traceback = traceback.tb_next
     return found
 

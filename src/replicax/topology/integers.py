@@ -121,9 +121,9 @@ def check_numbers(value: Any, where: Where) -> None:
 def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> str:
     number, place = value, ""
     if type(value) is not int:
-        numbers = np.asarray(value)
-        index = np.argwhere((numbers < lowest) | (numbers > highest))[0].tolist()
-        number, place = int(numbers[tuple(index)]), f" at {index}" if index else ""
+        array = np.asarray(value)
+        index = np.argwhere((array < lowest) | (array > highest))[0].tolist()
+        number, place = int(array[tuple(index)]), f" at {index}" if index else ""
     cure = "Choose a dtype that has it, or smaller numbers."
     if target.itemsize == 4 and jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
         cure = (
