@@ -12,6 +12,7 @@ import jax
 from replicax.data.feed import Feed
 from replicax.data.input_context import InputContext
 from replicax.data.iterator import WHY_EMPTY, DistributedIterator
+from replicax.data.news import News, check_read
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.plan import InputPlan, how_to_resume, planned
 from replicax.data.sharing import Sharing, sharing_of
@@ -180,14 +181,12 @@ class DistributedDataset:
                 rows = 0 if first is None else first[1].size
             except Exception as e:  # the others would wait
                 error = e
-        why = None if error is None else f"{type(error).__name__}: {error}"
+        why = None if error is None else News.of_error(error).error
         series = self._feed.lockstep.series(f"{self._feed.name}, batch size")
         news = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
         if error is not None:
             raise error
-        for worker, (_, _, why) in enumerate(news):
-            if why is not None:
-                raise RuntimeError(f"worker {worker} could not read element 0: {why}")
+        check_read([News(error=why) for _, _, why in news], "element 0")
         sizes = {examples for examples, _, _ in news if examples is not None}
         if len(sizes) > 1:
             raise ValueError(

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from replicax.data.input_context import shares
+from replicax.data.news import News, check_read, check_same_batch, check_same_structure, in_words, structure_of_others
 from replicax.data.options import PartialBatch
 from replicax.data.reading import OwnRows
 from replicax.data.rows import Checker, Leaf, Rows, filled_up, no_rows
 from replicax.data.staging import Staged
 from replicax.data.taking import Taken
 from replicax.execution.groups import Single
-from replicax.topology.codec import declared, dumps, loads
+from replicax.topology.codec import dumps, loads
 from replicax.topology.workers import CalledOff, Series
 
 
@@ -73,22 +73,6 @@ class Element:
     same_rows: bool = True
     filled: list[Any] | None = None
     together: Rows | None = None
-
-
-@declared
-@dataclasses.dataclass(frozen=True)
-class _News:
-    """What one worker tells the others of its part of an element."""
-
-    sizes: tuple[int, ...] = ()
-    kinds: tuple[tuple[Leaf, ...], ...] = ()
-    is_over: bool = True
-    skeleton: Any = None
-    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none, or if it is one
-    of classes that can't travel."""
-    described: str = ""
-    """The structure with dtypes and ranks as leaves, in words; in the first element only."""
-    error: str | None = None
 
 
 _NOTHING: Any = object()
@@ -231,7 +215,7 @@ class Elements(grain.DatasetIterator):
             same_rows = len(kinds) == 1
             alike = same_rows and len(set(sizes)) == 1
             if len(kinds) > 1 and division.partial is PartialBatch.PAD:
-                having = (f"worker {w} has {_shapes(worker.kinds)}" for w, worker in enumerate(news) if worker.kinds)
+                having = (f"worker {w} has {in_words(worker.kinds)}" for w, worker in enumerate(news) if worker.kinds)
                 raise ValueError(
                     f"{self._where()} has rows of different shapes or dtypes on the workers, and "
                     f"partial_batch='pad' makes one array of them: {'; '.join(having)}"
@@ -249,39 +233,15 @@ class Elements(grain.DatasetIterator):
         try:
             return take()
         except Exception as error:
-            notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
-            self._tell(exchange, _News(error=f"{type(error).__name__}: {error}{notes}"))
+            self._tell(exchange, News.of_error(error))
             raise
 
     def _agreed_on(self, exchange: Series) -> tuple[Rows, tuple[int, ...]] | None:
-        """This worker's rows of a batch that all workers have, after seeing that they have the same.
-
-        Raises:
-          ValueError: for some the pass is over, or the batch has another size.
-          TypeError: it has other shapes or dtypes.
-          RuntimeError: another worker could not read it.
-        """
+        """This worker's rows of a batch that all workers have, after seeing that they have the same."""
         taken = self._or_told(exchange, self._rows_of_all)
         rows, sizes = taken or (None, ())
-        news = self._told(exchange, _News(sizes, () if rows is None else (rows.kinds(),), taken is None))
-        for worker, other in enumerate(news):
-            what = None
-            if other.is_over != news[0].is_over:
-                ended, on = (worker, 0) if other.is_over else (0, worker)
-                what = f"the pass ends before {self._where()} on worker {ended}, but not on worker {on}"
-            elif other.sizes != news[0].sizes:
-                what = f"{self._where()} has {sum(news[0].sizes)} rows on worker 0, and {sum(other.sizes)} on worker"
-                what += f" {worker}"
-            if what is not None:
-                raise ValueError(
-                    f"{what}. Under auto_shard_policy='data' all workers go through the same batches, and each takes "
-                    "its own rows: they must be given the same dataset. If each is to have one of its own, use 'off'."
-                )
-            if other.kinds != news[0].kinds:
-                raise TypeError(
-                    f"{self._where()} has other shapes or dtypes on some workers: worker 0 has "
-                    f"{_shapes(news[0].kinds)}, worker {worker} has {_shapes(other.kinds)}"
-                )
+        news = self._told(exchange, News(sizes, () if rows is None else (rows.kinds(),), taken is None))
+        check_same_batch(news, self._where())
         return taken
 
     def _rows_of_all(self) -> tuple[Rows, tuple[int, ...]] | None:
@@ -318,56 +278,31 @@ class Elements(grain.DatasetIterator):
             parts += [no_rows(self._kinds)] * (len(mine) - len(parts))
         return parts, is_over
 
-    def _agreed(self, exchange: Series, parts: list[Rows], is_over: bool) -> list[_News]:
+    def _agreed(self, exchange: Series, parts: list[Rows], is_over: bool) -> list[News]:
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        skeleton, described = None, ""
+        news = News(sizes, tuple({part.kinds() for part in parts}), is_over)
         if self._is_first and tree is not None:
-            skeleton = _traveling(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
-            described = _in_words(tree, parts[0].kinds())
-        kinds = tuple({part.kinds() for part in parts})
-        news = self._told(exchange, _News(sizes, kinds, is_over, skeleton, described))
+            news = news.with_structure(tree, parts[0].kinds())
+        everyone = self._told(exchange, news)
         if self._is_first:
-            self._check_all_alike(news)
+            check_same_structure(everyone, self._where())
             self._is_first = False
-        return news
-
-    def _check_all_alike(self, news: Sequence[_News]) -> None:
-        """Whether the workers' elements have one structure; later ones are each like that worker's first."""
-        described = {worker: other.described for worker, other in enumerate(news) if other.kinds}
-        if len(set(described.values())) > 1:
-            raise TypeError(
-                f"{self._where()} has other structures, dtypes or ranks on some workers than on others: "
-                + "; ".join(f"worker {worker} has {description}" for worker, description in described.items())
-            )
-
-    def _told(self, exchange: Series, news: _News) -> list[_News]:
-        """What all workers have.
-
-        Raises:
-          RuntimeError: another one could not read its part.
-        """
-        everyone = self._tell(exchange, news)
-        for worker, other in enumerate(everyone):
-            if other.error is not None:
-                raise RuntimeError(f"worker {worker} could not read {self._where()}: {other.error}")
         return everyone
 
-    def _tell(self, exchange: Series, news: _News) -> list[_News]:
+    def _told(self, exchange: Series, news: News) -> list[News]:
+        """What all workers have, if all could read their part."""
+        everyone = self._tell(exchange, news)
+        check_read(everyone, self._where())
+        return everyone
+
+    def _tell(self, exchange: Series, news: News) -> list[News]:
         return [loads(data) for data in exchange.exchange(dumps(news), called_off=lambda: self.closing)]
 
-    def _nothing(self, news: Sequence[_News]) -> list[Rows]:
+    def _nothing(self, news: Sequence[News]) -> list[Rows]:
         """Size-0 arrays for this worker's replicas, which never had anything."""
-        worker, other = next((i, worker) for i, worker in enumerate(news) if worker.kinds)
-        if other.skeleton is None:
-            raise TypeError(
-                f"this worker has nothing for {self._where()}, and worker {worker} has {other.described}, of which it "
-                "can't make an empty one, as classes of your own don't travel: make elements of dicts, lists, tuples "
-                "and named tuples"
-            )
-        self._checker.tree = jax.tree_util.tree_structure(other.skeleton)
-        self._kinds = other.kinds[0]
+        self._checker.tree, self._kinds = structure_of_others(news, self._where())
         return [no_rows(self._kinds)] * len(self._division.mine)
 
     def _filled(self, parts: list[Rows], sizes: tuple[int, ...]) -> list[Any]:
@@ -389,25 +324,6 @@ class Elements(grain.DatasetIterator):
 
     def _where(self) -> str:
         return f"element {self._position}"
-
-
-def _shapes(kinds: Sequence[Sequence[Leaf]]) -> str:
-    """Rows in words."""
-    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in kinds)
-    return " and ".join(several)
-
-
-def _in_words(tree: Any, kinds: Sequence[Leaf]) -> str:
-    names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
-    return str(jax.tree_util.tree_unflatten(tree, names))
-
-
-def _traveling(skeleton: Any) -> Any:
-    try:
-        dumps(skeleton)
-    except TypeError:
-        return None
-    return skeleton
 
 
 def _cut(rows: Rows, start: int, sizes: Sequence[int]) -> list[Rows]:
