@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
-from replicax.data.elastic import check_count
+from replicax.data.counts import check_count
 from replicax.data.options import AutoShardPolicy
 from replicax.data.running import Running
 from replicax.errors import ContextError

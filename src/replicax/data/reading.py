@@ -16,6 +16,7 @@ import grain
 from grain import experimental
 
 from replicax.data import elastic, graph
+from replicax.data.counts import check_count
 from replicax.data.input_context import shares
 from replicax.data.replay import Replayed
 from replicax.data.sources import Source
@@ -214,12 +215,12 @@ class Numbered:
         for part in state["parts"]:
             files = part["files"]
             there = len(self.examples_of(files)) if files or files is None else 0
-            elastic.check_count(part["stop"], "the end of a part in the state", there)
-            elastic.check_count(part["start"], "the start of a part in the state", part["stop"])
+            check_count(part["stop"], "the end of a part in the state", there)
+            check_count(part["start"], "the start of a part in the state", part["stop"])
             examples += part["stop"] - part["start"]
         if state["native"] is not None and self.why_not_regrouped() is None:
             batches = -(-examples // state["rows"])
-            elastic.check_count(elastic.find(state["native"], "next_index"), _NEXT, batches)
+            check_count(elastic.find(state["native"], "next_index"), _NEXT, batches)
 
     def most_elements(self, states: Sequence[State]) -> int | None:
         return None if self.why_not_regrouped() else self.known_by["examples"]
@@ -365,9 +366,9 @@ class Whole:
         if state["native"] is None:
             return
         if isinstance(self._source.dataset, Replayed):
-            elastic.check_count(elastic.find(state["native"], "rows"), "the rows that the state has come past")
+            check_count(elastic.find(state["native"], "rows"), "the rows that the state has come past")
         elif self.length is not None and state["rows"] is None and graph.is_random_access(self._source.dataset):
-            elastic.check_count(elastic.find(state["native"], "next_index"), _NEXT, self.length)
+            check_count(elastic.find(state["native"], "next_index"), _NEXT, self.length)
 
     def most_elements(self, states: Sequence[State]) -> int | None:
         if self.length is None or not isinstance(self._source.dataset, Replayed):

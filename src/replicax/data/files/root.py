@@ -16,7 +16,7 @@ from typing import Any
 
 import grain
 
-from replicax.data.elastic import check_count
+from replicax.data.counts import check_count
 from replicax.data.files.reading import Format, Reader
 
 
