@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import signal
 from typing import Any
 
 import hypothesis
@@ -17,6 +18,8 @@ from tests import processes
 from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 replicax.use_cpu_devices(8)
 # A few examples, the same in every run; `make soak` draws more, and others each time.
 hypothesis.settings.register_profile("test", max_examples=8, deadline=None, derandomize=True, database=None)
