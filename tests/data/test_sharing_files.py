@@ -165,3 +165,15 @@ def test_batches_too_small_for_files_of_their_own(tmp_path) -> None:
     assert run.seen() == collections.Counter(range(9))
     with pytest.raises(ValueError, match="a batch of 2 is too small for 3 workers"):
         Run(lambda context: replicax.text_lines(paths).map(number).batch(2), 3, 1, InputOptions("file"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"), [(5, (2, 1, 1, 1)), (6, (2, 1, 2, 1)), (7, (2, 2, 2, 1)), (8, (2, 2, 2, 2))]
+)
+def test_the_first_workers_have_the_larger_batches_of_their_own(tmp_path, batch: int, sizes: tuple[int, ...]) -> None:
+    """As the first replicas have of a batch that all workers share."""
+    paths = written(tmp_path, "txt", [8, 8])
+    run = Run(lambda context: replicax.text_lines(paths).map(number).batch(batch), 2, 2, InputOptions("file"))
+    [step] = run.steps(1)
+    assert step[0].sizes == sizes
+    run.close()

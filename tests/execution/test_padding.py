@@ -224,6 +224,15 @@ def test_a_given_size_divides_and_infinite_padding_is_nothing(pair, options) -> 
     close(pair.reduce("sum", shares), 5 * 3 / 10)
 
 
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+def test_a_metric_of_padding_that_is_infinite_is_that_of_the_examples(pair, options) -> None:
+    batch = padded_batch(pair, X[:5], 4)
+    with pair.scope():
+        mean = replicax.Mean()
+    pair.run(lambda x: mean.update(jnp.where(jnp.isnan(x), jnp.inf, x).max(1)), args=(batch,), options=options)
+    close(mean.result(), X[:5].max(1).mean())
+
+
 @pytest.mark.parametrize("sizes", [(3, 3), (2, 1), (1, 0), (0, 0)])
 def test_replicas_of_other_sizes_without_padding(pair, sizes) -> None:
     with pair.scope():
@@ -255,3 +264,12 @@ def test_call_for_each_replica_and_components_know_their_value(pair) -> None:
     parts = pair.local_results(losses)
     assert pair.extended.value_container(parts[1]) is losses
     assert repr(losses) == "PerReplica(float32[4], 2 replicas, 5 of 8 rows are examples)"
+
+
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+def test_components_are_without_padding_along_whichever_dim_it_lies(pair, options) -> None:
+    turned = pair.run(lambda x: x.T, args=(padded_batch(pair, X[:5], 4),), options=options)
+    assert turned.dim == 1
+    parts = pair.local_results(turned)
+    assert [v.shape for v in parts] == [(3, 4), (3, 1)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), X[:5].T)

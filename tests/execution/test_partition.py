@@ -180,6 +180,26 @@ def test_gathered_again_for_the_backward_pass() -> None:
     assert kinds(program)["all-reduce"] == 0
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_small_sums_of_any_rank_are_scattered_together(replicas: int) -> None:
+    strategy = sharded(replicas)
+    initial = [RNG.normal(size=shape).astype(np.float32) for shape in [(2, 3, 6), (3, 6, 2), (6, 2, 3), (5,)]]
+    with strategy.scope():
+        variables = [replicax.Variable(value) for value in initial]
+    assert [v.layout.dim for v in variables] == [2, 1, 0, 0]
+
+    def step(x: Any) -> None:
+        sums = replicax.get_replica_context().all_reduce("sum", [x * v.value for v in variables])
+        for v, total in zip(variables, sums, strict=True):
+            v.assign(total)
+
+    x = strategy.distribute_values_from_function(lambda ctx: np.float32(ctx.replica_id_in_sync_group + 1))
+    assert kinds(strategy.extended.trace(step, args=(x,)))["reduce-scatter"] == 1
+    strategy.run(step, args=(x,))
+    for v, value in zip(variables, initial, strict=True):
+        np.testing.assert_allclose(v.numpy(), value * sum(range(1, replicas + 1)), rtol=1e-6)
+
+
 def test_a_norm_over_pieces_is_one_small_all_reduce() -> None:
     def loss(variables: Any, x: Any) -> Any:
         return replicax.compute_average_loss(jnp.square(x @ variables[0]).mean(-1))

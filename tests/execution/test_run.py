@@ -186,6 +186,16 @@ def test_jax_settings_make_another_program(pair) -> None:
     assert pair.extended.trace_count(step) == 2
 
 
+def test_the_program_that_was_used_least_recently_is_forgotten_first(pair, monkeypatch) -> None:
+    monkeypatch.setattr("replicax.execution.cache._CAPACITY", 2)
+    step = lambda x: x * 2  # noqa: E731
+    traces = []
+    for size in (1, 2, 1, 3, 1, 2):
+        pair.run(step, args=(np.ones(size, np.float32),))
+        traces.append(pair.extended.trace_count(step))
+    assert traces == [1, 2, 2, 3, 3, 4]
+
+
 def test_the_tenth_retrace_says_what_changes() -> None:
     pair = strategy_of(2)
 

@@ -98,6 +98,7 @@ def test_as_many_as_are_wanted_lie_together(topology, shape, wanted) -> None:
     ("name", "wanted", "box"),
     [
         ("v3:4x4", 4, (2, 1, 1, 2)),  # cores of a chip first
+        ("v3:2x2", 2, (1, 1, 1, 2)),  # also where there is as much room along x and y
         ("v3:4x4", 8, (2, 2, 1, 2)),
         ("v5e:4x4", 4, (2, 2, 1, 1)),
         ("v4:4x4x4", 8, (2, 2, 2, 1)),
