@@ -311,6 +311,14 @@ def test_the_dim_is_followed() -> None:
     assert places(step) == [Rows(1), Rows(2), Rows(0, 1, 4), Rows(0)]
 
 
+def test_the_examples_move_up_where_dims_before_them_are_reduced_away() -> None:
+    def step(b):
+        turned = jnp.moveaxis(b["series"], 0, -1)
+        return turned.sum(0), turned.max((0, 1)), turned.sum(1), turned.argmax(0), turned.sum(-1)
+
+    assert places(step) == [Rows(1), Rows(0), Rows(1), Rows(1), None]
+
+
 def test_batch_normalisation_keeps_rows_and_its_statistics_have_none(ignore_promotion) -> None:
     def step(b):
         mean, var = b["x"].mean(0), b["x"].var(0)
