@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,13 +56,6 @@ def train(strategy: replicax.Strategy | None = None) -> dict[str, Any]:
         "rows": dict(zip(rows.replicas, map(float, strategy.local_results(rows)), strict=True)),
         "traces": strategy.extended.trace_count(step),
     }
-
-
-def train_quietly() -> dict[str, Any]:
-    """The same, where a warning is an error: that of the last batch is meant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", replicax.ExecutorWarning)
-        return train()
 
 
 def run_ahead() -> str:
