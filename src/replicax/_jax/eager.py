@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax._src import core as _core
 
+from replicax._jax.derivatives import derivative_of
 from replicax._jax.operations import Operations
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import Primitive
@@ -34,13 +35,33 @@ class WatchingTrace(EagerTrace):
     Args:
       watch: called with the operation, its operands, params and results.
       device: where to compute.
+      each: whether it has to see each operation of a derivative. Otherwise they are computed together, and it is told
+        of each of their results, with the operands that it was computed from.
     """
 
     def __init__(
-        self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None], device: jax.Device
+        self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None], device: jax.Device, each: bool
     ) -> None:
         super().__init__(device)
         self._watch = watch
+        self._each = each
+
+    def linearize(
+        self, rule: Callable[..., Any], primitive: Primitive, nonzeros: Sequence[bool], args: Any, params: Any
+    ) -> Any:
+        """The results of an operation, and its derivative; ``None`` if JAX is to find it, operation by operation."""
+        if self._each:
+            return None
+        with of_no_generation():
+            derivative = derivative_of(self._operations, primitive, rule, nonzeros, args, params)
+            if derivative is None:
+                return None
+            results = self._operations.apply(derivative.compute, args) if derivative.needs else []
+        if results is None:
+            return None
+        for result, needs in zip(results, derivative.needs, strict=True):
+            self._watch(primitive, [args[i] for i in needs], params, [result])
+        return derivative.linearized(args, results)
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         evaluate = _STEP_BY_STEP.get(primitive.name)

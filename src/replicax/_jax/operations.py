@@ -59,6 +59,34 @@ class Operations:
         apply: Callable[..., Any] = primitive.bind
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
             apply, args, params = _power, [args[0], np.int32(params["y"])], {}
+        placed = self._operands(args, again=apply is not _power)
+        if placed is None:
+            return None
+        avals, arrays, committed = placed
+        operation = operation_key(primitive, params, avals, apply is _power)
+        call = None if operation is None else self._call(apply, params, operation, avals)
+        return None if call is None else call(arrays, committed)
+
+    def kinds(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, ...] | None:
+        """The kinds of an operation's operands; ``None`` if JAX is to compute it, or if it is another one each time."""
+        if not _is_compiled(primitive) or _dispatch.needs_check_special():
+            return None
+        if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
+            return None
+        here = (isinstance(a, _NUMBERS) or (type(a) is _array.ArrayImpl and a.sharding == self._sharding) for a in args)
+        return tuple(_core.typeof(a) for a in args) if all(here) else None
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, compiled once for operands of one kind; ``None`` if it can't be compiled."""
+        placed = self._operands(args, again=True)
+        if placed is None:
+            return None
+        avals, arrays, committed = placed
+        call = self._call(function, {}, (function, *avals), avals)
+        return None if call is None else call(arrays, committed)
+
+    def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
+        """The operands' kinds, the operands on the device, and whether they are bound to it."""
         avals, arrays, committed = [], [], False
         for arg in args:
             if type(arg) is _array.ArrayImpl:
@@ -69,22 +97,17 @@ class Operations:
                 committed = committed or arg._committed
             elif isinstance(arg, _NUMBERS):
                 avals.append(_core.typeof(arg))
-                arrays.append(self._put(arg, avals[-1], again=apply is not _power))
+                arrays.append(self._put(arg, avals[-1], again))
             else:
                 return None
-        call = self._call(primitive, apply, params, tuple(avals))
-        return None if call is None else call(arrays, committed)
+        return tuple(avals), arrays, committed
 
     def _call(
-        self, primitive: Primitive, apply: Callable[..., Any], params: dict[str, Any], avals: tuple[Any, ...]
+        self, apply: Callable[..., Any], params: dict[str, Any], operation: Hashable, avals: tuple[Any, ...]
     ) -> _Call | None:
-        try:
-            operation = (primitive, apply is _power, *((name, _hashable(p)) for name, p in params.items()), *avals)
-            key = self._device, _config.trace_context(), operation
-            if key in _calls:
-                return _calls[key]
-        except (TypeError, _NotHashableError):
-            return None
+        key = self._device, _config.trace_context(), operation
+        if key in _calls:
+            return _calls[key]
         with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
             kind = self._device.client, self._device.device_kind, _config.trace_context(), operation
             if kind not in _programs:
@@ -239,6 +262,18 @@ class _NotHashableError(Exception):
 
 
 _structures: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+
+
+def operation_key(
+    primitive: Primitive, params: dict[str, Any], avals: Sequence[Any], any_power: bool = False
+) -> Hashable | None:
+    """What is equal for equal operations on operands of equal kinds; ``None`` if that can't be told."""
+    try:
+        key = (primitive, any_power, *((name, _hashable(p)) for name, p in params.items()), *avals)
+        hash(key)
+    except (TypeError, _NotHashableError):
+        return None
+    return key
 
 
 def _hashable(value: Any) -> Hashable:

@@ -46,7 +46,7 @@ class ExactStore:
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
         self.differing: list[tuple[Any, frozenset[Locality], str]] = []
         self.obligations: list[Obligation] = []
-        self.trace = _jax.WatchingTrace(self.watch, communicator.device)
+        self.trace = _jax.WatchingTrace(self.watch, communicator.device, each=places is not None)
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.strategy)

@@ -1,0 +1,108 @@
+"""Derivatives of single operations, whose rules are traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.interpreters import ad
+
+import replicax
+from replicax import _jax
+from tests._jax.test_operations import on
+
+X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "what an operand is": lambda x: x * jnp.ones((2, 3)) * x,
+    "numbers": lambda x: 2.0 * x + x**3 - 1 / (3 + x * x),
+    "several results": lambda x: jax.lax.sort_key_val(x, jnp.cos(x))[1][:, :2],
+    "whole numbers besides": lambda x: x[jnp.array([1, 0, 1]), jnp.argmax(x)],
+    "a product": lambda x: (x @ x.T) / jnp.linalg.norm(x),
+    "branches": lambda x: jnp.where(x > 0, jnp.log1p(jnp.abs(x)), jnp.tanh(x)),
+    "a power": lambda x: (1 + x * x) ** jnp.float32(0.3),
+    "half of the digits": lambda x: jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32),
+    "a loop": lambda x: jax.lax.scan(lambda c, row: (c * row.sum(), c), 1.0, x)[0],
+    "nothing": lambda x: jnp.sign(x) + jax.lax.stop_gradient(x),
+}
+DERIVATIVES: dict[str, Callable[[Any], Any]] = {
+    "grad": lambda f: jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x)))),
+    "twice": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(lambda y: jnp.sum(jnp.sin(f(y))))(x) ** 2)),
+    "rows": lambda f: jax.jacrev(f),
+    "forward": lambda f: lambda x: jax.linearize(f, x)[1](jnp.cos(x)),
+    "through the linear map": lambda f: lambda x: jax.grad(lambda t: jnp.sum(jax.linearize(f, x)[1](t)))(jnp.cos(x)),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_are_those_of_jax(name: str, derivative: str) -> None:
+    function = DERIVATIVES[derivative](FUNCTIONS[name])
+    expected = function(jnp.asarray(X))
+    for device in jax.devices()[:2]:
+        x = jax.device_put(X, device)
+        with on(device):
+            found = function(x)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert (a.shape, a.dtype, a.devices()) == (b.shape, b.dtype, {device})
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+
+
+def test_the_rule_of_a_derivative_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+
+    def noted(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            traced.append(rule)
+            return rule(*args, **kwargs)
+
+        return note
+
+    for primitive in (jax.lax.sinh_p, jax.lax.mul_p):
+        monkeypatch.setitem(ad.primitive_jvps, primitive, noted(ad.primitive_jvps[primitive]))
+    strategy = replicax.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones((3, 11)), name="w")
+
+    def step(x: Any) -> Any:
+        return replicax.value_and_grad(lambda: jnp.sum(jnp.sinh(w * x)), [w])()
+
+    batch = strategy.experimental_distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
+    counts = []
+    for _ in range(3):
+        before = len(traced)
+        strategy.run(step, args=(batch,), options=replicax.RunOptions(executor="per_replica"))
+        counts.append(len(traced) - before)
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+
+
+def test_what_is_computed_together_has_localities_of_its_own() -> None:
+    # x * y keeps x and y for the derivative: each as it was, though the product differs between replicas.
+    strategy = replicax.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        w = replicax.Variable(1.5, name="w")
+        kept = replicax.Variable(0.0, name="kept")
+
+    def step(x: Any, write: bool) -> Any:
+        # The gradient for x is w, which is the same everywhere; that for w is x, which is not.
+        value, by_x = jax.value_and_grad(lambda x: w.value * x)(x)
+        (by_w,) = replicax.value_and_grad(lambda: w * x, [w])()[1]
+        kept.assign(by_w if write else by_x)
+        return value
+
+    batch = strategy.experimental_distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
+    for executor in ("compiled", "per_replica"):
+        options = replicax.RunOptions(executor=executor)
+        strategy.run(step, args=(batch, False), options=options)
+        assert kept.numpy() == 1.5
+        with pytest.raises(replicax.LocalityError, match="kept"):
+            strategy.run(step, args=(batch, True), options=options)
+
+
+def test_elsewhere_jax_differentiates() -> None:
+    assert _jax.current_trace() is _jax.eval_trace()
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sinh(x) * x)(2.0), np.sinh(2) + 2 * np.cosh(2), rtol=1e-6)
