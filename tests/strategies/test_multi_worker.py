@@ -60,7 +60,9 @@ def on_one_worker(name: str) -> Any:
     ids=["two-workers", "three-workers"],
 )
 def test_every_program_does_the_same_as_on_one_worker(devices: list[int], names: list[str]) -> None:
-    results = processes.run(workers_checks.run_programs, names, workers=len(devices), devices=devices, timeout=240)
+    results = processes.run(
+        workers_checks.run_programs, names, workers=len(devices), devices=devices, timeout=240, fresh=True
+    )
     for name in names:
         compare(joined([r[name] for r in results]), on_one_worker(name), name)
 
