@@ -80,6 +80,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
     return fell_back[0] if fell_back else "joined"
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
 @pytest.mark.parametrize(("replicas", "split"), [(2, False), (3, False), (3, True)])
 def test_joint_programs_mean_what_programs_of_one_size_mean(replicas: int, split: bool) -> None:
