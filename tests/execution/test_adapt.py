@@ -56,6 +56,21 @@ def by_replica(which: Program, localities: Any, result: Any, expected: list[Any]
     )
 
 
+def test_a_jitted_helper_may_close_over_arrays_in_a_loop() -> None:
+    strategy = logical_strategy(2, 2)
+    table = jnp.arange(3.0)
+
+    @jax.jit
+    def doubled(x: Any) -> Any:
+        jax.debug.callback(lambda _: None, x)
+        return x * 2 + table
+
+    def step() -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, x: jax.lax.cond(x[0] < 9, doubled, lambda x: x, x), jnp.ones(3))
+
+    np.testing.assert_array_equal(strategy.run(step), [4, 7, 10])
+
+
 # --- the host -------------------------------------------------------------------------------------------
 
 

@@ -296,14 +296,78 @@ def test_errors_of_the_step_are_raised_as_they_are() -> None:
         if x.shape[0] == 1:
             raise KeyError("mine")
 
+    def all_meet() -> Any:
+        return here().all_reduce("sum", 1.0)
+
+    def agreed_loss() -> Any:
+        return replicax.value_and_grad(lambda: jnp.sum(w.value**2), [w])()[0]
+
     with pytest.raises(KeyError, match="mine"):
         strategy.run(fails_for_one, args=(x,))
     with pytest.raises(replicax.LocalityError, match=r"(?s)'w'.*test_uneven.py"):
         strategy.run(lambda x: w.assign(x.sum(0)), args=(x,))
+    with pytest.raises(replicax.LocalityError, match="'w'"):  # the first of two
+        strategy.run(lambda x: (w.assign(x.sum(0)), jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0)), args=(x,))
+    with pytest.raises(replicax.LocalityError, match=r"(?s)the loss is the same on every replica.*test_uneven.py"):
+        strategy.run(lambda x: jax.lax.map(lambda _: agreed_loss(), jnp.zeros(2)), args=(x,))
     with pytest.raises(replicax.DeadlockError, match=r"stands inside a branch"):
-        strategy.run(lambda x: jax.lax.cond(x.sum() > 0, lambda: here().all_reduce("sum", 1.0), lambda: 0.0), args=(x,))
+        strategy.run(lambda x: jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0), args=(x,))
     np.testing.assert_array_equal(w.numpy(), np.zeros(3))
     assert float(strategy.run(lambda x: here().all_reduce("sum", x.sum()) * 0 + 1, args=(x,))) == 1
+
+
+# --- what replicas agree on -----------------------------------------------------------------------------
+
+
+def _loops_of_both(x: Any, w: Any) -> Any:
+    """For each kind of loop, branch or call what all replicas have, and what each has."""
+    common, own = w * 2, x.sum(0)
+
+    def turn(i: Any, both: Any) -> Any:
+        return both[0] * 2 + i, both[1] + both[0]
+
+    return {
+        "scan": jax.lax.scan(lambda c, i: (turn(1.0, c), c), (common, own), None, length=2),
+        "while": jax.lax.while_loop(lambda c: c[0].sum() < 20, lambda c: turn(1.0, c), (common, own)),
+        "cond": jax.lax.cond(w[0] > 0, lambda: (common, own), lambda: (w, own + 1)),
+        "checkpoint": jax.checkpoint(turn)(1.0, (common, own)),
+        "while in scan": jax.lax.scan(
+            lambda c, i: (jax.lax.fori_loop(0, common[0].astype(int), lambda i, c: turn(1.0, c), c), None),
+            (common, own),
+            None,
+            length=2,
+        ),
+        "own not used": jax.lax.scan(lambda c, i: ((jnp.sin(own), c + 1)[1], None), common, None, length=2),
+    }
+
+
+def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_agree_on() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones(3))
+
+    def step(x: Any) -> Any:
+        found = _loops_of_both(x, w.value)
+        decision = found["while in scan"][0][0].sum() > 0  # on which all agree, so that they meet or don't
+        own = x.sum(0)
+        met = jax.lax.cond(decision, lambda: here().all_reduce("sum", own), lambda: jnp.zeros(3))
+        w.assign(met * 2)  # which nobody uses
+        w.assign(found["scan"][0][0] + met * 0)
+        return found, met
+
+    found = []
+    for sizes in [(2, 2), (2, 1)]:
+        w.assign(jnp.ones(3))
+        x = rows(strategy, sizes)
+        found.append((strategy.run(step, args=(x,), options=COMPILED), w.numpy()))
+    (even, even_w), (uneven, uneven_w) = found
+    differ = [[isinstance(v, replicax.PerReplica) for v in jax.tree.leaves(r, is_leaf=is_leaf)] for r in (even, uneven)]
+    assert differ[0] == differ[1]
+    assert set(differ[0]) == {False, True}
+    np.testing.assert_array_equal(even_w, uneven_w)
+    for name in even[0]:  # replica 0 has the same rows in both
+        mine, theirs = (strategy.local_results(result[0][name])[0] for result in (even, uneven))
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
 # --- what can't be one program --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 import replicax
-from tests.execution.random_programs import BRANCHING, KINDS, SHAPES, RandomProgram, random_programs, run_program
+from tests.execution.random_programs import KINDS, SHAPES, RandomProgram, random_programs, run_program
 from tests.execution.test_properties import _HUNT, Trial, assert_close, check_results, is_leaf, the_usual
 
 
@@ -69,9 +69,8 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
         return "error"
     if found_error is not None:
         raise found_error
-    # Where there are loops and branches, the joint program may take for different what is the same.
     check_results(trial, found, expected)
-    if not fell_back and not program.has(BRANCHING):
+    if not fell_back:
         leaves = [jax.tree.leaves(x, is_leaf=is_leaf) for x in (expected, found)]
         assert [type(a) for a in leaves[0]] == [type(a) for a in leaves[1]]
     scale = max(float(np.max(np.abs(v))) for v in variables)
@@ -80,13 +79,18 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
     return fell_back[0] if fell_back else "joined"
 
 
-@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
-@pytest.mark.parametrize(("replicas", "split"), [(2, False), (3, False), (3, True)])
-def test_joint_programs_mean_what_programs_of_one_size_mean(replicas: int, split: bool) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "split", "examples"),
+    [
+        *[(2, False, 12), (3, True, 8)],
+        *(pytest.param(n, split, 40, marks=pytest.mark.soak) for n, split in [(2, False), (3, False), (3, True)]),
+    ],
+)
+def test_joint_programs_mean_what_programs_of_one_size_mean(replicas: int, split: bool, examples: int) -> None:
     found: list[str] = []
 
-    @the_usual(max_examples=int(_HUNT or 12))
+    @the_usual(max_examples=int(_HUNT or examples))
     @given(random_programs())
     def agree(program: RandomProgram) -> None:
         found.append(check(program, replicas, split))

@@ -4,7 +4,7 @@ Everything here is a few lines around something that ``jax`` has, but does not y
 release moves one of them, this package changes and no other.
 """
 
-from replicax._jax.control_flow import branches_of, open_jaxpr, scan_of, while_of
+from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
 from replicax._jax.eager import EVALUATED_INSIDE, EagerTrace, WatchingTrace
 from replicax._jax.known import primitives_named
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
@@ -128,6 +128,7 @@ __all__ = [
     "prints",
     "process_index_and_count",
     "program_of",
+    "pruned",
     "renew_kept_programs",
     "replace_inputs",
     "scan_of",

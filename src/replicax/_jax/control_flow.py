@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax._jax.types import Jaxpr
+import jax
+from jax import lax
+from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _pe
+
+from replicax._jax.programs import map_jaxprs, program_of
+from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,3 +79,88 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
     """A jaxpr without the constants that may be closed over it."""
     inner: Jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return inner
+
+
+# --- what a part of the results needs -------------------------------------------------------------------
+
+
+def pruned(equation: Equation, wanted: Sequence[bool], *, thoroughly: bool = False) -> Equation:
+    """``equation`` without what its ``wanted`` results do not need, operands included, as far as JAX can tell.
+
+    Args:
+      equation: a loop, a branch or a call that does nothing but compute its results.
+      wanted: for each result whether it is; one is, at least. What these need may be results, too.
+      thoroughly: whether it may compute something twice in order to need less.
+    """
+    if not _PRUNES_WHILE:
+        if thoroughly:
+            equation = equation.replace(params=map_jaxprs(equation.params, _apart))
+        if equation.primitive is lax.while_p:
+            return _pruned_while(equation, wanted)
+    operands = list(dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal)))
+    results = [v for v, is_wanted in zip(equation.outvars, wanted, strict=True) if is_wanted]
+    alone = program_of(_no_program(), operands, [equation], results)
+    [kept] = _pe.dce_jaxpr(alone, True)[0].eqns
+    return kept
+
+
+_PRUNES_WHILE = lax.while_p in _pe.dce_rules  # from JAX 0.12 on
+
+
+@functools.cache
+def _no_program() -> Jaxpr:
+    return open_jaxpr(jax.make_jaxpr(lambda: ())())
+
+
+def _pruned_while(equation: Equation, wanted: Sequence[bool]) -> Equation:
+    loop = while_of(equation.params)
+    n, m = loop.test_constants, loop.body_constants
+    carried = _carried_for(loop, wanted)
+    test, tested = _pe.dce_jaxpr(loop.test, True, [False] * n + carried)
+    body, used = _pe.dce_jaxpr(loop.body, carried, [False] * m + carried)
+    kept = [*tested[:n], *used]
+    params = {
+        **equation.params,
+        "cond_jaxpr": ClosedJaxpr(test, equation.params["cond_jaxpr"].consts),
+        "body_jaxpr": ClosedJaxpr(body, equation.params["body_jaxpr"].consts),
+        "cond_nconsts": sum(tested[:n]),
+        "body_nconsts": sum(used[:m]),
+    }
+    return equation.replace(
+        invars=[v for v, is_kept in zip(equation.invars, kept, strict=True) if is_kept],
+        outvars=[v for v, is_kept in zip(equation.outvars, carried, strict=True) if is_kept],
+        params=params,
+    )
+
+
+def _carried_for(loop: While, wanted: Sequence[bool]) -> list[bool]:
+    """What a loop has to carry for the ``wanted`` results."""
+    tested = _pe.dce_jaxpr(loop.test, True)[1][loop.test_constants :]
+    carried = [a or b for a, b in zip(wanted, tested, strict=True)]
+    while True:
+        used = _pe.dce_jaxpr(loop.body, carried)[1][loop.body_constants :]
+        more = [a or b for a, b in zip(carried, used, strict=True)]
+        if more == carried:
+            return carried
+        carried = more
+
+
+def _apart(jaxpr: Jaxpr) -> Jaxpr:
+    """A program with several loops for each ``while``: one for all results that need the same."""
+    equations: list[Equation] = []
+    for equation in jaxpr.eqns:
+        equation = equation.replace(params=map_jaxprs(equation.params, _apart))
+        equations += _parts_of_while(equation) if equation.primitive is lax.while_p else [equation]
+    return jaxpr.replace(eqns=equations)
+
+
+def _parts_of_while(equation: Equation) -> list[Equation]:
+    loop, count = while_of(equation.params), len(equation.outvars)
+    parts: dict[tuple[bool, ...], set[Any]] = {}
+    for i, result in enumerate(equation.outvars):
+        parts.setdefault(tuple(_carried_for(loop, [j == i for j in range(count)])), set()).add(result)
+    found = []
+    for carried, results in parts.items():
+        part = _pruned_while(equation, carried)
+        found.append(part.replace(outvars=[v if v in results else _core.Var(v.aval) for v in part.outvars]))
+    return found

@@ -119,12 +119,11 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
 
 
 def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
-    """The params of an equation, with ``fn`` applied to the programs in them; it keeps inputs and outputs."""
+    """The params of an equation, with ``fn`` applied to the programs in them; it keeps what goes in and out."""
 
     def of_value(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
-            assert not value.consts
-            return ClosedJaxpr(fn(value.jaxpr), ())
+            return ClosedJaxpr(fn(value.jaxpr), value.consts)
         if isinstance(value, Jaxpr):
             return fn(value)
         return tuple(map(of_value, value)) if type(value) is tuple else value

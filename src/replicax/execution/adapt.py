@@ -102,14 +102,15 @@ class _Rewrite:
                 program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
                 return self.run(program, program.invars, operands)
             if equation.primitive.name == "cond":
-                return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, self.branch))
+                return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.branch)))
             return self.widened(equation, operands)
         if equation.primitive.name == "shard_map" or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
         called = called_program(equation)
         if called is not None and equation.primitive.name.startswith("custom_"):  # has been differentiated
-            return self.run(called, called.invars, operands)
-        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, self.rewritten))
+            closed = _jax.constants_of(equation)
+            return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
+        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
         """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
@@ -138,7 +139,10 @@ class _Rewrite:
         return results
 
     def branch(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        """A branch whose results are those of an operation that says nothing of how they are split."""
+        """A branch whose results are those of an operation that says nothing of how they are split.
+
+        Its constants are among its inputs.
+        """
         inner = self.rewritten(jaxpr)
 
         def neutral(*values: Any) -> list[Any]:
@@ -152,6 +156,16 @@ class _Rewrite:
         wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
         results = _jax.bind(equation, wide)
         return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
+
+
+def _inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:
+    """``rewrite`` for a program inside another, whose constants stay where they are."""
+
+    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        program, n = rewrite(jaxpr), len(jaxpr.constvars)
+        return program.replace(constvars=program.invars[:n], invars=program.invars[n:])
+
+    return rewritten
 
 
 def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax.errors import DeadlockError, LocalityError
+from replicax.errors import DeadlockError
 from replicax.execution.marks import Obligation, assign_p, mark_p
 from replicax.locality import Locality, M, R, T
 from replicax.reduction import alone_p, gathered_p, share_p
@@ -69,13 +69,14 @@ def infer(
     return _Pass(obligations if check else {}, check, found).run(jaxpr, inputs, None, final=True)[0]
 
 
-def infer_equation(equation: Any, operands: list[Locality]) -> list[Locality]:
-    """The localities of an equation's results, given those of its operands; answers no marks.
+def infer_equation(equation: Any, operands: list[Locality], obligations: Mapping[int, Obligation]) -> list[Locality]:
+    """The localities of an equation's results, given those of its operands.
 
     Raises:
+      LocalityError: an obligation inside does not hold.
       DeadlockError: replicas may disagree on whether a collective inside runs.
     """
-    return _Pass({}, True).equation(equation, operands, None, final=True)[0]
+    return _Pass(obligations, True).equation(equation, operands, None, final=True)[0]
 
 
 def is_collective(equation: Any) -> bool:
@@ -171,8 +172,8 @@ class _Pass:
 
     def answer(self, equation: Any, found: Locality) -> None:
         obligation = self.obligations.get(equation.params["mark_id"])
-        if obligation is not None and found in obligation.refused:
-            raise LocalityError(f"{obligation.otherwise}\n  at {_jax.source_line(equation)}")
+        if obligation is not None:
+            obligation.check(found, equation)
 
     # --- control flow -----------------------------------------------------------------------------------
 

@@ -19,13 +19,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
-from replicax.errors import LocalityError
 from replicax.execution.assembly import Assembly, Joint, Parts
 from replicax.execution.capture import traced_inside
 from replicax.execution.numbering import Numbers
 from replicax.execution.placing import devices_here, largest_of
 from replicax.execution.program import Program, Result, Use
-from replicax.execution.straight import CantJoinError, Mark, Straight
+from replicax.execution.straight import CantJoinError, Straight
 from replicax.execution.uneven_collectives import gather_p, part_p
 from replicax.locality import Locality, M, T
 from replicax.topology.placement import put
@@ -58,12 +57,12 @@ class _Joining:
         self._check_alike()
         self._number_inputs()
         self.lines = [self._straight(k) for k in range(len(programs))]
-        shared = set.intersection(*({v for o in line.operations for v in o.results} for line in self.lines))
+        common = set.intersection(*(set(line.made) for line in self.lines))
         self.parts = Parts(
             self.lines,
             tuple(size_of),
             self.numbers,
-            {v: o for o in self.lines[0].operations if shared.issuperset(o.results) for v in o.results},
+            {v: o for v, o in self.lines[0].made.items() if v in common},
             {*self.inputs, *self.numbers.constants},
             self.uneven,
         )
@@ -84,10 +83,9 @@ class _Joining:
 
     def _check_marks(self) -> None:
         for mark in [mark for line in self.lines for mark in line.marks]:
-            if not self.parts.is_own(mark.value) or mark.found is T:
-                if mark.found in mark.obligation.refused:
-                    raise _refused(mark)
-            elif T in mark.obligation.refused or mark.found in mark.obligation.refused:
+            if not self.parts.is_own(mark.value):
+                mark.obligation.check(mark.found, mark.equation)
+            elif mark.found is not T and not mark.obligation.refused.isdisjoint({T, mark.found}):
                 raise CantJoinError(
                     f"whether replicas agree on the value at {_jax.source_line(mark.equation)} depends on their sizes"
                 )
@@ -205,10 +203,6 @@ class _Joining:
         here = tuple(devices_here(self.mesh))
         values = tuple(objects[self.parts.size_of[replica]] for replica in here)
         return PerReplica(Components(values, here, len(self.parts.size_of)))
-
-
-def _refused(mark: Mark) -> LocalityError:
-    return LocalityError(f"{mark.obligation.otherwise}\n  at {_jax.source_line(mark.equation)}")
 
 
 def _described(aval: Any) -> jax.ShapeDtypeStruct:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from replicax import _jax
+from replicax.errors import LocalityError
 from replicax.locality import Locality
 
 
@@ -25,6 +26,15 @@ class Obligation:
     """What the marked value must not turn out to be."""
     otherwise: str
     """The error's text if it does."""
+
+    def check(self, found: Locality, mark: _jax.Equation) -> None:
+        """Raise unless a value may turn out to be what was found.
+
+        Raises:
+          LocalityError: it must not.
+        """
+        if found in self.refused:
+            raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
 
 
 mark_p = _jax.identity_primitive("replicax_mark")

@@ -15,7 +15,7 @@ from replicax.execution.infer import called_program, infer_equation, is_collecti
 from replicax.execution.marks import Obligation, mark_p
 from replicax.execution.numbering import Numbers, acts
 from replicax.execution.program import Program
-from replicax.locality import Locality, M
+from replicax.locality import Locality, M, T
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
 # Each result belongs to the operand in its place, and to no other.
@@ -72,10 +72,12 @@ class Straight:
     Attributes:
       operations: in an order in which they can run; only those that something depends on, collectives, and those that
         do something outside.
+      made: the operation that makes each value, whether anything depends on it or not.
       outputs: the numbers of its outputs.
       marks: what is asked of its values.
 
     Raises:
+      LocalityError: what a mark asks for does not hold, whatever the size.
       DeadlockError: replicas may disagree on whether a collective runs.
       CantJoinError: the program has mutable arrays.
     """
@@ -88,7 +90,7 @@ class Straight:
         self._numbers = numbers
         self._localities = dict(zip(inputs, localities, strict=True))
         self._operations: list[Operation] = []
-        self._made: set[int] = set()
+        self.made: dict[int, Operation] = {}
         self._collectives = 0
         self.outputs = self._inline(program.jaxpr, inputs)
         self.operations = self._needed()
@@ -113,7 +115,10 @@ class Straight:
         name = equation.primitive.name
         if equation.primitive is mark_p:
             obligation = self._obligations[equation.params["mark_id"]]
-            self.marks.append(Mark(equation, obligation, operands[0], self._locality(operands[0])))
+            found = self._locality(operands[0])
+            if found is T:
+                obligation.check(found, equation)
+            self.marks.append(Mark(equation, obligation, operands[0], found))
             return operands
         if any(map(_jax.is_mutable, [*equation.invars, *equation.outvars])):
             raise CantJoinError(f"of the mutable array (jax.new_ref) at {_jax.source_line(equation)}")
@@ -125,7 +130,25 @@ class Straight:
             closed = list(map(self._numbers.of_constant, _jax.constants_of(equation)))
             opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars])
             return self._inline(opened, [*closed, *operands])
+        if not is_collective(equation) and _jax.sub_jaxprs(equation) and not acts(equation):
+            return self._add_split(equation, operands)
         return self._add(equation, operands)
+
+    def _add_split(self, equation: Any, operands: list[int]) -> list[int]:
+        """Add a loop or branch: what replicas agree on is computed without what they may differ in.
+
+        So it is the same for all sizes, though the whole is not.
+        """
+        found = self._infer(equation, operands)
+        numbers: dict[Any, int] = {}
+        given = {id(atom): number for atom, number in zip(equation.invars, operands, strict=True)}
+        for differ in (False, True):
+            wanted = [(locality is T) is differ for locality in found]
+            if any(wanted):
+                part = _jax.pruned(equation, wanted, thoroughly=not differ)
+                results = self._add(part, [given[id(atom)] for atom in part.invars])
+                numbers = dict(zip(part.outvars, results, strict=True)) | numbers
+        return [numbers[v] for v in equation.outvars]
 
     def _add(self, equation: Any, operands: Sequence[int]) -> tuple[int, ...]:
         talks = is_collective(equation)
@@ -136,13 +159,17 @@ class Straight:
             self._collectives += 1
         else:
             results = self._numbers.of_results(equation, operands)
-            if results and self._made.issuperset(results):
+            if results and self.made.keys() >= set(results):
                 return results  # the same has been computed before
-        found = infer_equation(equation, [self._locality(v) for v in operands])
+        found = self._infer(equation, operands)
         self._localities.update(zip(results, found, strict=True))
-        self._made.update(results)
-        self._operations.append(Operation(equation, tuple(operands), results, talks))
+        operation = Operation(equation, tuple(operands), results, talks)
+        self.made.update(dict.fromkeys(results, operation))
+        self._operations.append(operation)
         return results
+
+    def _infer(self, equation: Any, operands: Sequence[int]) -> list[Locality]:
+        return infer_equation(equation, [self._locality(v) for v in operands], self._obligations)
 
     def _locality(self, number: int) -> Locality:
         return self._localities.get(number, M)  # of a literal or constant
