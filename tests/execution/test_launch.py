@@ -224,6 +224,80 @@ def test_a_print_that_fails_says_what_is_lost(pair) -> None:
     assert float(pair.run(lambda: w.assign_add(1.0).value)) == 6
 
 
+# --- calls without JAX's checks -------------------------------------------------------------------------
+
+
+def quick_ones(strategy: replicax.Strategy) -> list[bool]:
+    return [bool(executable.care.quick) for executable in strategy.extended.programs._entries.values()]
+
+
+def test_a_step_that_runs_again_and_again_does_without_checks(strategy) -> None:
+    with strategy.scope():
+        variables = [replicax.Variable(float(i), name=f"v{i}") for i in range(9)]
+        fixed = replicax.Variable(1.0, name="fixed")
+
+    def step(x):
+        for v in variables:
+            v.assign_add(x * fixed.value)
+        return x + variables[0].value
+
+    one = strategy.distribute_values_from_function(lambda ctx: 1.0)
+    for i in range(8):
+        result = strategy.run(lambda x: step(replicax.get_replica_context().all_reduce("mean", x)), args=(one,))
+        assert float(strategy.local_results(result)[0]) == i + 2
+    assert quick_ones(strategy)[-1]
+    variables[3].assign(-5.0)
+    fixed.assign(2.0)
+    mean = lambda x: step(replicax.get_replica_context().all_reduce("mean", x))  # noqa: E731
+    for given in (one, 1.0, np.float32(1), jax.device_put(np.float32(1), jax.devices()[5]), one, one):
+        strategy.run(mean, args=(given,))
+    assert [float(v) for v in variables] == [i + 20.0 if i != 3 else 7.0 for i in range(9)]
+    one.form.array.delete()
+    with pytest.raises(Exception, match="deleted"):
+        strategy.run(mean, args=(one,))
+    assert float(variables[3]) == 7
+
+
+def test_a_deleted_value_of_a_step_without_checks(pair) -> None:
+    with pair.scope():
+        variables = [replicax.Variable(float(i), name=f"v{i}") for i in range(4)]
+
+    def step():
+        for v in variables:
+            v.assign_add(1.0)
+
+    for _ in range(6):
+        pair.run(step)
+    assert quick_ones(pair) == [True]
+    variables[2].value.delete()
+    with pytest.raises(replicax.VariableLostError, match="variable 'v2'"):
+        pair.run(step)
+    assert [float(v) for v in variables if v.name != "v2"] == [6, 7, 9]
+    variables[2].assign(0.0)
+    for _ in range(3):
+        pair.run(step)
+    assert [float(v) for v in variables] == [9, 10, 3, 12]
+
+
+def test_steps_that_do_with_checks(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(0.0, name="w")
+        many = [replicax.Variable(float(i), name=f"v{i}") for i in range(4)]
+
+    def reads_more_than_it_writes():
+        w.assign_add(sum(v.value for v in many))
+
+    def calls_back():
+        jax.debug.callback(lambda x: None, w.value)
+        w.assign_add(1.0)
+
+    for step in (reads_more_than_it_writes, calls_back):
+        for _ in range(6):
+            pair.run(step)
+    assert quick_ones(pair) == [False, False]
+    assert float(w) == 6 * 6 + 6
+
+
 # --- arrays that somebody has deleted -------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.variables.slots import together
+from replicax.variables.lost import Lost
+from replicax.variables.slots import store_all, together
 
 
 @pytest.fixture
@@ -110,3 +111,48 @@ def test_one_that_goes_frees_its_array_and_no_other(pair) -> None:
     assert kept.numpy().tolist() == [2, 2, 2]
     pair.run(lambda: kept.assign_add(jnp.ones(3)))
     assert kept.numpy().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("how", ["assigned", "stored with others", "lost", "regrouped", "gone"])
+def test_whoever_stores_an_array_besides_programs_is_noticed(pair, five, how) -> None:
+    def step():
+        for v in five:
+            v.assign_add(1.0)
+
+    for _ in range(6):
+        pair.run(step)
+    slots = tuple(v.slot for v in five)
+    group = together(slots)
+    assert group.source is not None  # a program that has returned them all, and is given them without a look
+    array = jnp.copy(slots[1].array)
+    if how == "assigned":
+        five[1].assign(3.0)
+    elif how == "stored with others":
+        store_all({slot: jnp.copy(slot.array) for slot in slots})
+    elif how == "lost":
+        slots[1].array = Lost("somebody has it")
+    elif how == "regrouped":
+        together(slots[:2])
+    else:
+        slots[1].release()
+    assert group.source is None
+    assert together(slots).source is None
+    slots[1].array = array
+    pair.run(step)
+    assert float(five[1]) == 17
+
+
+def test_another_program_in_between_is_noticed(pair, five) -> None:
+    def add(x):
+        for v in five:
+            v.assign_add(x)
+
+    def double(x):
+        for v in five:
+            v.assign(v * x)
+
+    expected = values(five)
+    for turn in range(12):
+        pair.run(double if turn % 5 == 4 else add, args=(2.0,))
+        expected = [2 * x if turn % 5 == 4 else x + 2 for x in expected]
+        assert values(five) == expected

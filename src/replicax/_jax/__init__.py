@@ -72,6 +72,7 @@ from replicax._jax.traces import (
     traced_for,
 )
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
+from replicax._jax.unchecked import Unchecked, to_arrays, unchecked
 
 __all__ = [
     "EVALUATED_INSIDE",
@@ -83,6 +84,7 @@ __all__ = [
     "Literal",
     "Primitive",
     "ShapedArray",
+    "Unchecked",
     "WatchingTrace",
     "abandon_coordination",
     "abstract_mesh",
@@ -139,12 +141,14 @@ __all__ = [
     "source_line",
     "staging_trace",
     "sub_jaxprs",
+    "to_arrays",
     "tpu_cluster",
     "trace_of_this_thread",
     "trace_settings",
     "traced_for",
     "traced_once",
     "two_way_primitive",
+    "unchecked",
     "wait_for_key",
     "while_of",
     "without_compilation_cache",

@@ -56,18 +56,31 @@ def launch(
     with launching:
         if lent:
             _take_back(executable)
+        care, count = executable.care, len(executable.written)
         group = together(executable.written)
-        overwritten = len(executable.donated) < len(executable.written)
+        overwritten = len(executable.donated) < count
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         kept = [slot.array for slot in executable.kept]
-        constants, call, known = executable.program.constants, executable.call, executable.care.known
-        at_once = known is not None and known == call._cache_size()
+        constants, call = executable.program.constants, executable.call
+        # A program that gets back what it has returned needs no checks, if what comes besides is of the same kind, too.
+        quick: _jax.Unchecked | None = group.source
+        if quick is not None:
+            others = [*kept, *placed, *constants]
+            if quick is not care.quick or (others and not quick.takes(others)):
+                quick = None
+        at_once = quick is not None or (care.known is not None and care.known == call._cache_size())
         if several:
             announce(lockstep, executable)
         try:
-            if at_once:
-                # The call and the assignment are one operation. Between two, a signal's handler could raise.
+            # The call and the assignment are one operation. Between two, a signal's handler could raise.
+            if quick is not None:
+                arrays = [*donated, *others] if others else donated
+                returned[:] = map(_jax.to_arrays, map(quick.execute, (arrays,)), (quick.handlers,))
+            elif at_once:
+                found = _quick_way(executable, (donated, kept, placed, constants)) if care.quick is None else None
                 returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
+                if care.quick is None:
+                    care.quick = found if found is not None and found.returns(returned[0][0]) else False
             else:
                 _call(strategy, executable, (donated, kept, placed, constants), returned)
         except BaseException as error:
@@ -78,7 +91,9 @@ def launch(
             raise
         finally:
             if returned:
-                group.arrays = returned[0][0]
+                if quick is not None:
+                    returned[0] = returned[0][:count], returned[0][count:]
+                group.arrays, group.source = returned[0][0], care.quick or None
             if several:
                 lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
         if lent:
@@ -86,7 +101,7 @@ def launch(
         if not at_once:
             if executable.travel is not None:
                 group.arrays = jax.device_put(group.arrays, executable.travel.homes)
-            if executable.care.waits and executable.care.donates:
+            if care.waits and care.donates:
                 _wait(executable, returned)
     computed: Sequence[jax.Array] = returned[0][1]
     return computed
@@ -115,8 +130,22 @@ def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], ret
     finally:
         release()
     # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
-    if travel is None and not care.waits and before is not None and before == _kinds_of_calls(call):
+    if travel is None and not care.waits and before and before == _kinds_of_calls(call):
         care.known = before
+
+
+_FEW = 4
+
+
+def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.Unchecked | None:
+    """What calls the program without JAX's checks, if that is possible, and worth it.
+
+    JAX's checks cost something for each array. Where the program does not return most of them itself, what has to be
+    checked instead costs as much.
+    """
+    donated, *others = args
+    worth_it = donated and _FEW * sum(map(len, others)) <= len(donated)
+    return _jax.unchecked(executable.call, args) if worth_it else None
 
 
 def _explain(error: Exception, lockstep: Lockstep, executable: Executable) -> None:

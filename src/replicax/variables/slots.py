@@ -22,13 +22,16 @@ class Group:
     Attributes:
       slots: whose arrays these are, in order; empty while it is not all of them.
       arrays: the present ones; a call that writes all of them replaces the list.
+      source: what has returned all of these arrays, if it wants to be asked first when it gets them back; ``None`` when
+        somebody else has stored one of them.
     """
 
-    __slots__ = ("arrays", "slots")
+    __slots__ = ("arrays", "slots", "source")
 
     def __init__(self, arrays: list[Any]) -> None:
         self.slots: tuple[Slot, ...] = ()
         self.arrays = arrays
+        self.source: Any = None
 
 
 class Slot:
@@ -54,6 +57,7 @@ class Slot:
     @array.setter
     def array(self, array: Any) -> None:
         group, index = self._place
+        group.source = None
         group.arrays[index] = array
 
     def release(self) -> None:
@@ -66,7 +70,7 @@ class Slot:
     def _move(self, group: Group, index: int) -> None:
         old = self._place
         self._place = group, index
-        old[0].slots = ()
+        old[0].slots, old[0].source = (), None
         old[0].arrays[old[1]] = None
 
 
@@ -85,7 +89,9 @@ def together(slots: tuple[Slot, ...]) -> Group:
 def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
     """Give variables new arrays: all of them, or none if an interrupt comes in between."""
     with launching:
-        together(tuple(arrays)).arrays = list(arrays.values())
+        group = together(tuple(arrays))
+        group.source = None
+        group.arrays = list(arrays.values())
         lent.difference_update(arrays)
 
 
