@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.topology.fingerprints import fingerprint
+from replicax.topology.fingerprints import fingerprint, unabridged
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
@@ -13,12 +13,15 @@ def test_what_compares_equal_has_one_fingerprint(dtype: str) -> None:
     a = jnp.array([0.0, 1.0, jnp.nan, jnp.inf]).astype(dtype)
     b = jnp.array([-0.0, 1.0, -jnp.nan, jnp.inf]).astype(dtype)
     assert fingerprint(a) == fingerprint(b) == fingerprint(np.asarray(a))
+    assert unabridged(a) == unabridged(b) == unabridged(np.asarray(a))
 
 
 def test_what_differs_has_another() -> None:
     kinds = [
         jnp.zeros(4),
         jnp.zeros((2, 2)),
+        jnp.zeros((0, 2)),
+        jnp.zeros(4, jnp.complex64),
         jnp.zeros(4, jnp.int32),
         jnp.ones(4),
         jnp.array([0.0, 0, 0, jnp.nan]),
@@ -29,6 +32,8 @@ def test_what_differs_has_another() -> None:
         2,
     ]
     assert len(set(map(fingerprint, kinds))) == len(kinds)
+    for i, a in enumerate(kinds):
+        assert [unabridged(a) == unabridged(b) for b in kinds] == [i == j for j in range(len(kinds))]
 
 
 def test_where_an_array_lies_does_not_matter() -> None:

@@ -1,7 +1,8 @@
 """What the replicas of an exact step have come to: whether they agree where they must, results and written values.
 
-Replicas are compared by fingerprints of their arrays, which workers exchange. So every worker has them of all
-replicas, comes to the same verdict and raises the same error, though it has the arrays of its own replicas only.
+Where there are several workers, replicas are compared by fingerprints of their arrays, which workers exchange. So every
+worker has them of all replicas, comes to the same verdict and raises the same error, though it has the arrays of its
+own replicas only. A single worker compares the arrays.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +23,7 @@ from replicax.execution.placing import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import is_leaf, known
 from replicax.topology.codec import declared, dumps, loads
-from replicax.topology.fingerprints import Fingerprint, fingerprint
+from replicax.topology.fingerprints import Fingerprint, fingerprint, unabridged
 from replicax.topology.placement import put_among
 from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.variable import Variable
@@ -50,7 +51,7 @@ class _Leaf:
 class _Check:
     """A value that the rules of localities ask about."""
 
-    print: Fingerprint
+    print: Fingerprint | None  # None if its locality is refused by nobody
     locality: Locality
     refused: frozenset[Locality]
     otherwise: str
@@ -79,25 +80,31 @@ def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], strategy: St
 
 def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
     leaves, tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
-    of = store.localities.of
+    of, print_of = store.localities.of, _print_of(several)
 
-    def checks(expected: Sequence[tuple[Any, frozenset[Locality], str]]) -> tuple[_Check, ...]:
-        return tuple(_Check(fingerprint(value), of(value), refused, text) for value, refused, text in expected)
+    def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
+        locality = of(value)
+        return _Check(print_of(value) if always or locality in refused else None, locality, refused, text)
 
     def leaf_of(leaf: Any) -> _Leaf:
         if isinstance(leaf, jax.Array):
             place = None if store.places is None else store.places.of(leaf)
-            return _Leaf(fingerprint(leaf), of(leaf), store.localities.is_of_step(leaf), place)
+            return _Leaf(print_of(leaf), of(leaf), store.localities.is_of_step(leaf), place)
         return _Leaf(None, token=_token(leaf) if several else None)
 
     return Outcome(
         store.communicator.replica,
         str(tree),
         tuple(map(leaf_of, leaves)),
-        checks(store.mirrored),
-        checks(store.differing),
-        {v.number: (None if v.is_stacked else fingerprint(store.values[v]), text) for v, text in store.written.items()},
+        tuple(check(*expected, always=True) for expected in store.mirrored),
+        tuple(check(*expected, always=False) for expected in store.differing),
+        {v.number: (None if v.is_stacked else print_of(store.values[v]), text) for v, text in store.written.items()},
     )
+
+
+def _print_of(several: bool) -> Callable[[Any], Fingerprint]:
+    """What tells arrays apart: a digest, if several workers compare them, and else the array."""
+    return fingerprint if several else unabridged
 
 
 def check_expectations(everyone: Sequence[Outcome]) -> None:
@@ -201,7 +208,8 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
     if variable.is_stacked:
         return put_among(stack(values, extended.mesh), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
-    unwritten = None if all(written) else fingerprint(local_value(variable, stores[0].communicator.replica))
+    print_of = _print_of(extended.lockstep.several)
+    unwritten = None if all(written) else print_of(local_value(variable, stores[0].communicator.replica))
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
     return variable.to_storage(values[0])
