@@ -55,8 +55,10 @@ def test_other_devices_load_what_one_has_compiled() -> None:
     found = []
     for device in jax.devices()[:4]:
         x = jax.device_put(np.ones((3, 7), np.float32), device)
-        with compilations() as compiled, on(device):
+        trace = _jax.WatchingTrace(lambda *_: None, device, each=False)
+        with compilations() as compiled, on(device), _jax.set_current_trace(trace):
             assert jnp.cosh(x).devices() == {device}
+            assert jax.grad(lambda x: (x * jnp.arccosh(2 + x)).sum())(x).devices() == {device}
         found.append(bool(compiled))
     assert found == [True, False, False, False]
 

@@ -21,7 +21,7 @@ from jax._src.interpreters import ad as _ad
 from replicax._jax.operations import Operations, operation_key
 from replicax._jax.types import Literal, Primitive
 
-_MOST = 4096  # derivatives that are kept
+_MOST = 16384  # derivatives that are kept
 _derivatives: dict[Any, Derivative | None] = {}
 _lock = threading.RLock()
 _rule = _ad.fallback_linearize_rule  # JAX's: traces the rule of the derivative
@@ -130,11 +130,14 @@ def derivative_of(
     if key in _derivatives:
         return _derivatives[key]
     with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
-        try:
-            found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
-        except Exception:  # it asks for values; JAX raises again whatever is wrong
-            found = None
-        _derivatives[key] = found if found is not None and found.is_pure else None
+        everywhere = tuple(nonzeros), _config.trace_context(), operation  # the settings name the device
+        if everywhere not in _derivatives:
+            try:
+                found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
+            except Exception:  # it asks for values; JAX raises again whatever is wrong
+                found = None
+            _derivatives[everywhere] = found if found is not None and found.is_pure else None
+        _derivatives[key] = _derivatives[everywhere]
         while len(_derivatives) > _MOST:
             del _derivatives[next(iter(_derivatives))]
         return _derivatives[key]
