@@ -11,6 +11,8 @@ import optax
 import pytest
 
 import replicax
+from replicax.execution import per_replica
+from replicax.execution.conductor import Conductor
 from tests.conftest import strategy_of
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -244,6 +246,29 @@ def test_the_gradient_of_an_uneven_gather(pair) -> None:
 
     grads = pair.run(step, args=(pieces,), options=EXACT)
     assert [v.tolist() for v in pair.local_results(grads)] == [[0.0], [2.0, 4.0]]
+
+
+def test_arrays_that_are_reduced_together_meet_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    meetings: list[str] = []
+
+    def meet(self, replica, meeting, *args):
+        meetings.append(meeting)
+        return Conductor.meet(self, replica, meeting, *args)
+
+    monkeypatch.setattr(per_replica, "Conductor", type("Counting", (Conductor,), {"meet": meet}))
+
+    def step(x):
+        def reduced(x, y):
+            total, mean, _ = context().all_reduce("sum", (x, x * y, jnp.arange(2)))
+            return jnp.sum(total * x), mean
+
+        return jax.grad(reduced, has_aux=True)(x, 2.0), context().all_reduce("mean", [x, x[0], jnp.ones(4) * x[0]])
+
+    compiled, exact = both(pair, step, data(pair))
+    for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6)
+    # Both replicas each time; integers have no gradient.
+    assert meetings == [f"all_reduce of {n} arrays" for n in (3, 3, 2, 2, 3, 3)]
 
 
 # --- replicas that go astray ----------------------------------------------------------------------------

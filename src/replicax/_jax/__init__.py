@@ -4,8 +4,9 @@ Everything here is a few lines around something that ``jax`` has, but does not y
 release moves one of them, this package changes and no other.
 """
 
+from replicax._jax.at_once import AtOnce
 from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
-from replicax._jax.eager import EVALUATED_INSIDE, EagerTrace, WatchingTrace
+from replicax._jax.eager import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
 from replicax._jax.known import primitives_named
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitives import (
@@ -77,6 +78,7 @@ from replicax._jax.unchecked import Unchecked, to_arrays, unchecked
 __all__ = [
     "EVALUATED_INSIDE",
     "INSTALLED",
+    "AtOnce",
     "ClosedJaxpr",
     "EagerTrace",
     "Equation",
@@ -130,6 +132,7 @@ __all__ = [
     "prints",
     "process_index_and_count",
     "program_of",
+    "program_p",
     "pruned",
     "renew_kept_programs",
     "replace_inputs",

@@ -10,8 +10,12 @@ from jax._src import core as _core
 
 from replicax._jax.derivatives import derivative_of
 from replicax._jax.operations import Operations
+from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
-from replicax._jax.types import Primitive
+from replicax._jax.types import ClosedJaxpr, Primitive
+
+program_p = Primitive("replicax_program")
+"""What ``watch`` is told of a program that has been computed at once, its param ``jaxpr``."""
 
 
 class EagerTrace(_core.EvalTrace):
@@ -20,6 +24,11 @@ class EagerTrace(_core.EvalTrace):
     def __init__(self, device: jax.Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations = Operations(device)
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        with of_no_generation():
+            return None if looks_for_nans() else self._operations.apply(function, args)
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         with of_no_generation():
@@ -62,6 +71,13 @@ class WatchingTrace(EagerTrace):
         for result, needs in zip(results, derivative.needs, strict=True):
             self._watch(primitive, [args[i] for i in needs], params, [result])
         return derivative.linearized(args, results)
+
+    def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+        """The results of a program; ``None`` if it has to be computed operation by operation."""
+        results = None if self._each else self._operations.compute_program(program, args)
+        if results is not None:
+            self._watch(program_p, args, {"jaxpr": program.jaxpr}, results)
+        return results
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         evaluate = _STEP_BY_STEP.get(primitive.name)

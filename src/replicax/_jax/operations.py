@@ -85,6 +85,20 @@ class Operations:
         call = self._call(function, {}, (function, *avals), avals)
         return None if call is None else call(arrays, committed)
 
+    def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+        """The results of a program; ``None`` if it can't be computed at once."""
+        placed = None if _dispatch.needs_check_special() else self._operands(args, again=True)
+        if placed is None:
+            return None
+        avals, arrays, committed = placed
+        try:
+            operation = "program", _hashable(program)
+            hash(operation)
+        except (TypeError, _NotHashableError):
+            return None
+        call = self._call(_core.jaxpr_as_fun(program), {}, operation, avals)
+        return None if call is None else call(arrays, committed)
+
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
         """The operands' kinds, the operands on the device, and whether they are bound to it."""
         avals, arrays, committed = [], [], False
@@ -285,6 +299,24 @@ def _hashable(value: Any) -> Hashable:
     return value
 
 
+class _Structure:
+    """What is equal for equal programs."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, _Structure) and self._hash == other._hash and self._parts == other._parts
+
+
 def _structure(program: Any) -> Hashable:
     jaxpr = getattr(program, "jaxpr", program)
     if len(getattr(program, "consts", ())):
@@ -306,4 +338,4 @@ def _structure(program: Any) -> Hashable:
         for e in jaxpr.eqns
     )
     inputs = tuple(map(named, (*jaxpr.constvars, *jaxpr.invars)))
-    return inputs, equations, tuple(map(named, jaxpr.outvars))
+    return _Structure((inputs, equations, tuple(map(named, jaxpr.outvars))))

@@ -48,23 +48,32 @@ def identity_primitive(name: str, *, of_tangents: bool = False) -> Primitive:
     return primitive
 
 
-def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
+def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_compiled: bool = True) -> Primitive:
     """A linear primitive that is its own transpose, operand by operand, such as a sum over replicas.
 
     Args:
       name: its name.
       compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
+      is_compiled: whether it is ever compiled. If not, Python computes it, and zeros are operands as others are:
+        another replica's may be no zero.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(compute)
     primitive.def_abstract_eval(lambda *avals, **_: list(avals))
-    lowering = _mlir.lower_fun(compute, multiple_results=True)
-    _mlir.register_lowering(primitive, lowering)
+    bound = _of_nonzero
+    if is_compiled:
+        primitive.def_impl(compute)
+        _mlir.register_lowering(primitive, _mlir.lower_fun(compute, multiple_results=True))
+    else:
+        primitive.def_impl(_outside_tracing(compute))
+
+        def bound(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
+            return _of_nonzero(primitive, [_instantiated(v) for v in values], params)
+
     _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        return primitive.bind(*primals, **params), _of_nonzero(primitive, tangents, params)
+        return primitive.bind(*primals, **params), bound(primitive, tangents, params)
 
     def partly(trace: Any, *tracers: Any, **params: Any) -> list[Any]:
         # A custom rule may reduce values and tangents together, of which only the values are known at first.
@@ -75,9 +84,22 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]]) -> Primit
         return results
 
     _ad.primitive_jvps[primitive] = jvp
-    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: _of_nonzero(primitive, cotangents, params)
+    _ad.primitive_transposes[primitive] = lambda cotangents, *_, **params: bound(primitive, cotangents, params)
     _pe.custom_partial_eval_rules[primitive] = partly
     return primitive
+
+
+def _instantiated(value: Any) -> Any:
+    """A tangent or cotangent as an array, if it is one of a float."""
+    return _ad.instantiate_zeros(value) if value.aval.dtype != jax.dtypes.float0 else value
+
+
+def _outside_tracing(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def computed(*arrays: Any, **params: Any) -> Any:
+        with outside_tracing():
+            return compute(*arrays, **params)
+
+    return computed
 
 
 def _of_nonzero(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
@@ -159,12 +181,7 @@ def linear_primitive(
       move: ``move(params)``, its params when a batch dim has been put first.
     """
     primitive = Primitive(name)
-
-    def computed(x: Any, **params: Any) -> Any:
-        with outside_tracing():
-            return compute(x, **params)
-
-    primitive.def_impl(computed)
+    primitive.def_impl(_outside_tracing(compute))
     primitive.def_abstract_eval(shape)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:

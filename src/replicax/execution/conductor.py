@@ -24,6 +24,16 @@ from replicax.topology.codec import declared
 from replicax.topology.lockstep import Lockstep
 
 
+class Offers(list[Any]):
+    """What the replicas have brought to a meeting, in their order.
+
+    Attributes:
+      result: what the first of this worker's replicas has made of it, for the others to find.
+    """
+
+    result: Any = None
+
+
 class _Abandoned(BaseException):
     """Ends a replica's thread that waits for others that won't come."""
 
@@ -63,12 +73,15 @@ class Conductor:
       plays: what to run, by the replica's number.
       count: how many replicas there are on all workers.
       lockstep: what the workers tell each other.
+
+    Attributes:
+      count: how many replicas there are on all workers.
     """
 
     def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
         self._players = [_Player(i, play) for i, play in plays.items()]
         self._by_number = {p.replica: p for p in self._players}
-        self._count = count
+        self.count = count
         self._lockstep = lockstep
         self._back = threading.Semaphore(0)
         self._threads = [
@@ -95,13 +108,13 @@ class Conductor:
                 pass
         except BaseException as error:
             failed = next((f"replica {p.replica}" for p in self._players if p.error is error), "replicas")
-            self._lockstep.fail(error, f"{failed} of {self._count}")
+            self._lockstep.fail(error, f"{failed} of {self.count}")
             raise
         finally:
             self._abandon()
         return [p.result for p in self._players]
 
-    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
+    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
         """Come to a meeting as one replica, and wait for the others there.
 
         Args:
@@ -121,7 +134,7 @@ class Conductor:
         player.turn.acquire()
         if player.abandoned:
             raise _Abandoned
-        answer: list[Any] = player.answer
+        answer: Offers = player.answer
         player.answer = player.offer = None
         return answer
 
@@ -145,7 +158,7 @@ class Conductor:
             self._check_deadlines()
         if player.error is not None:
             if not self._lockstep.is_known(player.error):
-                player.error.add_note(f"(raised by replica {player.replica} of {self._count})")
+                player.error.add_note(f"(raised by replica {player.replica} of {self.count})")
             raise player.error
 
     def _patience(self) -> float | None:
@@ -165,7 +178,7 @@ class Conductor:
         if len({report.place for report in everyone}) > 1:
             places = "; ".join(report.whereabouts for report in everyone)
             raise self._lockstep.everywhere(DeadlockError(f"the replicas do not meet: {places}"))
-        offers = [report.offer for report in everyone]
+        offers = Offers(report.offer for report in everyone)
         for player in self._players:
             player.answer = offers
         for player in self._players:

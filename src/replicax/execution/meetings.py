@@ -6,6 +6,8 @@ program's: each replica differentiates its own loss.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax.communication import Examples
 from replicax.context import Options
-from replicax.execution.conductor import Conductor
+from replicax.execution.conductor import Conductor, Offers
 from replicax.execution.example_places import Place
 from replicax.execution.examples import Question, asks_p
 from replicax.execution.spmd import leaves_of, merge_here
@@ -56,7 +58,21 @@ class ExactCommunicator:
         """Compute on this replica's device what the step itself does not know of."""
         return _jax.set_current_trace(self._trace)
 
-    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> list[Any]:
+    def add(self, offers: Sequence[Sequence[Any]]) -> list[Any]:
+        """The sums of what the replicas bring, on this replica's device."""
+        for column in zip(*offers, strict=True):
+            kinds = [f"{a.dtype.name}{list(a.shape)}" for a in column]
+            if len(set(kinds)) > 1:
+                raise ValueError(
+                    f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
+                )
+        arrays = jax.device_put([a for offer in offers for a in offer], self.device)
+        add = _adding(len(offers))
+        with self.computing():
+            totals = self._trace.apply(add, arrays)
+            return add(*arrays) if totals is None else totals
+
+    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
         """What every replica brings to ``meeting``."""
         return self.conductor.meet(self.replica, meeting, offer, timeout)
 
@@ -74,10 +90,9 @@ class ExactCommunicator:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
         timeout = self._timeout if options is None else options.timeout_seconds
-        n = len(self.meet(f"all_reduce of {len(arrays)} arrays", None, timeout))
         arrays = [countable(as_array(a, COMBINED)) for a in arrays]
-        totals = [sum_p.bind(a, communicator=self) for a in arrays]
-        return totals if op is ReduceOp.SUM else [divide(total, n) for total in totals]
+        totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
+        return totals if op is ReduceOp.SUM else [divide(total, self.conductor.count) for total in totals]
 
     def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = as_array(array, COMBINED)
@@ -122,16 +137,25 @@ class ExactCommunicator:
         return merge_here(self, strategy, fn, args, kwargs, computed)
 
 
-def _sum(x: Any, *, communicator: ExactCommunicator) -> Any:
-    arrays = communicator.gathered("all_reduce", x)
-    kinds = [f"{a.dtype.name}{list(a.shape)}" for a in arrays]
-    if len(set(kinds)) > 1:
-        raise ValueError(f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}")
-    total = arrays[0]
-    with communicator.computing():
-        for array in arrays[1:]:
-            total = total + array
-        return total + jnp.zeros_like(total) if len(arrays) == 1 else total
+def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:
+    offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
+    if offers.result is None:  # whoever goes on first adds up for all
+        offers.result = communicator.add(offers)
+    totals: list[Any] = jax.device_put(offers.result, communicator.device)
+    return totals
+
+
+def _added(*arrays: Any, replicas: int) -> list[Any]:
+    """The sums of arrays, of which each replica has as many."""
+    n = len(arrays) // replicas
+    if replicas == 1:
+        return [a + jnp.zeros_like(a) for a in arrays]
+    return [functools.reduce(operator.add, arrays[i::n]) for i in range(n)]
+
+
+@functools.lru_cache(maxsize=64)
+def _adding(replicas: int) -> Callable[..., list[Any]]:
+    return functools.partial(_added, replicas=replicas)
 
 
 def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
@@ -161,14 +185,8 @@ def _next_axis(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "axis": params["axis"] + 1}
 
 
-sum_p: _jax.Primitive = _jax.linear_primitive(
-    "replicax_sum",
-    _sum,
-    lambda aval, *, communicator: aval,
-    lambda ct, _, *, communicator: sum_p.bind(ct, communicator=communicator),
-    lambda params: params,
-)
-"""``y = sum x``: the sum of all replicas' arrays."""
+sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
+"""``ys = sum xs``: the sums of all replicas' arrays, in one meeting."""
 
 whole_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_whole",

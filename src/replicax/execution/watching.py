@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from replicax import _jax
 from replicax.execution.example_places import Operation, Place
 from replicax.execution.example_rules import result_places
 from replicax.execution.examples import asks_p, number
-from replicax.execution.infer import UNRELIABLE
+from replicax.execution.infer import UNRELIABLE, infer
 from replicax.execution.meetings import sum_p, whole_p
 from replicax.locality import Locality, M, R, T
 from replicax.reduction import share_p
@@ -58,6 +59,10 @@ class Localities(_Notes[Locality]):
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """An operation has been computed."""
+        if primitive is _jax.program_p:
+            for result, locality in zip(results, _infer(params["jaxpr"], tuple(map(self.of, args))), strict=True):
+                self.note(result, locality)
+            return
         found = M
         for arg in args:
             found = found | self.of(arg)
@@ -69,6 +74,17 @@ class Localities(_Notes[Locality]):
             found = M
         for result in results:
             self.note(result, found)
+
+
+_inferred: weakref.WeakKeyDictionary[Any, dict[tuple[Locality, ...], list[Locality]]] = weakref.WeakKeyDictionary()
+
+
+def _infer(jaxpr: Any, inputs: tuple[Locality, ...]) -> list[Locality]:
+    """The localities of a program's results, remembered."""
+    known = _inferred.setdefault(jaxpr, {})
+    if inputs not in known:
+        known[inputs] = infer(jaxpr, inputs, {}, check=False)
+    return known[inputs]
 
 
 class Places(_Notes[Place]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, ValuesView
+from collections.abc import Callable, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -64,6 +64,7 @@ class Optimizer:
         self._variables: list[Variable] = []
         self._tree: Any = None
         self._state: Any = None
+        self._changes: tuple[Any, Callable[..., tuple[Any, Any]]] | None = None
 
     @property
     def variables(self) -> list[Variable]:
@@ -191,8 +192,6 @@ class Optimizer:
         >>> w.numpy().tolist()
         [0.5, 0.5]
         """
-        import optax  # a tenth of a second, and whoever gets here has loaded it
-
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
@@ -233,15 +232,29 @@ class Optimizer:
             jax.tree_util.tree_unflatten(self._tree, leaves)
             for leaves in ([by_variable[v] for v in self._variables], values)
         )
-        updates, state = self.tx.update(reduced, state, parameters, **further)
+        new_parameters, state = self._change(reduced, state, parameters, further)
         new_slots, tree = jax.tree_util.tree_flatten(state)
         built: Any = jax.tree_util.tree_structure(self._state, is_leaf=is_leaf)
         if tree != built:
             raise ValueError(f"Optimizer: tx.update changed the structure of its state from {built} to {tree}")
         written = [*self._variables, *self.variables]
-        new_values = jax.tree_util.tree_leaves(optax.apply_updates(parameters, updates))
+        new_values = jax.tree_util.tree_leaves(new_parameters)
         for v, value in zip(written, [*new_values, *new_slots], strict=True):
             store.write(v, v.checked(value), f"{v.describe()}: its update differs between replicas")
+
+    @property
+    def _change(self) -> Callable[..., tuple[Any, Any]]:
+        """``(gradients, state, parameters, further arguments)`` to new parameters and state."""
+        tx = self.tx
+        if self._changes is None or self._changes[0] is not tx:
+            import optax  # a tenth of a second, and whoever gets here has loaded it
+
+            def change(gradients: Any, state: Any, parameters: Any, further: Any) -> tuple[Any, Any]:
+                updates, state = tx.update(gradients, state, parameters, **further)
+                return optax.apply_updates(parameters, updates), state
+
+            self._changes = tx, _jax.AtOnce(change, tx.update)
+        return self._changes[1]
 
     def _check_same(self, variables: list[Variable]) -> None:
         if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):
