@@ -431,6 +431,18 @@ def in_step() -> bool:
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
+def is_right_across(strategy: Strategy) -> bool:
+    """Whether we are outside everything, or just inside the scope of ``strategy``.
+
+    Then neither :func:`check_cross_replica` nor :func:`in_step` has anything to say; this is quicker.
+    """
+    frames = _stack.frames
+    if frames:
+        return len(frames) == 1 and frames[0].replica is None and frames[0].strategy is strategy
+    base = _stack.base
+    return base is None or base.replica is not None or base.strategy is strategy
+
+
 _USE_MERGE_CALL = (
     "Inside a step use replicax.get_replica_context().merge_call(lambda strategy, value: …, args=(value,)), or its "
     "all_reduce and all_gather."

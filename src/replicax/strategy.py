@@ -13,10 +13,10 @@ from replicax.execution import across
 from replicax.execution.arguments import RaggedArgumentError
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.multi_step import MultiStepContext
-from replicax.execution.options import RunOptions, default_options
+from replicax.execution.options import COMPILED, RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.ragged import run_ragged
-from replicax.execution.run import check_call, run
+from replicax.execution.run import NEW, check_call, run, run_known
 from replicax.execution.steps import checked_steps, run_steps
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
@@ -110,7 +110,6 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     # --- running ----------------------------------------------------------------------------------------
 
-    @_jax.outside_meshes
     def run(
         self,
         fn: Callable[..., Any],
@@ -157,6 +156,20 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
+        if options is None and default_options() is COMPILED:
+            returned = run_known(self, fn, args, kwargs)
+            if returned is not NEW:
+                return returned
+        return self._run(fn, args, kwargs, options)
+
+    @_jax.outside_meshes
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: RunOptions | None,
+    ) -> Any:
         chosen = options
         options = default_options() if options is None else options
         context.check_present(self, "strategy.run")

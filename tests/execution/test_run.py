@@ -497,3 +497,58 @@ def test_a_mesh_that_is_set_has_no_say_in_what_a_strategy_does(pair, kind, execu
         assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
     assert [np.ravel(f).tolist() for f in found] == [[8.0, 8.0], [9.0, 9.0], [6.0], [6.0]]
     assert gathered.tolist() == [1.0, 2.0]
+
+
+# --- calls of a step that has run before ----------------------------------------------------------------
+
+
+def test_a_step_that_has_run_before_is_refused_where_a_new_one_is(pair) -> None:
+    other = strategy_of(2)
+
+    def step(x=1.0):
+        return x * 2
+
+    def again():
+        return pair.run(step, args=(1.0,))
+
+    assert float(again()) == 2
+    with other.scope(), pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
+        again()
+    with pytest.raises(replicax.ContextError, match="A step can't run another"):
+        pair.run(lambda: again())
+    with pytest.raises(replicax.ContextError, match="call it outside jax.jit"):
+        jax.jit(again)()
+    with pytest.raises(TypeError, match="args"):
+        pair.run(step, args=1.0)
+    with pytest.raises(TypeError, match="options must be RunOptions"):
+        pair.run(step, args=(1.0,), options=3)
+    with pair.scope():
+        assert float(again()) == 2
+    assert float(pair.run(step, args=[1.0])) == float(pair.run(step, kwargs={"x": 1.0})) == 2
+
+
+def test_a_step_that_has_run_before_heeds_what_has_changed(pair) -> None:
+    ran = []
+
+    def step(x):
+        ran.append(None)
+        return x * 2
+
+    def again():
+        return float(pair.run(step, args=(1.0,)))
+
+    assert (again(), again(), len(ran)) == (2, 2, 1)
+    with replicax.debug():
+        assert (again(), len(ran)) == (2, 3)  # for each replica
+    with jax.default_matmul_precision("highest"):
+        assert (again(), len(ran)) == (2, 4)
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()), ("i",))):
+        assert again() == 2
+    traces = len(ran)
+    replicax.set_strategy(pair)
+    try:
+        assert (again(), len(ran)) == (2, traces)
+    finally:
+        replicax.set_strategy(None)
+    step.__defaults__ = (3.0,)
+    assert (again(), len(ran)) == (2, traces + 1)

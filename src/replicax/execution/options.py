@@ -53,7 +53,7 @@ class RunOptions:
             )
 
 
-_COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
+COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
 
 
 class _Debugging(threading.local):
@@ -96,4 +96,4 @@ class _Debug(contextlib.ContextDecorator):
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _debugging.depth else _COMPILED
+    return _PER_REPLICA if _debugging.depth else COMPILED

@@ -34,6 +34,40 @@ _no_trace = _jax.eval_trace()
 _no_arguments = Arguments((), {})
 
 
+NEW: Any = object()
+"""What :func:`run_known` returns for a call that it leaves to :func:`run`."""
+
+
+def run_known(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """What :func:`run` does for almost every call: ``fn`` has a program, and nothing is the matter.
+
+    Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
+    that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
+    makes it a :data:`NEW` call, with its checks and messages. (A mesh that is set is one of JAX's settings.)
+    """
+    extended = strategy.extended
+    if (
+        extended.is_absent
+        or extended.lockstep.several
+        or type(args) is not tuple
+        or (kwargs is not None and type(kwargs) is not dict)
+        or _jax.current_trace() is not _no_trace
+        or not context.is_right_across(strategy)
+    ):
+        return NEW
+    arguments = _no_arguments
+    if args or kwargs:
+        try:
+            arguments = Arguments(args, kwargs or {})
+        except Exception:
+            return NEW
+    executable = extended.programs.find((function_key(fn), arguments.key, _jax.trace_settings()))
+    if executable is None:
+        return NEW
+    computed = launch(strategy, executable, executable.placed(arguments) if arguments.arrays else [])
+    return results(executable, computed, extended.num_replicas, arguments.mask)
+
+
 def run(
     strategy: Strategy,
     fn: Callable[..., Any],

@@ -27,6 +27,9 @@ class Lockstep:
       name: the topic.
       timeout: how many seconds to wait for the others, where nobody says otherwise.
 
+    Attributes:
+      several: whether there are other workers.
+
     >>> from replicax.topology.lockstep import Lockstep
     >>> from replicax.topology.workers import Alone
     >>> Lockstep(Alone()).share("counts its rows", 5)
@@ -35,6 +38,7 @@ class Lockstep:
 
     def __init__(self, workers: Workers, name: str = "lockstep", timeout: float | None = DEFAULT_TIMEOUT) -> None:
         self.workers = workers
+        self.several = workers.count > 1
         self.timeout = math.inf if timeout is None else timeout
         self.launches = Launches()
         if workers.ends is not None:
@@ -42,11 +46,6 @@ class Lockstep:
         self._name = name
         self._series = Series(workers, name, self.timeout)
         self._told: BaseException | None = None
-
-    @property
-    def several(self) -> bool:
-        """Whether there are other workers."""
-        return self.workers.count > 1
 
     def share(self, doing: str, item: Any, detail: str = "", timeout: float | None = None) -> list[Any]:
         """What all workers bring, in their order.
