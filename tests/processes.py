@@ -40,11 +40,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tests import forked
 from tests.compiler import HURRIED
 
 ROOT = pathlib.Path(__file__).parent.parent
+MODULE = "-W", "error", "-m"
+"""What the arguments begin with of a program that is a module of the tests; its process is forked."""
 GRACE = 4.0
 """How many seconds the others have to end, when one has failed."""
+
+
+Running = subprocess.Popen[bytes] | forked.Process
 
 
 class WorkersFailedError(AssertionError):
@@ -101,9 +107,8 @@ class _Team:
         address = f"127.0.0.1:{free_port()}"
         counts = ",".join(map(str, devices))
         self._processes, self._logs = _start(
-            [["-W", "error", "-m", "tests.processes", address, counts, str(i)] for i in range(len(devices))],
+            [[*MODULE, "tests.processes", address, counts, str(i)] for i in range(len(devices))],
             pathlib.Path(self._folder.name),
-            stdin=subprocess.PIPE,
         )
 
     def run(self, task: bytes, timeout: float) -> list[Any]:
@@ -146,6 +151,7 @@ def close_all() -> None:
     """End the workers that have stayed; the tests are over."""
     while _teams:
         _teams.popitem()[1].close()
+    forked.close()
 
 
 def run_programs(
@@ -174,29 +180,33 @@ def run_programs(
 
 
 def _start(
-    programs: Sequence[Sequence[str]],
-    folder: pathlib.Path,
-    *,
-    environment: Sequence[dict[str, str]] = (),
-    stdin: int | None = None,
-) -> tuple[list[subprocess.Popen[bytes]], list[pathlib.Path]]:
+    programs: Sequence[Sequence[str]], folder: pathlib.Path, *, environment: Sequence[dict[str, str]] = ()
+) -> tuple[list[Running], list[pathlib.Path]]:
     """A Python process for each program, and where each prints to, in a folder."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     clean = {k: v for k, v in os.environ.items() if k != "NPROC"}  # the tests' own devices
     clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **HURRIED}
     logs = [folder / f"log{i}" for i in range(len(programs))]
-    running = []
+    running: list[Running] = []
     for program, log, more in zip(programs, logs, environment or [{}] * len(programs), strict=True):
+        if tuple(program[:3]) == MODULE:
+            running.append(forked.start(program[3], program[4:], log, clean | more, folder))
+            continue
         with log.open("wb") as out:
             running.append(
                 subprocess.Popen(
-                    [sys.executable, *program], stdin=stdin, stdout=out, stderr=out, cwd=ROOT, env=clean | more
+                    [sys.executable, *program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd=ROOT,
+                    env=clean | more,
                 )
             )
     return running, logs
 
 
-def _pauses(running: Sequence[subprocess.Popen[bytes]], timeout: float) -> Iterator[float]:
+def _pauses(running: Sequence[Running], timeout: float) -> Iterator[float]:
     """Short pauses until the time is over; soon, once a process has failed."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -205,7 +215,7 @@ def _pauses(running: Sequence[subprocess.Popen[bytes]], timeout: float) -> Itera
         yield 0.02
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]], logs: Sequence[pathlib.Path], timeout: float) -> None:
+def _wait(running: Sequence[Running], logs: Sequence[pathlib.Path], timeout: float) -> None:
     """Wait until all have ended well."""
     for pause in _pauses(running, timeout):
         if all(p.poll() == 0 for p in running):
@@ -214,14 +224,14 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], logs: Sequence[pathlib.Pat
     raise _failure(running, logs)
 
 
-def _kill(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill(running: Sequence[Running]) -> None:
     for p in running:
         if p.poll() is None:
             p.kill()
         p.wait()
 
 
-def _failure(running: Sequence[subprocess.Popen[bytes]], logs: Sequence[pathlib.Path]) -> WorkersFailedError:
+def _failure(running: Sequence[Running], logs: Sequence[pathlib.Path]) -> WorkersFailedError:
     """What is raised when processes have failed, or not ended in time; kills those that are left."""
     late = [p.poll() is None for p in running]
     _kill(running)
@@ -236,7 +246,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _report(worker: int, process: subprocess.Popen[bytes], late: bool, text: str) -> str:
+def _report(worker: int, process: Running, late: bool, text: str) -> str:
     ended = "had not ended, and was killed" if late else f"ended with code {process.returncode}"
     lines = text.splitlines()
     left_out = [f"… {len(lines) - 150} lines …"] if len(lines) > 150 else []

@@ -38,6 +38,7 @@ def arrays(strategy: replicax.Strategy) -> Any:
     return strategy.distribute_values_from_function(make)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("options", ALL, ids=repr)
 def test_they_change_nothing_in_the_results(options: CommunicationOptions, replicas: int) -> None:

@@ -1,15 +1,16 @@
 """The form of the programs that test_programs.py runs, and what plain JAX on one device makes of them.
 
 A program is a step for one replica, in ordinary JAX. The other files ``programs_*.py`` hold the programs, a
-theme each. What a program computes is told by the same function without Replicax: on each replica's input in
-turn, or, where replicas communicate, by a function of all the inputs at once.
+theme each. Several are run together as one program, so that there is one to compile. What a program computes is
+told by the same function without Replicax: on each replica's input in turn, or, where replicas communicate, by a
+function of all the inputs at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ class Program:
     """One program.
 
     Attributes:
+      name: what it is called.
       step: what one replica computes: ``step(x, *shared)``.
       localities: ``"T"`` or ``"M"`` for each leaf of its result, in order.
       data: makes a replica's own argument, of locality T, from the replica's number.
@@ -36,6 +38,7 @@ class Program:
         bound, because replicas agree for a reason that no dataflow can see.
     """
 
+    name: str
     step: Callable[..., Any]
     localities: str
     data: Callable[[int], Any]
@@ -45,8 +48,9 @@ class Program:
     differ: bool
 
     @property
-    def name(self) -> str:
-        return self.step.__name__
+    def theme(self) -> str:
+        """That of the file in which it stands."""
+        return self.step.__module__.rpartition("programs_")[2]
 
     def reference(self, replicas: int) -> list[Any]:
         """What each of the replicas should get, computed without Replicax."""
@@ -73,10 +77,60 @@ def program(
 
     def register(step: Callable[..., Any]) -> Callable[..., Any]:
         assert all(p.name != step.__name__ for p in PROGRAMS), step.__name__
-        PROGRAMS.append(Program(step, localities, data, shared, across, variables, differ))
+        PROGRAMS.append(Program(step.__name__, step, localities, data, shared, across, variables, differ))
         return step
 
     return register
+
+
+def bundle(name: str, programs: Sequence[Program]) -> Program:
+    """One program of several that are alike in ``variables`` and ``differ``; its arguments and results are theirs."""
+    programs = sorted(programs, key=lambda p: p.name)  # in which order JAX takes a dict's entries
+    alone = [p for p in programs if p.across is None]
+
+    def run(some: Sequence[Program], xs: Any, shared: Any) -> dict[str, Any]:
+        results = {}
+        for p in some:
+            try:
+                results[p.name] = p.step(xs[p.name], *shared[p.name])
+            except Exception as error:
+                error.add_note(f"the program is {p.name}")
+                raise
+        return results
+
+    jitted = jax.jit(functools.partial(run, alone))
+
+    def across(xs: list[Any], shared: Any) -> list[Any]:
+        results = [jitted(x, shared) for x in xs]
+        for p in programs:
+            if p.across is not None:
+                everyone = p.across([x[p.name] for x in xs], *shared[p.name])
+                results = [{**result, p.name: own} for result, own in zip(results, everyone, strict=True)]
+        return results
+
+    return Program(
+        name,
+        functools.partial(run, programs),
+        "".join(p.localities for p in programs),
+        lambda replica: {p.name: p.data(replica) for p in programs},
+        lambda: ({p.name: p.shared() for p in programs},),
+        across,
+        programs[0].variables,
+        programs[0].differ,
+    )
+
+
+def bundles(programs: Sequence[Program], size: int) -> list[Program]:
+    """All of them, together with others of their theme."""
+    alike: dict[Any, list[Program]] = {}
+    for p in programs:
+        alike.setdefault((p.theme, p.variables, p.differ), []).append(p)
+    found = []
+    for (theme, *_), some in alike.items():
+        count = -(-len(some) // size)
+        for own in (some[i::count] for i in range(count)):
+            found.append(bundle(f"{theme}: {', '.join(p.name for p in own)}", own))
+    return found
 
 
 def by_replica(fn: Callable[..., Any]) -> Callable[..., list[Any]]:

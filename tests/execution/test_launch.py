@@ -22,7 +22,7 @@ KINDS = ["ran", "ran_in_steps", "ran_in_a_pipeline", "ran_exactly", "assigned", 
 
 def survive(count: int, kinds: list[str], timeout: float) -> None:
     [printed] = processes.run_programs(
-        [["-W", "error", "-m", "tests.execution.interrupted", str(count), *kinds]], timeout=timeout
+        [[*processes.MODULE, "tests.execution.interrupted", str(count), *kinds]], timeout=timeout
     )
     assert [f"{kind} survived" in printed for kind in kinds] == [True] * len(kinds)
 

@@ -15,7 +15,7 @@ import replicax
 from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
-from tests.execution.programs import PROGRAMS, Program
+from tests.execution.programs import PROGRAMS, Program, bundles
 from tests.execution.test_programs import Counted, check
 
 RNG = np.random.default_rng(3)
@@ -42,8 +42,10 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("which", PROGRAMS, ids=lambda p: p.name)
-def test_a_program_on_split_variables(which: Program, replicas: int) -> None:
+@pytest.mark.parametrize(
+    "which", bundles([p for p in PROGRAMS if jax.tree.leaves(p.shared())], 8), ids=lambda p: p.name
+)
+def test_programs_on_split_variables(which: Program, replicas: int) -> None:
     strategy = sharded(replicas)
     x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
     with strategy.scope():
@@ -82,7 +84,7 @@ TRANSFORMATIONS = {
 SHAPES = [(7, 4), (4,), (4, 5), (5,)]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.soak  # tests/training/test_optax.py has all transformations, in one program
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int) -> None:

@@ -94,11 +94,15 @@ def trained_on_one_device(model, tx, x, y, steps: int):
             h = stage(p, h)
         return jnp.mean((h - y) ** 2)
 
-    state, losses = tx.init(params), []
-    for _ in range(steps):
+    @jax.jit
+    def step(params, state):
         loss, gradients = jax.value_and_grad(loss_of)(params)
         updates, state = tx.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, loss
+
+    state, losses = tx.init(params), []
+    for _ in range(steps):
+        params, state, loss = step(params, state)
         losses.append(loss)
     return losses, params
 

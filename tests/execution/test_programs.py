@@ -24,7 +24,7 @@ from tests.execution import (  # noqa: F401
     programs_random,
     programs_variables,
 )
-from tests.execution.programs import PROGRAMS, Program, third_party
+from tests.execution.programs import PROGRAMS, Program, bundles, third_party
 
 T = replicax.Locality.PER_REPLICA
 
@@ -82,36 +82,48 @@ def bits(leaf: Any) -> Any:
 def check(which: Program, localities: tuple[Any, ...], result: Any, expected: list[Any]) -> None:
     """Every replica's copy of each leaf of ``result`` is what plain JAX computes for that replica."""
     replicas = len(expected)
-    leaves, tree = jax.tree.flatten(result, is_leaf=is_per_replica)
+    with_paths, tree = jax.tree.flatten_with_path(result, is_leaf=is_per_replica)
     flat = [jax.tree.leaves(e) for e in expected]
     assert tree == jax.tree.structure(expected[0])
     assert "".join(locality.value for locality in localities) == which.localities
-    for i, (leaf, locality) in enumerate(zip(leaves, localities, strict=True)):
+    for i, ((path, leaf), locality) in enumerate(zip(with_paths, localities, strict=True)):
         assert is_per_replica(leaf) == (locality is T and replicas > 1)
         held = copies(leaf, replicas)
         assert len(held) == replicas
         for replica in range(replicas):
-            assert_same(held[replica], flat[replica][i], f"leaf {i} of {which.name} on replica {replica}")
+            assert_same(held[replica], flat[replica][i], f"{jax.tree_util.keystr(path)} on replica {replica}")
+
+
+BUNDLES = bundles(PROGRAMS, 8)
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("counts", [(1, 2), (2, 4)], ids=str)
-@pytest.mark.parametrize("which", PROGRAMS, ids=lambda p: p.name)
-def test_a_program_is_what_plain_jax_computes(which: Program, counts: tuple[int, ...]) -> None:
-    for replicas in counts:
-        strategy = strategy_of(replicas)
-        step, args = Counted(which.step), arguments(which, strategy)
-        localities = strategy.extended.trace(step, args).localities
-        expected = which.reference(replicas)
-        for _ in range(2):
-            check(which, localities, strategy.run(step, args), expected)
-        assert step.calls == 1
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
+def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> None:
+    compare(which, replicas)
     # The localities that a program expects are no mere bounds: what may differ between replicas does.
     flat = [jax.tree.leaves(e) for e in which.reference(4)]
     for i, locality in enumerate(which.localities if which.differ else ""):
         first, *others = (np.asarray(bits(leaves[i])) for leaves in flat)
         agree = all(np.array_equal(first, other) for other in others)
         assert agree == (locality == "M"), f"leaf {i}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
+def test_programs_on_one_replica(which: Program) -> None:
+    compare(which, 1)
+
+
+def compare(which: Program, replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    step, args = Counted(which.step), arguments(which, strategy)
+    localities = strategy.extended.trace(step, args).localities
+    expected = which.reference(replicas)
+    for _ in range(2):
+        check(which, localities, strategy.run(step, args), expected)
+    assert step.calls == 1
 
 
 # --- gradients with respect to variables ----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -111,29 +112,37 @@ def check_same(a: dict[str, Any], b: dict[str, Any]) -> None:
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6 * max(1e-3, np.abs(right).max(initial=0)))
 
 
+SEVEN = batches([8] * 7)
+"""Elements, which are no multiple of three."""
+
+
+@functools.cache
+def one_at_a_time(kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """Each replica's share of each loss, and the state at the end."""
+    one = Model(STRATEGIES[kind]())
+    shares = [one.strategy.run(one.step, args=(b,)) for b in one.strategy.distribute_dataset(SEVEN)]
+    return [one.strategy.local_results(share) for share in shares], one.state()
+
+
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_the_same_as_one_at_a_time(kind, steps) -> None:
-    """Seven elements, which are no multiple of three."""
-    data = batches([8] * 7)
-    one = Model(STRATEGIES[kind]())
-    shares = [one.strategy.run(one.step, args=(b,)) for b in one.strategy.distribute_dataset(data)]
-
+    shares, state = one_at_a_time(kind)
     many = Model(STRATEGIES[kind]())
     strategy = many.strategy
-    iterator = iter(strategy.distribute_dataset(data))
+    iterator = iter(strategy.distribute_dataset(SEVEN))
     done = []
     while sum(done) < 7:
         ctx = strategy.run_steps(many.step_of_many, iterator, steps)
         done.append(ctx.steps)
-        expected = strategy.local_results(shares[sum(done) - 1])
+        expected = shares[sum(done) - 1]
         np.testing.assert_allclose(strategy.local_results(ctx.last_step_outputs["shares"]), expected, rtol=2e-6)
         np.testing.assert_allclose(ctx.last_step_outputs["loss"], sum(map(float, expected)), rtol=2e-6)
         assert int(ctx.last_step_outputs["count"]) == sum(done)
     assert done == {1: [1] * 7, 3: [3, 3, 1], 7: [7]}[steps]
     with pytest.raises(StopIteration):
         strategy.run_steps(many.step_of_many, iterator, steps)
-    check_same(many.state(), one.state())
+    check_same(many.state(), state)
     assert many.traces == strategy.extended.trace_count(many.step_of_many) == 1
 
 
