@@ -370,6 +370,47 @@ def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_ag
         jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
+def test_calls_of_the_host_are_those_of_a_program_of_one_size() -> None:
+    """Inside a loop that replicas agree on, in one in which they meet, and of what all have; by functions made anew."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones(3))
+    calls: list[tuple[str, float]] = []
+
+    def step(x: Any) -> Any:
+        own = x.sum(0)
+
+        def tell(what: str, value: Any) -> None:
+            jax.debug.callback(lambda v: calls.append((what, float(v))), value.sum())
+
+        def agreed(_: Any, value: Any) -> Any:
+            tell("agreed", value)
+            return value * 2
+
+        def met(_: Any, value: Any) -> Any:
+            tell("met", value)
+            return value + here().all_reduce("sum", own)
+
+        def asked(value: Any) -> np.ndarray[Any, Any]:
+            return np.asarray(value) * 3
+
+        doubled = jax.lax.fori_loop(0, 2, agreed, w.value)
+        w.assign(doubled)
+        tell("own", own * 0 + x.shape[0])
+        kept = jax.checkpoint(lambda x: x * 2, policy=jax.checkpoint_policies.save_only_these_names("x"))(w.value)
+        return jax.lax.fori_loop(0, 2, met, w.value), jax.pure_callback(asked, jax.typeof(w.value), w.value), kept
+
+    results = strategy.run(step, args=(rows(strategy, (2, 1)),), options=COMPILED)
+    jax.effects_barrier()
+    total = float(results[0].sum())
+    assert [isinstance(r, jax.Array) for r in results] == [True] * 3
+    np.testing.assert_array_equal(results[1:], [[12] * 3, [8] * 3])
+    expected = [("agreed", 3), ("agreed", 6), ("met", 12), ("met", 12 + (total - 12) / 2)] * 2
+    names, values = zip(*sorted([*expected, ("own", 6), ("own", 3)]), strict=True)
+    assert tuple(name for name, _ in sorted(calls)) == names
+    np.testing.assert_allclose([value for _, value in sorted(calls)], values, rtol=1e-5)
+
+
 # --- what can't be one program --------------------------------------------------------------------------
 
 

@@ -55,7 +55,24 @@ def prints(jaxpr: Jaxpr) -> bool:
 
 def acts_outside(equation: Equation) -> bool:
     """Whether an equation does something besides computing its results (prints, calls back, …)."""
-    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+    return any(map(_is_action, equation.effects))
+
+
+def _is_action(effect: Any) -> bool:
+    return type(effect).__name__ != "NamedAxisEffect"
+
+
+def silenced(equation: Equation) -> Equation:
+    """``equation`` without the prints and callbacks inside that nothing comes out of."""
+
+    def of_program(jaxpr: Jaxpr) -> Jaxpr:
+        kept = [silenced(e) for e in jaxpr.eqns if e.outvars or not acts_outside(e)]
+        return program_of(jaxpr, jaxpr.invars, kept, jaxpr.outvars)
+
+    params = map_jaxprs(equation.params, of_program)
+    if any(acts_outside(e) for j in _core.jaxprs_in_params(params) for e in getattr(j, "jaxpr", j).eqns):
+        return equation
+    return equation.replace(params=params, effects=frozenset(e for e in equation.effects if not _is_action(e)))
 
 
 def constants_of(equation: Equation) -> Sequence[Any]:

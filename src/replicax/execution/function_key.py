@@ -287,7 +287,7 @@ class _Collector:
         if type(value) in _BY_VALUE:
             # repr, because 0.0 == -0.0
             return type(value), repr(value) if type(value) in (float, complex) else value
-        if _is_record(value):
+        if is_record(value):
             return type(value), tuple(self._freeze(getattr(value, f.name)) for f in dataclasses.fields(value))
         is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
         if not is_function and type(value) not in _CONTAINERS:
@@ -304,12 +304,13 @@ class _Collector:
         return type(value), tuple((self._freeze(k), self._freeze(v)) for k, v in items)
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     """Whether ``value`` is of a frozen dataclass, and nothing but its fields."""
     params = getattr(type(value), "__dataclass_params__", None)
     if params is None or not params.frozen or not params.eq:
         return False
-    return getattr(value, "__dict__", {}).keys() == {f.name for f in dataclasses.fields(value)}
+    attributes = getattr(value, "__dict__", None)  # there is none where fields are slots
+    return attributes is None or attributes.keys() == {f.name for f in dataclasses.fields(value)}
 
 
 def _innermost(fn: Any) -> Any:

@@ -6,6 +6,8 @@ numbers. So what several programs have in common is found however they are writt
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.execution.function_key import is_record
 from replicax.execution.infer import UNRELIABLE
 
 _SMALL = 64 * 1024
@@ -82,6 +85,7 @@ class _Frozen:
 
     def __init__(self) -> None:
         self._programs: dict[int, tuple[Any, Any]] = {}
+        self._functions: dict[int, tuple[Any, Any]] = {}
         self._held: list[Any] = []  # so that ids stay their own
 
     def of_equation(self, equation: Any) -> Any:
@@ -100,12 +104,25 @@ class _Frozen:
             return tuple((k, self.of(v)) for k, v in value.items())
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self.array(value)
+        if isinstance(value, types.FunctionType):
+            return self.function(value)
+        if is_record(value):
+            return type(value), tuple(self.of(getattr(value, field.name)) for field in dataclasses.fields(value))
         try:
             hash(value)
         except TypeError:
             self._held.append(value)
             return "object", id(value)
         return type(value), value
+
+    def function(self, fn: types.FunctionType) -> Any:
+        """Equal for functions with the same code that have captured the same: they are made in each capture."""
+        if id(fn) not in self._functions:
+            self._functions[id(fn)] = fn, id(fn)  # while it is looked at; it may have captured itself
+            captured = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
+            key = fn.__code__, id(fn.__globals__), *map(self.of, (fn.__defaults__, fn.__kwdefaults__, captured))
+            self._functions[id(fn)] = fn, key
+        return self._functions[id(fn)][1]
 
     def array(self, array: Any) -> Any:
         is_small = isinstance(array, (np.ndarray, np.generic)) or (

@@ -130,25 +130,30 @@ class Straight:
             closed = list(map(self._numbers.of_constant, _jax.constants_of(equation)))
             opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars])
             return self._inline(opened, [*closed, *operands])
-        if not is_collective(equation) and _jax.sub_jaxprs(equation) and not acts(equation):
+        if not is_collective(equation) and _jax.sub_jaxprs(equation):
             return self._add_split(equation, operands)
         return self._add(equation, operands)
 
-    def _add_split(self, equation: Any, operands: list[int]) -> list[int]:
-        """Add a loop or branch: what replicas agree on is computed without what they may differ in.
+    def _add_split(self, equation: Any, operands: list[int]) -> Sequence[int]:
+        """Add a loop or branch: what replicas agree on is computed without what they may differ in, or do besides.
 
         So it is the same for all sizes, though the whole is not.
         """
-        found = self._infer(equation, operands)
-        numbers: dict[Any, int] = {}
-        given = {id(atom): number for atom, number in zip(equation.invars, operands, strict=True)}
-        for differ in (False, True):
-            wanted = [(locality is T) is differ for locality in found]
-            if any(wanted):
-                part = _jax.pruned(equation, wanted, thoroughly=not differ)
-                results = self._add(part, [given[id(atom)] for atom in part.invars])
-                numbers = dict(zip(part.outvars, results, strict=True)) | numbers
+        differ = [locality is T for locality in self._infer(equation, operands)]
+        quiet = _jax.silenced(equation)
+        if all(differ) or acts(quiet):
+            return self._add(equation, operands)
+        numbers = self._add_part(_jax.pruned(quiet, [not d for d in differ], thoroughly=True), equation, operands)
+        if acts(equation):
+            numbers = dict(zip(equation.outvars, self._add(equation, operands), strict=True)) | numbers
+        elif any(differ):
+            numbers = self._add_part(_jax.pruned(equation, differ), equation, operands) | numbers
         return [numbers[v] for v in equation.outvars]
+
+    def _add_part(self, part: Any, equation: Any, operands: list[int]) -> dict[Any, int]:
+        """Add a part of an equation; return the numbers of its results."""
+        given = {id(atom): number for atom, number in zip(equation.invars, operands, strict=True)}
+        return dict(zip(part.outvars, self._add(part, [given[id(atom)] for atom in part.invars]), strict=True))
 
     def _add(self, equation: Any, operands: Sequence[int]) -> tuple[int, ...]:
         talks = is_collective(equation)
