@@ -209,6 +209,30 @@ def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]
     assert_agree(strategy_of(len(sizes)), PROGRAMS[name], [sizes])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [replicax.CommunicationOptions(implementation="ring"), replicax.CommunicationOptions(timeout_seconds=60.0)],
+    ids=["ring", "timeout"],
+)
+def test_it_is_the_same_however_replicas_communicate(options: replicax.CommunicationOptions) -> None:
+    strategy = strategy_of(3)
+    with strategy.scope():
+        w = replicax.Variable(jnp.eye(3))
+
+    def step(x: Any, options: Any) -> Any:
+        def loss() -> Any:
+            h = jnp.tanh(x @ w.value)
+            return (h @ here().all_gather(h, 0, options=options).T).sum()
+
+        _, [gradient] = replicax.value_and_grad(loss, [w])()
+        return here().all_reduce("sum", gradient, options=options), here().all_gather(x.T, 1, options=options)
+
+    x = rows(strategy, (3, 1, 2))
+    expected, found = (strategy.run(step, args=(x, o)) for o in (None, options))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 # --- one program for each set of sizes ------------------------------------------------------------------
 
 
