@@ -100,6 +100,8 @@ class _Frozen:
             return "program", self.program(value)
         if type(value) in (tuple, list):
             return tuple(map(self.of, value))
+        if type(value) in (set, frozenset):
+            return frozenset(map(self.of, value))
         if type(value) is dict:
             return tuple((k, self.of(v)) for k, v in value.items())
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
