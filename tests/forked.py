@@ -1,7 +1,8 @@
 """Python processes that start at once: forked from one that has imported JAX, and has not used it.
 
 Most of a small test in processes of its own would be the import of JAX, again and again. ``start`` is for programs that
-are modules below ``tests``; what a user starts from a shell is started as the user would.
+are modules below ``tests``; what a user starts from a shell is started as the user would, and so is what has to have
+settings of JAX in its environment, which JAX reads when it is imported.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from replicax import _jax
+from tests import processes
 from tests.execution.test_exact_programs import compilations
 
 
@@ -88,3 +89,26 @@ def test_nans_are_looked_for() -> None:
     device = jax.devices()[0]
     with on(device), jax.debug_nans(True), pytest.raises(FloatingPointError):
         jnp.log(jax.device_put(-np.ones(3, np.float32), device))
+
+
+CACHED = """
+import jax, jax.numpy as jnp, replicax
+replicax.use_cpu_devices(2)
+pair = replicax.MirroredStrategy()
+step = lambda x: jnp.sin(x) + x @ x
+x = pair.distribute_values_from_function(lambda ctx: jnp.ones(3) * ctx.replica_id_in_sync_group)
+found = pair.run(step, args=(x,), options=replicax.RunOptions(executor="per_replica"))
+print(*(float(v[0]) for v in pair.local_results(found)))
+"""
+
+
+def test_with_a_cache_of_compiled_programs_on_disk(tmp_path) -> None:
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    for _ in range(2):  # the second time from the disk
+        [printed] = processes.run_programs([["-W", "error", "-c", CACHED]], environment=[settings])
+        assert [round(float(v), 4) for v in printed.split()] == [0.0, 3.8415]
+    assert list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import array as _array
+from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
@@ -215,6 +216,8 @@ class _Program:
 
     def _loaded(self, device: jax.Device) -> Any:
         client = device.client
+        if _compilation_cache.is_cache_used(client):  # what comes from there can't be handed on, nor has it to be
+            return self._compiled(device)
         try:
             if self._bytes is None:
                 self._bytes = client.serialize_executable(self._executable)
