@@ -26,6 +26,7 @@ def owners():
         "ReplicaContext": replicax.get_replica_context(),
         "MultiStepContext": replicax.MultiStepContext(),
         "Variable": v,
+        "Aggregation": replicax.Aggregation,
         "PerReplica": strategy.distribute_values_from_function(lambda ctx: 1.0),
     }
 
@@ -44,7 +45,7 @@ def test_old_names(owners, kind) -> None:
 
 
 def test_names_that_never_were(owners) -> None:
-    for kind in ("replicax", "Strategy", "StrategyExtended", "ReplicaContext", "MultiStepContext"):
+    for kind in ("replicax", "Strategy", "StrategyExtended", "ReplicaContext", "MultiStepContext", "Aggregation"):
         with pytest.raises(AttributeError, match="no attribute 'never_was'$"):
             owners[kind].never_was  # noqa: B018
     with pytest.raises(AttributeError, match="a Variable has no attribute 'never_was', nor has an array"):

@@ -6,7 +6,9 @@ makes an old name work, and nothing is looked up as long as the names are right.
 
 from __future__ import annotations
 
+import enum
 import functools
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -144,6 +146,9 @@ NAMES: dict[str, dict[str, str]] = {
         "sparse_read": "variable[indices]",
         "values": "strategy.local_results(variable)",
     },
+    "Aggregation": {
+        "ONLY_FIRST_TOWER": "replicax.Aggregation.ONLY_FIRST_REPLICA",
+    },
     "PerReplica": {
         "get": _LOCAL,
         "primary": "strategy.local_results(value)[0]",
@@ -156,12 +161,17 @@ def missing(owner: Any, name: str, otherwise: str | None = None) -> AttributeErr
     """The error that ``owner`` has no attribute ``name``, with today's name if it had one.
 
     Args:
-      owner: an object, or the module ``replicax``.
+      owner: an object, the module ``replicax``, or an enum.
       name: of the attribute.
       otherwise: what to say if this is no old name.
     """
-    kinds = ["replicax"] if isinstance(owner, type(functools)) else [kind.__name__ for kind in type(owner).__mro__]
-    what = f"module {owner.__name__!r}" if kinds == ["replicax"] else f"{kinds[0]!r} object"
+    if isinstance(owner, types.ModuleType):
+        kinds, what = ["replicax"], f"module {owner.__name__!r}"
+    elif isinstance(owner, type):
+        kinds, what = [owner.__name__], f"{owner.__name__!r}"
+    else:
+        kinds = [kind.__name__ for kind in type(owner).__mro__]
+        what = f"{kinds[0]!r} object"
     today = next((NAMES[kind][name] for kind in kinds if name in NAMES.get(kind, ())), None)
     hint = "" if today is None else f": a name of tf.distribute's; here it is {today}"
     text = f"{what} has no attribute {name!r}{hint}"
@@ -177,6 +187,18 @@ class Renamed:
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name)
+
+
+class RenamedMembers(enum.EnumMeta):
+    """The type of enums whose members' old names are errors that name today's."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            members = cls.__dict__.get("_member_map_", {})  # Python 3.11 looks them up here
+            if name in members:
+                return members[name]
+            raise missing(cls, name)
 
 
 def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

@@ -406,3 +406,17 @@ def test_arguments_that_a_transformation_does_not_take(pair) -> None:
         TypeError, match="takes no argument 'value', 'agregate'; its update takes updates, state, params"
     ):
         refused(pair, plain, lambda x, _: {"value": x, "agregate": False})
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_integers_that_are_too_large_for_a_gradient(pair, executor: str) -> None:
+    with pair.scope():
+        w = replicax.Variable(np.zeros(2, np.float32), name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+        slow = replicax.Optimizer(optax.polyak_sgd())
+    options = replicax.RunOptions(executor=executor)
+    with pytest.raises(replicax.IntegerRangeError, match=r"apply_gradients: the gradient of .*'w'.* 1099511627776"):
+        pair.run(lambda: optimizer.apply_gradients([(np.array([1, 2**40]), w)]), options=options)
+    with pytest.raises(replicax.IntegerRangeError, match="apply_gradients: value has the integer 1099511627776"):
+        pair.run(lambda: slow.apply_gradients([(np.ones(2, np.float32), w)], value=2**40), options=options)
+    assert w.numpy().tolist() == [0.0, 0.0]

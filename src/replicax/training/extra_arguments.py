@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.nests import is_leaf, known
+from replicax.topology.integers import as_array
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -57,7 +57,7 @@ def arrays_in(
         name = path[0].key
         value = store.read(leaf) if isinstance(leaf, Variable) else leaf
         if name in SHARES:
-            value = jnp.asarray(value)
+            value = as_array(value, f"apply_gradients: {name}{jax.tree_util.keystr(path[1:])}")
         values.append(value)
         if isinstance(value, jax.Array):
             positions.append(i)
@@ -120,7 +120,9 @@ def of_parameters(
             )
         leaves, shape = jax.tree_util.tree_flatten(result)
         text = f"apply_gradients: what {name} returns {problem}"
-        leaves = [outer.expect([jnp.asarray(leaf)], refused, text)[0] for leaf in leaves]
+        leaves = [
+            outer.expect([as_array(leaf, f"apply_gradients: what {name} returns")], refused, text)[0] for leaf in leaves
+        ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
     def total(values: Any) -> Any:

@@ -14,6 +14,7 @@ from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf, known
+from replicax.topology.integers import as_array
 from replicax.topology.placement import compute, put, put_among
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
@@ -292,7 +293,17 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
             ) from None
         found = pairs_of(zip(parts, leaves, strict=True))
         chosen = jax.tree_util.tree_unflatten(tree, [None if g is None else v for g, v in found])
-    return [(g if is_slices(g) else jnp.asarray(g), v) for g, v in found if g is not None], chosen
+    return [(_gradient(g, v), v) for g, v in found if g is not None], chosen
+
+
+def _gradient(value: Any, variable: Any) -> Any:
+    return (
+        value if is_slices(value) else as_array(value, lambda: f"apply_gradients: the gradient of {_named(variable)}")
+    )
+
+
+def _named(variable: Any) -> str:
+    return variable.describe() if isinstance(variable, Variable) else repr(variable)
 
 
 _ALREADY_REDUCED = (

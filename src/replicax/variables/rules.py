@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 
 from replicax.enums import parse_enum
+from replicax.renamed import RenamedMembers
 
 
 class Synchronization(enum.Enum):
@@ -33,7 +34,7 @@ class Synchronization(enum.Enum):
     """Each replica updates its own copy; they are combined when the variable is read from outside a replica."""
 
 
-class Aggregation(enum.Enum):
+class Aggregation(enum.Enum, metaclass=RenamedMembers):
     """How the replicas' values become one.
 
     >>> import replicax
