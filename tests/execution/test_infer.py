@@ -56,7 +56,7 @@ COLLECTIVES = {
         lambda x: jax.vmap(lambda y: lax.psum(y, "replica"), axis_name="replica")(x[None]),
         "T",
     ),
-    "psum_start": (lambda x: parallel.psum_start(x, "replica").done(), "M"),
+    "all_gather_start": (lambda x: parallel.all_gather_start(x, "replica").done(), "M"),
     "all_gather_start": (lambda x: parallel.all_gather_start(x, "replica").done(), "M"),
     "psum_scatter_start": (lambda x: parallel.psum_scatter_start(jnp.ones(2), "replica", tiled=True).done(), "T"),
     "all_to_all_start": (lambda x: parallel.all_to_all_start(jnp.ones(2), "replica", 0, 0).done(), "T"),
@@ -220,7 +220,9 @@ DEADLOCKS = {
     "one that nobody has heard of in a branch": lambda x: lax.cond(
         x > 0, lambda: novel_p.bind(x, axis_name="replica"), lambda: x
     ),
-    "psum_start in a branch": lambda x: lax.cond(x > 0, lambda: parallel.psum_start(x, "replica").done(), lambda: x),
+    "all_gather_start in a branch": lambda x: lax.cond(
+        x > 0, lambda: parallel.all_gather_start(x, "replica").done()[0], lambda: x
+    ),
     "while in a scan": lambda x: lax.scan(
         lambda c, _: (lax.while_loop(lambda d: d < c, lambda d: d + psum(d), ONE), None), x, None, length=2
     )[0],
