@@ -57,7 +57,6 @@ COLLECTIVES = {
         "T",
     ),
     "all_gather_start": (lambda x: parallel.all_gather_start(x, "replica").done(), "M"),
-    "all_gather_start": (lambda x: parallel.all_gather_start(x, "replica").done(), "M"),
     "psum_scatter_start": (lambda x: parallel.psum_scatter_start(jnp.ones(2), "replica", tiled=True).done(), "T"),
     "all_to_all_start": (lambda x: parallel.all_to_all_start(jnp.ones(2), "replica", 0, 0).done(), "T"),
     "ppermute_start": (lambda x: parallel.ppermute_start(ONE, "replica", [(0, 1), (1, 0)]).done(), "T"),
