@@ -272,6 +272,17 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
     return normal
 
 
+def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:
+    """Raise unless arrays of these shapes can be put one after the other along ``axis``.
+
+    Raises:
+      ValueError: they differ in another dim, too.
+    """
+    others = [(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes]
+    if any(other != others[0] for other in others):
+        raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
+
+
 def countable(array: jax.Array) -> jax.Array:
     """``array``, with booleans as int32."""
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from replicax import _jax, context, data
 from replicax.data.methods import Input
 from replicax.execution import across
-from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.arguments import NotOneProgramError
+from replicax.execution.fallback import fall_back
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import COMPILED, RunOptions, default_options
 from replicax.execution.per_replica import run_per_replica
-from replicax.execution.ragged import run_ragged
 from replicax.execution.run import NEW, check_call, run, run_known
 from replicax.execution.steps import checked_steps, run_steps
 from replicax.extended import StrategyExtended
@@ -180,10 +180,10 @@ class Strategy(Input, LogicalDevices, Renamed):
             return run_per_replica(self, fn, args, kwargs)
         try:
             return run(self, fn, args, kwargs)
-        except RaggedArgumentError as ragged:
+        except NotOneProgramError as why:
             if chosen is not None:
                 raise
-            return run_ragged(self, fn, args, kwargs, ragged)
+            return fall_back(self, fn, args, kwargs, why)
 
     @keywords_renamed(iterations="steps", dataset="iterator")
     @_jax.outside_meshes

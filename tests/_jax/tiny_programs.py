@@ -189,6 +189,7 @@ PROGRAMS: dict[str, Program] = {
     "population_count": lambda: lax.population_count(jnp.arange(4)),
     "pure_callback": lambda: jax.pure_callback(lambda x: x, _shape_of(_row()), _row()),
     "qr": lambda: lax.linalg.qr(_square()),
+    "ragged_dot_general": lambda: lax.ragged_dot(_square(), _square()[None], jnp.array([2])),
     "random_seed": lambda: jax.random.key(0),
     "random_wrap": lambda: jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)),
     "real": lambda: lax.real(lax.complex(_row(), _row())),

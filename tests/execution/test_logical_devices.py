@@ -343,6 +343,6 @@ def test_inputs_come_in_parts() -> None:
     for i, component in enumerate(strategy.local_results(split_x)):
         np.testing.assert_array_equal(component, normal(8, 8, seed=i))
         assert component.devices() == {strategy.extended.worker_devices[i]}
-    ragged = strategy.distribute_values_from_function(lambda ctx: jnp.ones(4 + ctx.replica_id_in_sync_group))
+    uneven = strategy.distribute_values_from_function(lambda ctx: jnp.ones(4 + ctx.replica_id_in_sync_group))
     with pytest.raises(TypeError, match="is no array of one shape on every replica"):
-        strategy.split_to_logical_devices(ragged, [4])
+        strategy.split_to_logical_devices(uneven, [4])

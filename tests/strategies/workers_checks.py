@@ -104,7 +104,7 @@ def kinds_of_variables(strategy: replicax.Strategy, options: Any = None) -> Any:
 
 def across_replicas(strategy: replicax.Strategy) -> Any:
     x = rows(strategy)
-    ragged = rows(strategy, [2, 2, 1, 0])
+    uneven = rows(strategy, [2, 2, 1, 0])
     extended = strategy.extended
     slices = replicax.IndexedSlices(x, strategy.distribute_values_from_function(lambda _: np.arange(4) % 2), (2, 3))
     return values(
@@ -112,18 +112,18 @@ def across_replicas(strategy: replicax.Strategy) -> Any:
         [
             strategy.reduce("sum", {"a": x, "b": [x, x]}),
             strategy.reduce("mean", x, axis=0),
-            strategy.reduce("sum", ragged, axis=0),
-            strategy.reduce("mean", [ragged, ragged], axis=(0, 1)),
+            strategy.reduce("sum", uneven, axis=0),
+            strategy.reduce("mean", [uneven, uneven], axis=(0, 1)),
             strategy.reduce("sum", slices).to_dense(),
             strategy.gather(x, axis=1),
-            strategy.gather(ragged, axis=0),
+            strategy.gather(uneven, axis=0),
             extended.reduce_to("mean", x, destinations=None),
             extended.reduce_to("sum", x, destinations="cpu:0"),
             extended.batch_reduce_to("sum", [(x, None), (x, x)]),
             extended.broadcast_to({"a": np.arange(3.0)}),
             extended.broadcast_to(strategy.reduce("sum", x), "cpu:0"),
             x,
-            ragged,
+            uneven,
         ],
     )
 
@@ -180,7 +180,7 @@ def in_a_step(strategy: replicax.Strategy, options: Any = None) -> Any:
     return values(strategy, results)
 
 
-def ragged_steps(strategy: replicax.Strategy, options: Any = None) -> Any:
+def uneven_steps(strategy: replicax.Strategy, options: Any = None) -> Any:
     with strategy.scope():
         w = replicax.Variable(np.ones(3, np.float32), name="w")
 
@@ -234,8 +234,8 @@ PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
     "updates": updates,
     "in a step": in_a_step,
     "in a step, exactly": exactly(in_a_step),
-    "ragged": ragged_steps,
-    "ragged, exactly": exactly(ragged_steps),
+    "uneven": uneven_steps,
+    "uneven, exactly": exactly(uneven_steps),
     "options": communication_options,
     "objects": objects,
 }

@@ -72,6 +72,7 @@ psum_invariant pvary reduce_and reduce_max reduce_min reduce_or reduce_prod redu
 pure_callback: callback result_avals sharding vmap_method
 qr: full_matrices pivoting use_magma
 ragged_all_to_all: axis_index_groups axis_name
+ragged_dot_general: group_offset out_sharding precision preferred_element_type ragged_dot_dimension_numbers
 random_bits: bit_width shape
 random_gamma: log_space
 random_seed random_wrap: impl

@@ -164,6 +164,16 @@ def input_primitive(name: str) -> Primitive:
     return primitive
 
 
+def resized(aval: Any, axis: int, size: int) -> Any:
+    """``aval`` with another size along ``axis``."""
+    return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
+
+
+def next_axis(params: dict[str, Any]) -> dict[str, Any]:
+    """``params`` of a primitive along an ``axis``, when a batch dim has been put first."""
+    return {**params, "axis": params["axis"] + 1}
+
+
 def linear_primitive(
     name: str,
     compute: Callable[..., Any],

@@ -81,6 +81,12 @@ def constants_of(equation: Equation) -> Sequence[Any]:
     return programs[0].consts if programs else ()
 
 
+def opened(jaxpr: Jaxpr) -> Jaxpr:
+    """``jaxpr`` with what it has closed over as its first inputs."""
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    return replace_inputs(jaxpr.replace(constvars=[]), inputs, jaxpr.eqns, jaxpr.outvars)
+
+
 def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
     """``jaxpr`` with other inputs, equations and outputs."""
     return jaxpr.replace(

@@ -24,7 +24,7 @@ from replicax.execution.placing import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
-from replicax.reduction import ReduceOp, checked_axes, divide
+from replicax.reduction import ReduceOp, check_other_dims, checked_axes, divide
 from replicax.topology.integers import as_array
 from replicax.topology.placement import here, put
 from replicax.values import Local, PerReplica, Stacked, Uneven
@@ -112,7 +112,7 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
     for leaf in leaves:
         _check_dim_is_known(leaf, axis, "strategy.gather")
         if isinstance(leaf.form, Uneven):
-            _check_other_dims(leaf.form.shapes, axis)
+            _check_can_be_gathered(leaf.form.shapes, axis)
     gathered = _by_form(
         strategy,
         [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
@@ -326,21 +326,18 @@ _REDUCE_FIRST = "strategy.reduce(op, value, axis=0) reduces along that dim too"
 
 def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
     arrays = _on_one_device(components, "strategy.gather")
-    _check_other_dims([a.shape for a in arrays], axis)
+    _check_can_be_gathered([a.shape for a in arrays], axis)
     return jnp.concatenate(arrays, axis)
+
+
+def _check_can_be_gathered(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
+    dims = {checked_axes(axis, shape, "gather")[0] for shape in shapes}
+    check_other_dims(shapes, min(dims), "strategy.gather: the components")
 
 
 def _of_different_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> ValueError:
     hint = "pass axis=0 to reduce along that dim too" if what == "strategy.reduce" else _REDUCE_FIRST
     return ValueError(f"{what}: the components have different shapes {list(shapes)}; {hint}")
-
-
-def _check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
-    others = [checked_axes(axis, shape, "gather") and np.delete(shape, axis).tolist() for shape in shapes]
-    if any(other != others[0] for other in others):
-        raise ValueError(
-            f"strategy.gather: the components may differ in dim {axis} only, but have shapes {list(shapes)}"
-        )
 
 
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:

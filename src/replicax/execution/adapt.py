@@ -56,7 +56,7 @@ class _Rewrite:
         """``jaxpr``, with its constants among its inputs."""
         inputs = [*jaxpr.constvars, *jaxpr.invars]
         if not self.concerns(jaxpr) or any(map(_jax.is_mutable, inputs)):
-            return _jax.replace_inputs(jaxpr.replace(constvars=[]), inputs, jaxpr.eqns, jaxpr.outvars)
+            return _jax.opened(jaxpr)
         return _traced(lambda *values: self.run(jaxpr, inputs, values), inputs)
 
     def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -32,16 +32,16 @@ _array_types: set[type] = set()
 """The types of concrete arrays that have been met: each is a ``jax.Array``, and no tracer."""
 
 
-class RaggedArgumentError(ValueError):
+class NotOneProgramError(ValueError):
     """The components of a ``PerReplica`` argument differ, and no compiled program can hold the step."""
 
 
 _AS_IT_IS = "RunOptions(executor='per_replica') runs it as it is."
 
 
-def not_one_program(name: str, why: str) -> RaggedArgumentError:
+def not_one_program(name: str, why: str) -> NotOneProgramError:
     """The error that a step can't be compiled for replicas whose arguments differ in size."""
-    return RaggedArgumentError(
+    return NotOneProgramError(
         f"{name} can't run as one compiled program on replicas whose arguments differ in size, because {why}. "
         f"{_AS_IT_IS}"
     )
@@ -128,7 +128,7 @@ class Arguments:
                 keys.append((_STATIC, kind, _static_key(leaf)))
         if self.mask is not None:
             if self.is_uneven:
-                raise RaggedArgumentError(
+                raise NotOneProgramError(
                     "some arguments are padded and others differ in size between replicas, which is not one compiled "
                     f"program. {_AS_IT_IS}"
                 )
@@ -219,7 +219,7 @@ class Arguments:
         if isinstance(form, Local):
             raise self._error(position, "belongs to a step that is still being traced")
         shown = ", ".join(_describe(v) for v in form.values)
-        raise RaggedArgumentError(
+        raise NotOneProgramError(
             f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one dtype and "
             f"rank on every replica; its components are {shown}. {_AS_IT_IS}"
         )

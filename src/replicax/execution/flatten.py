@@ -17,17 +17,17 @@ from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.errors import PlacementError
-from replicax.execution.infer import called_program
+from replicax.execution.infer import ONE_BY_ONE, called_program
 from replicax.execution.marks import assign_p, mark_p
 from replicax.execution.program import Program
+from replicax.reduction import all_reduce_p, gathered_p
 
-# Each result belongs to the operand in its place, and to no other.
-_ONE_BY_ONE = _jax.primitives_named("psum pmax pmin psum_invariant pbroadcast optimization_barrier") | {
-    "all_reduce",
-    "replicax_alone",
-    "replicax_gathered",
-    "replicax_share",
-}
+# Each result belongs to the operand in its place: sums over replicas are one operation for each, too.
+_ONE_BY_ONE = (
+    ONE_BY_ONE
+    | _jax.primitives_named("psum pmax pmin psum_invariant pbroadcast")
+    | {all_reduce_p.name, gathered_p.name}
+)
 _CALLS = _jax.primitives_named("jit")
 
 
@@ -116,8 +116,7 @@ class _Flattening:
             closed = [_jax.fresh(v, self.mesh) for v in called.constvars]
             self.constants.update(zip(closed, _jax.constants_of(equation), strict=True))
             inner = [_jax.located(e, equation) for e in called.eqns]
-            opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars], eqns=inner)
-            return self.inline(opened, [*closed, *operands])
+            return self.inline(_jax.opened(called.replace(eqns=inner)), [*closed, *operands])
         if called is None and any(map(assigns, _jax.sub_jaxprs(equation))):
             raise PlacementError(
                 f"a value is assigned to a logical device inside the {name} at {_jax.source_line(equation)}: a loop or "

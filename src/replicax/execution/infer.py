@@ -24,15 +24,20 @@ from replicax.topology.mesh import REPLICA_AXIS
 
 # What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
-_AGREEING = {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "pbroadcast", "all_reduce"}
-_AGREEING |= {"uneven_gather"}
+_AGREEING = _jax.primitives_named("psum pmax pmin all_gather psum_invariant all_gather_invariant pbroadcast") | {
+    "all_reduce",
+    "uneven_gather",
+}
 # What names the axis, and changes nothing but what JAX's own types say.
-_CASTS = {"pvary", "preduced", "reduced_vary_cast", "vary_unreduced_cast_p", "shard_map"}
+_CASTS = _jax.primitives_named("pvary shard_map")
 # Each replica asks the host, the device's own generator or memory that nobody has written, and gets what it gets.
 # (What is called "empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another
 # has not.)
-UNRELIABLE = {"io_callback", "rng_uniform", "empty", "create_token"}
-_WRITES = {"swap", "addupdate"}
+UNRELIABLE = _jax.primitives_named("io_callback rng_uniform empty create_token")
+_WRITES = _jax.primitives_named("swap addupdate")
+ONE_BY_ONE = _jax.primitives_named("optimization_barrier") | {alone_p.name, share_p.name}
+"""Each result belongs to the operand in its place, and to no other; and replicas do not meet."""
+_CONTROL_FLOW = _jax.primitives_named("scan while cond")
 
 Divergence = str | None
 """Why replicas may disagree on running something at all; ``None`` if they don't."""
@@ -274,7 +279,7 @@ def _names_replicas(value: Any) -> bool:
 
 def called_program(equation: Any) -> Any:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
-    if equation.primitive.name in ("scan", "while", "cond"):
+    if equation.primitive.name in _CONTROL_FLOW:
         return None
     params = equation.params
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):

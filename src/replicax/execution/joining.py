@@ -27,6 +27,7 @@ from replicax.execution.program import Program, Result, Use
 from replicax.execution.straight import CantJoinError, Straight
 from replicax.execution.uneven_collectives import gather_p, part_p
 from replicax.locality import Locality, M, T
+from replicax.nests import are_equal
 from replicax.topology.placement import put
 from replicax.values import Components, PerReplica
 
@@ -198,7 +199,7 @@ class _Joining:
     def _object(self, column: Sequence[Any]) -> Any:
         """What ``run`` returns of what is not computed."""
         objects = [value() if isinstance(value, weakref.ref) else value for value in column]
-        if all(value is objects[0] or _same(value, objects[0]) for value in objects):
+        if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]
         here = tuple(devices_here(self.mesh))
         values = tuple(objects[self.parts.size_of[replica]] for replica in here)
@@ -207,10 +208,3 @@ class _Joining:
 
 def _described(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-def _same(a: Any, b: Any) -> bool:
-    try:
-        return type(a) is type(b) and bool(a == b)
-    except Exception:
-        return False

@@ -23,7 +23,7 @@ from replicax.execution.example_places import Place
 from replicax.execution.examples import Question, asks_p
 from replicax.execution.spmd import leaves_of, merge_here
 from replicax.locality import Locality, M, T
-from replicax.reduction import COMBINED, ReduceOp, checked_axes, countable, divide
+from replicax.reduction import COMBINED, ReduceOp, check_other_dims, checked_axes, countable, divide
 from replicax.topology.integers import as_array
 
 if TYPE_CHECKING:
@@ -160,10 +160,10 @@ def _adding(replicas: int) -> Callable[..., list[Any]]:
 
 def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
     arrays = communicator.gathered("all_gather", x)
-    shapes = [a.shape[:axis] + a.shape[axis + 1 :] for a in arrays]
-    if len({(s, a.dtype) for s, a in zip(shapes, arrays, strict=True)}) > 1:
-        kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in arrays)
-        raise ValueError(f"all_gather: the replicas' arrays may differ in dim {axis} only, got {kinds}")
+    check_other_dims([a.shape for a in arrays], axis, "all_gather: the replicas' arrays")
+    if len({a.dtype for a in arrays}) > 1:
+        dtypes = ", ".join(a.dtype.name for a in arrays)
+        raise ValueError(f"all_gather: the replicas' arrays must have one dtype, got {dtypes}")
     with communicator.computing():
         return jnp.concatenate(arrays, axis)
 
@@ -177,33 +177,25 @@ def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> A
         return sum(pieces[1:], start=pieces[0])
 
 
-def _resized(aval: Any, axis: int, size: int) -> Any:
-    return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
-
-
-def _next_axis(params: dict[str, Any]) -> dict[str, Any]:
-    return {**params, "axis": params["axis"] + 1}
-
-
 sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
 """``ys = sum xs``: the sums of all replicas' arrays, in one meeting."""
 
 whole_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_whole",
     _whole,
-    lambda aval, *, communicator, axis: _resized(aval, axis, communicator.add_up(aval.shape[axis])),
+    lambda aval, *, communicator, axis: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
     lambda ct, aval, *, communicator, axis: part_p.bind(
         ct, communicator=communicator, axis=axis, size=aval.shape[axis]
     ),
-    _next_axis,
+    _jax.next_axis,
 )
 """``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
 
 part_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_part",
     _part,
-    lambda aval, *, communicator, axis, size: _resized(aval, axis, size),
+    lambda aval, *, communicator, axis, size: _jax.resized(aval, axis, size),
     lambda ct, _, *, communicator, axis, size: whole_p.bind(ct, communicator=communicator, axis=axis),
-    _next_axis,
+    _jax.next_axis,
 )
 """``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""

@@ -21,7 +21,7 @@ from replicax.execution.example_places import Place, joined
 from replicax.execution.examples import dim_of_examples
 from replicax.execution.placing import mirror, place_components, stack
 from replicax.locality import Locality, T
-from replicax.nests import is_leaf, known
+from replicax.nests import are_equal, is_leaf, known
 from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.fingerprints import Fingerprint, fingerprint, unabridged
 from replicax.topology.placement import put_among
@@ -162,7 +162,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Stra
             devices = [extended.worker_devices[i] for i in extended.local_replicas]
             return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], extended.mesh)
         return _differing(mine, everyones, strategy)
-    if not any(leaf.print for leaf in everyones) and all(leaf is first or _same(leaf, first) for leaf in mine):
+    if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
         if _equal(tokens) or all(_same_object(token, first) for token in tokens):
             return first
@@ -222,13 +222,6 @@ def _equal(items: Sequence[Any]) -> bool:
     return all(item == items[0] for item in items)
 
 
-def _same(a: Any, b: Any) -> bool:
-    try:
-        return type(a) is type(b) and bool(a == b)
-    except Exception:
-        return False
-
-
 def _token(value: Any) -> tuple[str, Any]:
     """What another worker can compare an object of its own with: the object, if it is plain, or else a digest."""
     if isinstance(value, Variable):
@@ -246,4 +239,4 @@ def _token(value: Any) -> tuple[str, Any]:
 def _same_object(token: Any, value: Any) -> bool:
     if token is None or token == _token(value):
         return True
-    return token[0] == "plain" and _same(loads(token[1]), value)
+    return token[0] == "plain" and are_equal(loads(token[1]), value)

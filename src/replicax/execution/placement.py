@@ -29,9 +29,7 @@ from replicax.execution.flatten import Flat, bytes_of
 from replicax.execution.infer import UNRELIABLE
 from replicax.execution.marks import assign_p
 
-_DEAR = frozenset(
-    {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "sort", "cholesky", "fft"}
-)
+_DEAR = _jax.primitives_named("dot_general conv_general_dilated ragged_dot_general sort cholesky fft")
 SMALL = 16
 """Values of at most this many bytes, such as numbers and random keys, are sent wherever they are needed."""
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from replicax.calling import checked_result
-from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.arguments import NotOneProgramError
+from replicax.execution.fallback import fall_back
 from replicax.execution.function_key import Wrapper
 from replicax.execution.groups import Group, Single
 from replicax.execution.launch import launch
@@ -22,7 +23,6 @@ from replicax.execution.multi_step import MultiStepContext
 from replicax.execution.options import default_options
 from replicax.execution.per_replica import run_per_replica
 from replicax.execution.program import Program
-from replicax.execution.ragged import run_ragged
 from replicax.execution.replicate import Executable
 from replicax.execution.run import prepare, results, run
 from replicax.execution.together import check_same_step
@@ -132,8 +132,8 @@ def _run_group(
             return run_per_replica(strategy, step, (group.element,), None)
         try:
             return run(strategy, step, (group.element,), None, launched)
-        except RaggedArgumentError as ragged:
-            return run_ragged(strategy, step, (group.element,), None, ragged)
+        except NotOneProgramError as why:
+            return fall_back(strategy, step, (group.element,), None, why)
     assert program is not None
     extended = strategy.extended
     is_new = group.count not in program.repetitions

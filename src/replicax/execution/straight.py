@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.infer import called_program, infer_equation, is_collective
+from replicax.execution.infer import ONE_BY_ONE, called_program, infer_equation, is_collective
 from replicax.execution.marks import Obligation, mark_p
 from replicax.execution.numbering import Numbers, acts
 from replicax.execution.program import Program
 from replicax.locality import Locality, M, T
 
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
-# Each result belongs to the operand in its place, and to no other.
-_ONE_BY_ONE = frozenset({"replicax_alone", "replicax_share", "optimization_barrier"})
+_CALLS = _jax.primitives_named("jit custom_jvp_call custom_vjp_call")
 
 
 class CantJoinError(ValueError):
@@ -122,14 +120,13 @@ class Straight:
             return operands
         if any(map(_jax.is_mutable, [*equation.invars, *equation.outvars])):
             raise CantJoinError(f"of the mutable array (jax.new_ref) at {_jax.source_line(equation)}")
-        if name in _ONE_BY_ONE and len(operands) > 1:
+        if name in ONE_BY_ONE and len(operands) > 1:
             atoms = zip(operands, equation.invars, equation.outvars, strict=True)
             return [self._add(equation.replace(invars=[v], outvars=[r]), [number])[0] for number, v, r in atoms]
         called = called_program(equation)
         if called is not None and (name in _CALLS or (name != "shard_map" and is_collective(equation))):
             closed = list(map(self._numbers.of_constant, _jax.constants_of(equation)))
-            opened = called.replace(constvars=[], invars=[*called.constvars, *called.invars])
-            return self._inline(opened, [*closed, *operands])
+            return self._inline(_jax.opened(called), [*closed, *operands])
         if not is_collective(equation) and _jax.sub_jaxprs(equation):
             return self._add_split(equation, operands)
         return self._add(equation, operands)

@@ -25,7 +25,7 @@ from replicax.execution.spmd import SpmdCommunicator
 from replicax.execution.straight import CantJoinError
 from replicax.execution.threads import state_of_this_thread
 from replicax.execution.uneven_collectives import gather_p
-from replicax.reduction import checked_axes
+from replicax.reduction import check_other_dims, checked_axes
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.variables.store import Creations
 
@@ -221,8 +221,6 @@ class UnevenCommunicator(SpmdCommunicator):
 
 
 def _gathered(array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None) -> Any:
-    if len({(len(s), s[:axis], s[axis + 1 :]) for s in shapes}) > 1:
-        kinds = ", ".join(f"{array.dtype.name}{list(shape)}" for shape in shapes)
-        raise ValueError(f"all_gather: the replicas' arrays may differ in dim {axis} only, got {kinds}")
+    check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
     sizes = tuple(shape[axis] for shape in shapes)
     return gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))

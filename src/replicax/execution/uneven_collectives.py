@@ -21,25 +21,21 @@ def _never(x: Any, **_: Any) -> Any:
     raise AssertionError("a collective of arrays of different sizes stands in a program that has not been joined")
 
 
-def _resized(aval: Any, axis: int, size: int) -> Any:
-    return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
-
-
 gather_p: _jax.Primitive = _jax.linear_primitive(
     "uneven_gather",
     _never,
-    lambda aval, *, axis, sizes, options, axes: _resized(aval, axis, sum(sizes)),
+    lambda aval, *, axis, sizes, options, axes: _jax.resized(aval, axis, sum(sizes)),
     lambda ct, aval, *, axis, **params: part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
-    lambda params: {**params, "axis": params["axis"] + 1},
+    _jax.next_axis,
 )
 """``y = uneven_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
 
 part_p: _jax.Primitive = _jax.linear_primitive(
     "uneven_part",
     _never,
-    lambda aval, *, axis, own, sizes, options, axes: _resized(aval, axis, own),
+    lambda aval, *, axis, own, sizes, options, axes: _jax.resized(aval, axis, own),
     lambda ct, _, *, own, **params: gather_p.bind(ct, **params),
-    lambda params: {**params, "axis": params["axis"] + 1},
+    _jax.next_axis,
 )
 """``y = uneven_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.errors import ExecutorWarning
-from replicax.execution.arguments import RaggedArgumentError
+from replicax.execution.arguments import NotOneProgramError
 from replicax.execution.cache import outside
 from replicax.execution.per_replica import check_components, run_per_replica
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def run_ragged(
+def fall_back(
     strategy: Strategy,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    problem: RaggedArgumentError,
+    why: NotOneProgramError,
 ) -> Any:
     """Run a step that no compiled program can hold on the exact executor; a warning says so once, and why."""
     check_components(args, kwargs, strategy)
     said = _warned.setdefault(strategy.extended, set())
-    if str(problem) not in said:
-        said.add(str(problem))
+    if str(why) not in said:
+        said.add(str(why))
         warnings.warn(
-            f"{problem} So it does now, and so will others like it: right, but much slower than one compiled program.",
+            f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
             stacklevel=outside(),
         )
