@@ -23,8 +23,9 @@ class Locality(enum.Enum):
     """It may differ between replicas."""
 
     def __or__(self, other: Locality) -> Locality:
-        return self if _ORDER[self] >= _ORDER[other] else other
+        if self is other or other is M:
+            return self
+        return other if self is M else T
 
 
 M, R, T = Locality.MIRRORED, Locality.REDUCED, Locality.PER_REPLICA
-_ORDER = {M: 0, R: 1, T: 2}

@@ -80,6 +80,27 @@ def test_the_rule_of_a_derivative_is_traced_once(monkeypatch: pytest.MonkeyPatch
     assert counts[1:] == [0, 0]
 
 
+@pytest.mark.parametrize("name", ["arccosh", "a product", "a sum over rows"])
+def test_a_cotangent_goes_back_through_an_operation_as_one_program(name: str) -> None:
+    functions = {
+        "arccosh": jax.lax.acosh,
+        "a product": lambda x: jax.lax.mul(x, np.full((3, 5), 2, np.float32)),
+        "a sum over rows": lambda x: jax.lax.reduce(x, np.float32(0), jax.lax.add, (0,)),
+    }
+    function, watched = functions[name], []
+    device = jax.devices()[1]
+    trace = _jax.WatchingTrace(lambda primitive, *_: watched.append(primitive), device, each=False)
+    x = jax.device_put(np.full((3, 5), 1.5, np.float32), device)
+    with on(device), _jax.set_current_trace(trace):
+        y, back = jax.vjp(function, x)
+        watched.clear()
+        (found,) = back(y)
+    assert watched == [_jax.program_p]
+    (expected,) = jax.vjp(function, x)[1](y)
+    assert found.devices() == {device}
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_what_is_computed_together_has_localities_of_its_own() -> None:
     # x * y keeps x and y for the derivative: each as it was, though the product differs between replicas.
     strategy = replicax.MirroredStrategy(jax.devices()[:2])

@@ -18,6 +18,7 @@ from jax._src import core as _core
 from jax._src.ad_util import Zero as _Zero
 from jax._src.interpreters import ad as _ad
 
+from replicax._jax.linear_maps import LinearMap
 from replicax._jax.operations import Operations, operation_key
 from replicax._jax.types import Literal, Primitive
 
@@ -78,7 +79,7 @@ class Derivative:
         self.compute = compute
         """Computes from the operands what is not an operand itself."""
 
-    def _traced(self, linear: Any, avals: Sequence[Any], residuals: Sequence[Any]) -> Any:
+    def _traced(self, linear: Any, avals: Sequence[Any], residuals: Sequence[Any]) -> LinearMap:
         """The derivative as a program of the residuals and of those tangents that aren't zero."""
         kinds = [a.to_tangent_aval() for a in avals]
 
@@ -95,7 +96,7 @@ class Derivative:
         nonzero = [k for k, nz in zip(kinds, self._in_nonzero, strict=True) if nz]
         program = jax.make_jaxpr(apply)(shapes(residuals), shapes(nonzero))
         self.is_pure = self.is_pure and not program.consts and not program.effects
-        return program.jaxpr
+        return LinearMap(program.jaxpr)
 
     def linearized(self, operands: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, ...]:
         """What a rule of JAX returns, from the operands and the results of ``compute``."""
@@ -106,7 +107,7 @@ class Derivative:
         def linear(residuals: Any, *structured_and_tangents: Any) -> Any:
             tangents = structured_and_tangents[len(self._structured) :]
             nonzero = [t for t, nz in zip(tangents, self._in_nonzero, strict=True) if nz]
-            found = iter(_core.eval_jaxpr(self._linear, (), *residuals, *nonzero, propagate_source_info=False))
+            found = iter(self._linear.bind([*residuals, *nonzero]))
             everyone = [next(found) if nz else _Zero(a) for nz, a in zip(self._nonzero, self._tangents, strict=True)]
             return everyone if self._multiple else everyone[0]
 

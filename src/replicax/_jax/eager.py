@@ -9,6 +9,7 @@ import jax
 from jax._src import core as _core
 
 from replicax._jax.derivatives import derivative_of
+from replicax._jax.linear_maps import linear_p
 from replicax._jax.operations import Operations
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
@@ -73,13 +74,21 @@ class WatchingTrace(EagerTrace):
         return derivative.linearized(args, results)
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
-        """The results of a program; ``None`` if it has to be computed operation by operation."""
-        results = None if self._each else self._operations.compute_program(program, args)
+        """The results of a library's program; ``None`` if it has to be computed operation by operation."""
+        return self._computed(program, args)
+
+    def _computed(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+        with of_no_generation():
+            results = None if self._each else self._operations.compute_program(program, args)
         if results is not None:
             self._watch(program_p, args, {"jaxpr": program.jaxpr}, results)
         return results
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        if primitive is linear_p:
+            results = self._computed(params["map"].program, args)
+            if results is not None:
+                return results
         evaluate = _STEP_BY_STEP.get(primitive.name)
         if evaluate is not None:
             with _core.set_current_trace(self):
@@ -123,6 +132,7 @@ def _while(args: list[Any], params: Any) -> list[Any]:
 
 _STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
     **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
+    linear_p.name: lambda args, params: params["map"](*args),
     "cond": _branch,
     "while": _while,
 }

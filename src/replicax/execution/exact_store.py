@@ -99,6 +99,6 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
     device = variable.strategy.extended.worker_devices[replica]
     if not variable.is_stacked:
-        return jax.device_put(here(variable.from_storage()), device, may_alias=False)
+        return _jax.copy_on(device, here(variable.from_storage()))
     [shard] = [s for s in slices_of(variable.stored()) if (s.index[0].start or 0) == replica]
     return jax.device_put(jnp.squeeze(shard.data, 0), device)

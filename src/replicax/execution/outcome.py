@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax import _jax
 from replicax.errors import LocalityError
 from replicax.execution.exact_store import ExactStore, local_value
 from replicax.execution.example_places import Place, joined
@@ -26,6 +27,7 @@ from replicax.topology.codec import declared, dumps, loads
 from replicax.topology.fingerprints import Fingerprint, fingerprint, unabridged
 from replicax.topology.placement import put_among
 from replicax.values import Components, ExampleMask, PerReplica
+from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -198,21 +200,23 @@ def new_arrays(
 
 def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
     extended = variable.strategy.extended
+    devices = [extended.worker_devices[s.communicator.replica] for s in stores]
     values = [
-        jax.device_put(
-            s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica),
-            extended.worker_devices[s.communicator.replica],
-        )
-        for s in stores
+        s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica) for s in stores
     ]
     if variable.is_stacked:
+        values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
         return put_among(stack(values, extended.mesh), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
     print_of = _print_of(extended.lockstep.several)
     unwritten = None if all(written) else print_of(local_value(variable, stores[0].communicator.replica))
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
-    return variable.to_storage(values[0])
+    if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):
+        return variable.to_storage(jax.device_put(values[0], devices[0]))
+    # Each replica has it already. Whatever else holds what a replica has written is not to share it with the variable.
+    copies = [_jax.copy_on(d, v) for v, d in zip(values, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(variable.shape, variable.sharding, copies)
 
 
 # --- comparing ------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
         array = here(jnp.asarray(value))
-        given.append((jax.device_put(array, device, may_alias=False), locality, _place(leaf)))
+        given.append((_jax.copy_on(device, array), locality, _place(leaf)))
         return given[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)

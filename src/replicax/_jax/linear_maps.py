@@ -1,0 +1,115 @@
+"""Linear maps: programs that are linear in some of their operands, as single operations.
+
+The derivative of an operation is such a map, and so is what takes cotangents back through it. JAX would transpose it
+operation by operation at each gradient; here it is transposed once, and is one program both ways.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.ad_util import Zero as _Zero
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+
+from replicax._jax.traces import of_no_generation
+from replicax._jax.types import ClosedJaxpr, Jaxpr, Primitive
+
+
+class LinearMap:
+    """A program without constants.
+
+    Args:
+      jaxpr: what it does.
+    """
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self.program = ClosedJaxpr(jaxpr, ())
+        self._transposes: dict[Any, LinearMap] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Its results, operation by operation."""
+        return list(_core.eval_jaxpr(self.program.jaxpr, (), *operands, propagate_source_info=False))
+
+    def bind(self, operands: Sequence[Any]) -> list[Any]:
+        """Its results, at once where possible."""
+        if not self.program.jaxpr.eqns:
+            return self(*operands)
+        results: list[Any] = linear_p.bind(*operands, map=self)
+        return results
+
+    def transpose(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
+        """From the other operands, and the cotangents of results that aren't zero, to those of the linear operands."""
+        with of_no_generation(), jax.disable_jit(False), jax.default_device(None):
+            key = tuple(is_linear), tuple(is_nonzero), _config.trace_context()
+            if key not in self._transposes:
+                with self._lock, _core.set_current_trace(_core.eval_trace):
+                    self._transposes[key] = self._transposed(is_linear, is_nonzero)
+            return self._transposes[key]
+
+    def _transposed(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
+        operands = [_shape_of(a) for a in self.program.in_avals]
+        results = self.program.out_avals
+        linear = [a for a, is_ in zip(operands, is_linear, strict=True) if is_]
+        others = [a for a, is_ in zip(operands, is_linear, strict=True) if not is_]
+        cotangents = [_shape_of(a.to_ct_aval()) for a, nonzero in zip(results, is_nonzero, strict=True) if nonzero]
+
+        def apply(others: Any, cotangents: Any) -> Any:
+            def forward(*linear: Any) -> list[Any]:
+                rest, own = iter(others), iter(linear)
+                return self(*(next(own) if is_ else next(rest) for is_ in is_linear))
+
+            given = iter(cotangents)
+            everyone = [
+                next(given) if nonzero else jnp.zeros(a.shape, a.to_ct_aval().dtype)
+                for a, nonzero in zip(results, is_nonzero, strict=True)
+            ]
+            return jax.linear_transpose(forward, *linear)(everyone)
+
+        program = jax.make_jaxpr(apply)(others, cotangents)
+        assert not program.consts
+        return LinearMap(program.jaxpr)
+
+
+def _shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, map: LinearMap) -> Any:
+    return jax.jvp(map, tuple(primals), tuple(_ad.instantiate_zeros(t) for t in tangents))
+
+
+def _batched(args: Sequence[Any], dims: Sequence[Any], *, map: LinearMap) -> Any:
+    results = jax.vmap(map, in_axes=list(dims))(*args)
+    return results, [0] * len(results)
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, map: LinearMap) -> list[Any]:
+    is_linear = [_ad.is_undefined_primal(x) for x in operands]
+    is_nonzero = [type(ct) is not _Zero for ct in cotangents]
+    if not any(is_nonzero):
+        return [_Zero(x.aval) if is_ else None for x, is_ in zip(operands, is_linear, strict=True)]
+    others = [x for x, is_ in zip(operands, is_linear, strict=True) if not is_]
+    given = [ct for ct in cotangents if type(ct) is not _Zero]
+    found = iter(map.transpose(is_linear, is_nonzero).bind([*others, *given]))
+    return [next(found) if is_ else None for is_ in is_linear]
+
+
+linear_p = Primitive("replicax_linear")
+"""A :class:`LinearMap`, its param ``map``."""
+
+linear_p.multiple_results = True
+linear_p.def_impl(lambda *operands, map: map(*operands))
+linear_p.def_abstract_eval(lambda *_, map: list(map.program.out_avals))
+_mlir.register_lowering(linear_p, _mlir.lower_fun(lambda *operands, map: map(*operands), multiple_results=True))
+_ad.primitive_jvps[linear_p] = _jvp
+_ad.primitive_transposes[linear_p] = _transpose
+_batching.primitive_batchers[linear_p] = _batched
