@@ -216,7 +216,8 @@ class _Program:
 
     def _loaded(self, device: jax.Device) -> Any:
         client = device.client
-        if _compilation_cache._get_cache(client) is not None:  # what comes from there can't be handed on, nor has it to be
+        # What comes from a cache on disk can't be handed on, nor has it to be.
+        if _compilation_cache._get_cache(client) is not None:
             return self._compiled(device)
         try:
             if self._bytes is None:
