@@ -102,9 +102,10 @@ CASES = {
     "dynamic updates": (
         "TTM",
         lambda x, a: (
+            # Of other elements than it writes over: XLA of JAX 0.12.0 gets those wrong in a shard_map on CPUs.
             lax.dynamic_update_slice(a, x[:2], (1,)),
-            lax.dynamic_update_slice(a, a[:2], (jnp.argmax(x),)),
-            lax.dynamic_update_slice(a, a[:2], (1,)),
+            lax.dynamic_update_slice(a, jnp.sin(a[2:]), (jnp.argmax(x),)),
+            lax.dynamic_update_slice(a, jnp.sin(a[2:]), (0,)),
         ),
     ),
     "moving elements": (
