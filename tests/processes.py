@@ -18,8 +18,9 @@ process there are ``devices`` emulated CPU devices (a list says how many in each
 and a warning is an error. A worker that raises fails the test: the message has its
 traceback and what it printed. Whatever is left after the deadline is killed, and shown.
 
-A launch costs two to three seconds, so workers stay, and the next test with as many of the same kind finds them: a test
-that ends workers, leaves one behind, or changes what belongs to a whole process asks for ``fresh=True``.
+Workers are forked from a process that has imported JAX (``tests/forked.py``). A launch still costs a second or two, so
+they stay, and the next test with as many of the same kind finds them: a test that ends workers, leaves one behind, or
+changes what belongs to a whole process asks for ``fresh=True``.
 
 For programs that start JAX themselves, such as examples: ``run_programs([["examples/x.py", "--worker=0"], …])``
 gives each a Python process, and returns what each printed; ``free_port()`` finds a port for the coordinator.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.cli import demo, main
+from replicax.cli import demo, main, pictures
 from replicax.cli.example import Training
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -62,6 +62,21 @@ def test_pictures(short_run):
         assert height > 500
         assert width > 1500
         assert pixels[..., :3].std() > 0.05  # something is drawn
+
+
+def test_each_replica_is_drawn_with_its_examples(tmp_path, monkeypatch, pair):
+    texts = []
+    write = pictures._Page.text
+    monkeypatch.setattr(
+        pictures._Page,
+        "text",
+        lambda page, x, y, text, *args, **kw: (texts.append(text), write(page, x, y, text, *args, **kw)),
+    )
+    with pair.scope():
+        training = Training(variables=[replicax.Variable(np.zeros((3, 2), np.float32), name="kernel")])
+    pictures.draw_replicas(tmp_path / "a.png", pair, np.zeros((8, 8, 8, 1), np.float32), training, title="t")
+    assert {"replica 0", "replica 1", "0–3", "4–7", "device cpu:0", "device cpu:1"} <= set(texts)
+    assert [texts.count(each) for each in ("4 examples", "kernel", "3×2")] == [2, 2, 2]
 
 
 def test_in_pieces(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,3 +83,19 @@ def test_a_timeout_ends_the_wait_for_another_worker() -> None:
     assert "replica 0 is, for at most 0.1 s, in sum at " in str(ours)
     assert "for worker 1 of 2, who did not come" in str(ours)
     assert "worker 1 came too late, when worker 0 gave up" in str(theirs)
+
+
+def test_a_thread_that_can_not_be_started_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def starts_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("replica"):
+            started.append(thread)
+            if len(started) > 1:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts_one)
+    [error] = conduct(lambda replica, meet: meet("sum", replica), [2])
+    assert str(error) == "can't start new thread"
+    assert not started[0].is_alive()

@@ -276,6 +276,7 @@ def test_what_has_the_size_of_the_batch_but_is_not_of_examples(name) -> None:
         assert place is None or isinstance(place, Index)
 
 
+ALL_DIMS = lax.ScatterDimensionNumbers((), tuple(range(ROWS)), tuple(range(ROWS)))
 MIXED = {
     "sorted": lambda b: jnp.sort(b["x"], axis=0),
     "shuffled": lambda b: b["x"][jnp.argsort(b["y"])],
@@ -285,6 +286,9 @@ MIXED = {
     "joined": lambda b: jnp.concatenate([b["x"], b["x"]])[:4],
     "a neighbour's": lambda b: jnp.roll(b["x"], 1, axis=0),
     "put at labels' places": lambda b: b["x"].at[b["y"]].set(b["x"]),
+    "put at a place that all labels name": lambda b: lax.scatter(
+        jnp.zeros((4,) * ROWS), b["y"], jnp.ones(()), ALL_DIMS
+    ),
     "rows by other numbers": lambda b: b["x"][jnp.arange(4) * 2 % 4, b["y"]],
 }
 

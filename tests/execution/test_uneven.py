@@ -442,6 +442,11 @@ def _gathers_in_a_loop(x: Any, w: Any) -> Any:
     return jax.lax.scan(lambda c, _: (c + here().all_gather(x, 0).sum(), None), 0.0, None, length=2)[0]
 
 
+def _meets_in_loops_of_its_own(x: Any, w: Any) -> Any:
+    rows = x.shape[0]
+    return jax.lax.scan(lambda c, _: (here().all_reduce("sum", c * rows), None), x.sum(), None, length=2)[0]
+
+
 def _writes_only_if_many(x: Any, w: Any) -> Any:
     if x.shape[0] > 1:
         w.assign_add(jnp.zeros(3))
@@ -464,6 +469,7 @@ def _returns_other_structures(x: Any, w: Any) -> Any:
             _gathers_in_a_loop,
             r"the scan at .*test_uneven.py:\d+ .* has one inside, and works on arrays that differ in size",
         ),
+        (_meets_in_loops_of_its_own, r"the scan at .*test_uneven.py:\d+ .* does something else for each size"),
         (_writes_only_if_many, "replicas of different sizes write different variables"),
         (
             _assigns_what_sizes_decide,

@@ -47,6 +47,15 @@ def test_the_same_as_xla_without_loops(name: str) -> None:
     assert cost.bytes == pytest.approx(theirs["bytes accessed"], rel=0.35)
 
 
+def test_what_a_kernel_meets_where_padding_is_not_the_same_on_both_sides() -> None:
+    def uneven(x, w):
+        return jax.lax.conv_general_dilated(x, w, (2,), [(1, 3)], dimension_numbers=("NWC", "WIO", "NWC"))
+
+    cost = cost_of(parse(compiled(uneven, (4, 6, 8), (3, 8, 16)).as_text()))
+    met = 2 + 3 + 3 + 1  # of three elements each, from one before the six to three after them
+    assert cost.matrix_flops == 2 * 4 * 8 * 16 * met
+
+
 @pytest.mark.parametrize("layers", [1, 2, 7])
 def test_a_loop_counts_as_often_as_it_runs(layers: int) -> None:
     def looped(x, w):
