@@ -103,7 +103,7 @@ def test_a_pass_compares_names_only_with_those_that_are_declared():
 
 
 # Parameters of Replicax's own primitives.
-OUR_OWN = {"axis", "back", "device", "index", "mark_id", "number", "options", "question"}
+OUR_OWN = {"axis", "back", "device", "index", "map", "mark_id", "number", "options", "question"}
 
 
 def test_a_pass_reads_only_parameters_that_are_declared():
