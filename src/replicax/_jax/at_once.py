@@ -19,6 +19,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 
 from replicax._jax.traces import of_no_generation
+from replicax._jax.types import shape_of
 
 _MOST = 16  # programs of one function that are kept
 
@@ -61,9 +62,8 @@ class AtOnce:
         def flat(*leaves: Any) -> Any:
             return self._fn(*jax.tree_util.tree_unflatten(tree, leaves))
 
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in leaves]
         try:
-            program, results = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+            program, results = jax.make_jaxpr(flat, return_shape=True)(*map(shape_of, leaves))
         except Exception:  # it asks for values, or something is wrong, which is raised again
             return None
         return None if program.consts or program.effects else (program, jax.tree_util.tree_structure(results))

@@ -20,7 +20,7 @@ from jax._src.interpreters import ad as _ad
 
 from replicax._jax.linear_maps import LinearMap
 from replicax._jax.operations import Operations, operation_key
-from replicax._jax.types import Literal, Primitive
+from replicax._jax.types import Literal, Primitive, shape_of
 
 _MOST = 16384  # derivatives that are kept
 _derivatives: dict[Any, Derivative | None] = {}
@@ -42,8 +42,7 @@ class Derivative:
             found[:] = nonzero, structured, linear
             return [*(results if multiple else [results]), *residuals]
 
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-        program = jax.make_jaxpr(forward)(*shapes)
+        program = jax.make_jaxpr(forward)(*map(shape_of, avals))
         nonzero, structured, linear = found
         self.is_pure = not program.consts and not program.effects and all(s is None for s in structured)
         self._multiple = multiple
@@ -90,11 +89,8 @@ class Derivative:
                 found = linear(residuals, *self._structured, *tangents)
             return [t for t in (found if self._multiple else [found]) if type(t) is not _Zero]
 
-        def shapes(of: Sequence[Any]) -> list[Any]:
-            return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in of]
-
         nonzero = [k for k, nz in zip(kinds, self._in_nonzero, strict=True) if nz]
-        program = jax.make_jaxpr(apply)(shapes(residuals), shapes(nonzero))
+        program = jax.make_jaxpr(apply)(list(map(shape_of, residuals)), list(map(shape_of, nonzero)))
         self.is_pure = self.is_pure and not program.consts and not program.effects
         return LinearMap(program.jaxpr)
 

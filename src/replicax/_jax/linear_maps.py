@@ -20,7 +20,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 
 from replicax._jax.traces import of_no_generation
-from replicax._jax.types import ClosedJaxpr, Jaxpr, Primitive
+from replicax._jax.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 
 
 class LinearMap:
@@ -56,11 +56,11 @@ class LinearMap:
             return self._transposes[key]
 
     def _transposed(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
-        operands = [_shape_of(a) for a in self.program.in_avals]
+        operands = [shape_of(a) for a in self.program.in_avals]
         results = self.program.out_avals
         linear = [a for a, is_ in zip(operands, is_linear, strict=True) if is_]
         others = [a for a, is_ in zip(operands, is_linear, strict=True) if not is_]
-        cotangents = [_shape_of(a.to_ct_aval()) for a, nonzero in zip(results, is_nonzero, strict=True) if nonzero]
+        cotangents = [shape_of(a.to_ct_aval()) for a, nonzero in zip(results, is_nonzero, strict=True) if nonzero]
 
         def apply(others: Any, cotangents: Any) -> Any:
             def forward(*linear: Any) -> list[Any]:
@@ -77,10 +77,6 @@ class LinearMap:
         program = jax.make_jaxpr(apply)(others, cotangents)
         assert not program.consts
         return LinearMap(program.jaxpr)
-
-
-def _shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, map: LinearMap) -> Any:

@@ -14,3 +14,8 @@ Equation = _core.JaxprEqn
 Literal = _core.Literal
 Primitive = _core.Primitive
 ShapedArray = jax.core.ShapedArray
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for a value of this kind while a program is traced."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
