@@ -2,8 +2,8 @@
 
     python examples/characters.py
 
-The text is the Python standard library's source code on this machine. Each worker reads some of the files and feeds
-the replicas on its own devices; gradients are summed over all of them. The step is written for ONE replica, and knows
+The text is the Python standard library's source code on this machine, or what you name, as in ``--text "notes/*.txt"``.
+Each worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The step is written for ONE replica, and knows
 nothing of workers. Here both workers run on this machine, with two emulated CPU devices each; to use several machines,
 start ``python examples/characters.py --worker K --address HOST:PORT`` on each.
 """
@@ -11,8 +11,9 @@ start ``python examples/characters.py --worker K --address HOST:PORT`` on each.
 from __future__ import annotations
 
 import argparse
+import glob
 import math
-import pathlib
+import os
 import random
 import socket
 import subprocess
@@ -32,11 +33,12 @@ BATCH = 128  # the GLOBAL batch, in lines
 LENGTH = 48  # characters of a line
 WIDTH = 96
 LEARNING_RATE = 0.005
+TEXT = os.path.join(sysconfig.get_paths()["stdlib"], "*.py")
 
 
-def text_files(limit):
-    """Source files of the standard library, always the same ones on the same machine, in no order of theirs."""
-    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+def text_files(pattern, limit):
+    """So many of the files, always the same ones on the same machine, in no order of theirs."""
+    files = sorted(glob.glob(pattern))
     return random.Random(0).sample(files, min(limit, len(files)))
 
 
@@ -97,7 +99,7 @@ def build():
 
 
 def train(strategy, files, epochs, say=print):
-    """Bits per character, the mean of every 20 steps."""
+    """Bits per character, the mean of every 20 steps, and of what is left at the end of an epoch."""
     with strategy.scope():
         _, train_step = build()
     # A last batch that is not full is filled up and masked: workers may have different numbers of lines left.
@@ -106,40 +108,48 @@ def train(strategy, files, epochs, say=print):
     if strategy.extended.should_save_summary:  # on one worker
         dataset.plan()
     curve, losses = [], []
+
+    def report(epoch, step):  # to look at losses is to wait for them
+        curve.append(float(np.mean(strategy.reduce("sum", losses))) / math.log(2))
+        losses.clear()
+        say(f"epoch {epoch + 1}   step {step:4}   {curve[-1]:.2f} bits per character")
+
     for epoch in range(epochs):
         for step, lines in enumerate(dataset, start=1):
             losses.append(strategy.run(train_step, args=(lines,)))
-            if step % 20 == 0:  # to look at them is to wait for them
-                bits = float(np.mean(strategy.reduce("sum", losses))) / math.log(2)
-                curve.append(bits)
-                losses = []
-                say(f"epoch {epoch + 1}   step {step:4}   {bits:.2f} bits per character")
+            if step % 20 == 0:
+                report(epoch, step)
+        if losses:
+            report(epoch, step)
     return curve
 
 
-def work(worker, address, files, epochs):
+def work(worker, address, text, files, epochs):
     """What each worker process does."""
     replicax.use_cpu_devices(REPLICAS)  # leave this line out where there are accelerators
     jax.distributed.initialize(address, WORKERS, worker)
     strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers
-    train(strategy, text_files(files), epochs, say=print if worker == 0 else lambda line: None)
+    train(strategy, text_files(text, files), epochs, say=print if worker == 0 else lambda line: None)
     jax.distributed.shutdown()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=60, help="how many files to read")
+    parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
+    parser.add_argument("--files", type=int, default=60, help="how many of them to read")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--worker", type=int, help="the number of this worker; by default, all are started here")
     parser.add_argument("--address", help="where worker 0 is: HOST:PORT")
     args = parser.parse_args()
+    if not glob.glob(args.text):
+        parser.error(f"--text {args.text}: there are no such files")
     if args.worker is not None:
-        work(args.worker, args.address, args.files, args.epochs)
+        work(args.worker, args.address, args.text, args.files, args.epochs)
         return
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
-    common = ["--address", address, "--files", str(args.files), "--epochs", str(args.epochs)]
+    common = ["--address", address, "--text", args.text, "--files", str(args.files), "--epochs", str(args.epochs)]
     workers = [subprocess.Popen([sys.executable, __file__, "--worker", str(i), *common]) for i in range(WORKERS)]
     sys.exit(max(worker.wait() for worker in workers))
 

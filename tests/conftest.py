@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import os
 import signal
@@ -22,7 +23,7 @@ os.environ.update(HURRIED)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 replicax.use_cpu_devices(8)
 # A few examples, the same in every run; `make soak` draws more, and others each time.
-hypothesis.settings.register_profile("test", max_examples=8, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("test", max_examples=5, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=50, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("test")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -58,6 +59,13 @@ def no_context_left_behind():
     yield
     assert not replicax.has_strategy()
     assert not replicax.in_cross_replica_context()
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays; to look through all of it again and again would take a while."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_sessionfinish() -> None:

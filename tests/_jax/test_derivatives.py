@@ -37,6 +37,7 @@ DERIVATIVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_are_those_of_jax(name: str, derivative: str) -> None:

@@ -65,7 +65,7 @@ def replicax_command(*args, cwd=None, **env):
     )
 
 
-@pytest.mark.parametrize("platforms", ["", "cpu"])
+@pytest.mark.parametrize("platforms", [pytest.param("", marks=pytest.mark.soak), "cpu"])
 def test_the_example_on_tpus(tmp_path, platforms: str) -> None:
     page, data = tmp_path / "plan.html", tmp_path / "plan.json"
     done = replicax_command(

@@ -55,6 +55,7 @@ def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
     iterator.close()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", ["close", "with", "drop", "break"])
 @pytest.mark.parametrize("source", ["numbered", "loader", "slow"])
 def test_threads_end(pair, how, source) -> None:

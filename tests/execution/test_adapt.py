@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 
 import replicax
 from tests.conftest import logical_strategy
-from tests.execution.programs import PROGRAMS, Program
+from tests.execution.programs import PROGRAMS, Program, bundles
 from tests.execution.test_programs import arguments, check
 
 _THEMES = ("programs_collectives", "programs_variables")
@@ -28,7 +28,7 @@ _OTHERS = {
 
 @pytest.mark.parametrize(
     "which",
-    [p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS],
+    bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8),
     ids=lambda p: p.name,
 )
 def test_a_program_is_what_plain_jax_computes(which: Program) -> None:

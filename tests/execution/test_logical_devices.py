@@ -32,9 +32,13 @@ def kinds(strategy: replicax.Strategy, fn: Callable[..., Any], *args: Any) -> li
 # --- the same numbers -----------------------------------------------------------------------------------
 
 
+EVERY_SPLIT = [(r, p) for r, n in ((1, 8), (2, 4), (4, 2)) for p in factorisations(n, 3)]
+SPLITS = [*EVERY_SPLIT[::2], (1, [1, 2, 3]), (1, [6, 1, 1])]
+
+
 @pytest.mark.parametrize(
     ("replicas", "parts"),
-    [(r, p) for r, n in ((1, 8), (2, 4), (4, 2)) for p in factorisations(n, 3)] + [(1, [1, 2, 3]), (1, [6, 1, 1])],
+    [*SPLITS, *(pytest.param(*split, marks=pytest.mark.soak) for split in EVERY_SPLIT[1::2])],
     ids=str,
 )
 def test_values_and_gradients_are_those_of_one_device(replicas: int, parts: list[int]) -> None:

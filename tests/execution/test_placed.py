@@ -475,6 +475,7 @@ def test_a_padded_batch_through_a_pipeline(replicas) -> None:
     assert strategy.extended.trace_count(step) == 1
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("partial", ["exact", "pad"])
 def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:

@@ -124,6 +124,7 @@ def one_at_a_time(kind: str) -> tuple[list[Any], dict[str, Any]]:
     return [one.strategy.local_results(share) for share in shares], one.state()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_the_same_as_one_at_a_time(kind, steps) -> None:
@@ -146,6 +147,7 @@ def test_the_same_as_one_at_a_time(kind, steps) -> None:
     assert many.traces == strategy.extended.trace_count(many.step_of_many) == 1
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["one device", "mirrored 2", "sharded 4"])
 @pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 def test_a_last_batch_that_is_not_full(kind, partial) -> None:

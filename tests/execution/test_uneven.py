@@ -236,6 +236,7 @@ def test_it_is_the_same_however_replicas_communicate(options: replicax.Communica
 # --- one program for each set of sizes ------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "strategy",
     [split_over(2), replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]), logical_strategy(2, 2)],

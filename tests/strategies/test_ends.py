@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import processes
+from tests.compiler import HURRIED
 
 SECONDS = 240
 
@@ -21,7 +22,7 @@ SECONDS = 240
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
     """Of each scenario: the exit codes of its workers, and what they printed."""
     path = os.pathsep.join([str(processes.ROOT / "src"), str(processes.ROOT)])
-    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}  # the tests' own devices
+    clean = {k: v for k, v in os.environ.items() if k != "NPROC"} | HURRIED
     program = ["-W", "error", "-m", "tests.strategies.workers_ends", str(SECONDS), str(tmp_path_factory.mktemp("ends"))]
     done = subprocess.run(
         [sys.executable, *program],

@@ -140,19 +140,27 @@ def strategies() -> dict[str, Callable[[], replicax.Strategy]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["mirrored", "split", pytest.param("one", marks=pytest.mark.soak)])
-def test_every_optimizer(kind: str, expected: dict[str, list[Any]]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    [
+        pytest.param("split", CASES, id="split"),
+        pytest.param("mirrored", SPECIAL, id="mirrored, special ones"),
+        pytest.param("mirrored", CASES, id="mirrored", marks=pytest.mark.soak),
+        pytest.param("one", CASES, id="one", marks=pytest.mark.soak),
+    ],
+)
+def test_every_optimizer(kind: str, cases: dict[str, Case], expected: dict[str, list[Any]]) -> None:
     """All in one step, so that there is one program to compile."""
     strategy = strategies()[kind]()
     with strategy.scope():
         variables = {
             name: {part: replicax.Variable(value, name=f"{name}/{part}") for part, value in PARAMS.items()}
-            for name in CASES
+            for name in cases
         }
-        trained = {name: replicax.Optimizer(case.make()) for name, case in CASES.items()}
+        trained = {name: replicax.Optimizer(case.make()) for name, case in cases.items()}
 
     def step(batch: Any) -> None:
-        for name, case in CASES.items():
+        for name, case in cases.items():
             own = variables[name]
 
             def of(params: Any) -> Any:
@@ -169,7 +177,7 @@ def test_every_optimizer(kind: str, expected: dict[str, list[Any]]) -> None:
         batch = next(iter(strategy.distribute_dataset([(X, Y)])))
         for _ in range(STEPS):
             strategy.run(step, args=(batch,))
-    for name in CASES:
+    for name in cases:
         found = [*jax.tree.leaves(variables[name]), *trained[name].variables]
         for variable, value in zip(found, expected[name], strict=True):
             if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
