@@ -2,10 +2,11 @@
 
     python examples/characters.py
 
-The text is the Python standard library's source code on this machine, or what you name, as in ``--text "notes/*.txt"``.
-Each worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The step is written for ONE replica, and knows
-nothing of workers. Here both workers run on this machine, with two emulated CPU devices each; to use several machines,
-start ``python examples/characters.py --worker K --address HOST:PORT`` on each.
+The text is the Python standard library's source code on this machine, or what you name (``--text "notes/*.txt"``). Each
+worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The
+step is written for ONE replica, and knows nothing of workers. Here both workers run on this machine, with two emulated
+CPU devices each; to use several machines, start ``python examples/characters.py --worker K --address HOST:PORT`` on
+each.
 """
 
 from __future__ import annotations
