@@ -42,10 +42,10 @@ demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to
 	$(BIN)/replicax demo $(ARGS)
 
 test: lint primitives  ## run every check: lint, then the tests and the examples in docstrings
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --ignore=$(PRIMITIVES) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRIMITIVES) $(ARGS)
 
 soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
 
 lint: $(READY)  ## style, formatting, types, and which room may import which
 	$(BIN)/ruff check
@@ -66,7 +66,7 @@ integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and
 	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
 
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
-	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") -n $(WORKERS) $(ARGS)
+	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") -n $(WORKERS) --dist worksteal $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
 	rm -rf .venv .venv-oracle .venv-integrations .venv-matrix build dist out

@@ -65,7 +65,7 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays; to look through all of it again and again would take a while."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_sessionfinish() -> None:
