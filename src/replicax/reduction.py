@@ -102,13 +102,14 @@ def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOpt
     """What :data:`all_reduce_p` compiles to."""
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
-    for group in _groups(arrays, options.bytes_per_pack):
-        token = next((r for r in reversed(results) if r.size), None)
-        if token is not None:  # so that XLA does not join what is to stay apart
-            group = [after(group[0], token), *group[1:]]
+    # Of nothing there is nothing to send, and some compilers fail where they are asked to.
+    for group in _groups([a for a in arrays if a.size], options.bytes_per_pack):
+        if results:  # so that XLA does not join what is to stay apart
+            group = [after(group[0], results[-1]), *group[1:]]
         ring = options.implementation is CommunicationImplementation.RING
         results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums)
-    return results
+    sums = iter(results)
+    return [next(sums) if a.size else a for a in arrays]
 
 
 def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:

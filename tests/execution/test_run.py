@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -552,3 +553,25 @@ def test_a_step_that_has_run_before_heeds_what_has_changed(pair) -> None:
         replicax.set_strategy(None)
     step.__defaults__ = (3.0,)
     assert (again(), len(ran)) == (2, traces + 1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_arrays_of_nothing_are_arrays_like_others(split: bool) -> None:
+    """Compilers of JAX 0.11 end the process where a program for several devices is given one."""
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"]) if split else strategy_of(2)
+    with strategy.scope():
+        empty = replicax.Variable(jnp.zeros((0, 3)), name="empty")
+        w = replicax.Variable(jnp.ones(3), name="w")
+        keys = replicax.Variable(jax.random.split(jax.random.key(0), 2)[:0], name="keys")
+
+    def step(x: Any) -> Any:
+        empty.assign(empty.value + 1)
+        total, more = replicax.get_replica_context().all_reduce("sum", [empty.value.sum(0) + x.sum() + 1, x])
+        w.assign_add(w.value * 2 + total)
+        return empty.value, x, more, keys.value
+
+    for _ in range(3):
+        results = strategy.run(step, args=(jnp.zeros((4, 0)),))
+    assert [r.shape for r in results] == [(0, 3), (4, 0), (4, 0), (0,)]
+    assert w.numpy().tolist() == [((1 * 3 + 2) * 3 + 2) * 3 + 2] * 3
+    assert empty.numpy().shape == (0, 3)

@@ -358,6 +358,10 @@ def of_value(locality: Locality, mesh: Mesh) -> Layout:
 
 def _enter(stored: jax.Array, layout: Layout) -> Any:
     """What a replica has of a stored array."""
+    if not stored.size and not jnp.issubdtype(stored.dtype, jax.dtypes.extended):
+        stored = jnp.zeros(
+            stored.shape, stored.dtype
+        )  # the compiler of JAX 0.11 ends the process at arguments of nothing
     if isinstance(layout, Split):
         return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
