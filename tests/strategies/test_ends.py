@@ -44,6 +44,10 @@ BROKEN_OFF = (
 )
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
 OTHERS = r"the workers do not run the same programs: number 9 is 'train' on worker 0, and 'evaluate' on worker 1"
+UNLIKE = (
+    "the workers have not run the same programs: worker 0 has run 9 programs, the last of them 'double'; "
+    "worker 1 has run 9 programs, the last of them 'triple'; and now worker {} creates a variable 'another'"
+)
 SHORTER = "the pass ends before element 2 on worker 2, but not on worker 0"
 FILES = r"the workers were given different files: worker 0 has '.*\.py', and worker 1 has not"
 ELSEWHERE = (
@@ -91,8 +95,8 @@ ELSEWHERE = (
         ("other files", 0, 1, f"CAUGHT ValueError: .*{FILES}"),
         ("other files", 1, 1, f"CAUGHT ValueError: .*{FILES}"),
         ("other programs", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{OTHERS}"),
-        ("alike but others", 0, 1, "the workers have not run the same programs before this one creates a variable"),
-        ("alike but others", 1, 1, "CAUGHT DeadlockError: .*: worker 0 9, the last 'double'; worker 1 9, the last 'tr"),
+        ("alike but others", 0, 1, f"CAUGHT DeadlockError: {UNLIKE.format(0)}"),
+        ("alike but others", 1, 1, f"CAUGHT DeadlockError: {UNLIKE.format(1)}"),
         ("elsewhere", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{ELSEWHERE}"),
         ("elsewhere", 1, 1, f"CAUGHT DeadlockError: {ELSEWHERE}"),
         ("ends earlier", 0, 0, r"^w is 0\.49\d+\nEND\n$"),

@@ -97,10 +97,13 @@ class Lockstep:
                 "steps, variables and datasets in the same order."
             )
         if len({m.launched[:2] for m in said}) > 1:
-            places = "; ".join(f"worker {w} {m.launched[0]}, the last {m.launched[2]!r}" for w, m in enumerate(said))
+            ran = "; ".join(
+                f"worker {w} has run {m.launched[0]} programs, the last of them {m.launched[2]!r}"
+                for w, m in enumerate(said)
+            )
             raise DeadlockError(
-                f"the workers have not run the same programs before this one {message.shown()}: {places}. All workers "
-                "must run the same steps in the same order."
+                f"the workers have not run the same programs: {ran}; and now worker {self.workers.index} "
+                f"{message.shown()}. All workers must run the same steps in the same order."
             )
         return [m.item for m in said]
 
