@@ -155,7 +155,28 @@ def loops() -> tuple[list[replicax.Variable], Callable[..., Any]]:
     return [w], step
 
 
-PROGRAMS = {f.__name__: f for f in (train, gather, across, variables, shapes, loops)}
+def convolutions() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """In orders of the dims for which XLA has no fast code, or only at the top of a program."""
+    kernel = replicax.Variable(jnp.sin(jnp.arange(12.0)).reshape(3, 2, 2))
+
+    def step(x: Any) -> Any:
+        def loss_fn(order: tuple[str, str, str]) -> Any:
+            images = jax.lax.transpose(x[:, None, :] * jnp.ones((1, 2, 1)), ["NCW".index(c) for c in order[0]])
+            filters = jax.lax.transpose(kernel.value, ["WIO".index(c) for c in order[1]])
+            out = jax.lax.conv_general_dilated(images, filters, (1,), "SAME", dimension_numbers=order)
+            return replicax.compute_average_loss((out**2).sum([i for i, c in enumerate(order[2]) if c != "N"]))
+
+        total = 0.0
+        for order in [("NCW", "OIW", "NWC"), ("NWC", "WIO", "NCW"), ("CNW", "IWO", "WNC")]:
+            loss, [gradient] = replicax.value_and_grad(loss_fn, [kernel])(order)
+            kernel.assign_sub(0.01 * here().all_reduce("sum", gradient))
+            total = total + loss
+        return total
+
+    return [kernel], step
+
+
+PROGRAMS = {f.__name__: f for f in (train, gather, across, variables, shapes, loops, convolutions)}
 
 
 def outcome(strategy: replicax.Strategy, make: Any, sizes: list[tuple[int, ...]], options: Any) -> Any:
@@ -203,6 +224,7 @@ def _arrays(strategy: replicax.Strategy, leaf: Any) -> bool:
         ("variables", (4, 1, 1)),
         ("shapes", (2, 1, 0)),
         ("loops", (1, 3)),
+        ("convolutions", (3, 2)),
     ],
 )
 def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]) -> None:
