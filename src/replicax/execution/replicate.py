@@ -26,6 +26,7 @@ from replicax.locality import Locality, M, T
 from replicax.topology.launches import Label
 from replicax.topology.mesh import REPLICA_AXIS
 from replicax.topology.partition import over_replicas
+from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 
@@ -358,13 +359,19 @@ def of_value(locality: Locality, mesh: Mesh) -> Layout:
 
 def _enter(stored: jax.Array, layout: Layout) -> Any:
     """What a replica has of a stored array."""
-    if not stored.size and not jnp.issubdtype(stored.dtype, jax.dtypes.extended):
-        stored = jnp.zeros(
-            stored.shape, stored.dtype
-        )  # the compiler of JAX 0.11 ends the process at arguments of nothing
+    if not stored.size:
+        stored = _nothing_like(stored)
     if isinstance(layout, Split):
         return Piece(stored, layout)
     return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _nothing_like(empty: jax.Array) -> jax.Array:
+    """An array without elements that is no argument: at those the compiler of JAX 0.11 ends the process."""
+    if not is_key(empty.dtype):
+        return jnp.zeros(empty.shape, empty.dtype)
+    data = jax.eval_shape(jax.random.key_data, empty)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
 
 
 def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
