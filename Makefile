@@ -5,6 +5,8 @@
 PYTHON ?= python3
 # Processes that share the tests. Emulated devices run many threads each, so: few.
 WORKERS ?= 2
+# The tests of a file stay in one process, mostly: what they prepare is prepared once.
+SHARED = -n $(WORKERS) --dist worksteal
 # More arguments for the program behind demo, test, bench or oracle: make demo ARGS="--replicas 4"
 ARGS ?=
 # What `make matrix` runs the tests on: Pythons as versions, commands or paths, and which JAX (all that it knows).
@@ -42,10 +44,10 @@ demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to
 	$(BIN)/replicax demo $(ARGS)
 
 test: lint primitives  ## run every check: lint, then the tests and the examples in docstrings
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=$(PRIMITIVES) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) --ignore=$(PRIMITIVES) $(ARGS)
 
 soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
 
 lint: $(READY)  ## style, formatting, types, and which room may import which
 	$(BIN)/ruff check
@@ -66,7 +68,7 @@ integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and
 	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
 
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
-	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
 	rm -rf .venv .venv-oracle .venv-integrations .venv-matrix build dist out
