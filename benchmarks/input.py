@@ -9,6 +9,7 @@ Prints a table, writes ``results/input.json``, and exits with 1 if a bar is miss
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.util
 import json
 import statistics
@@ -56,41 +57,45 @@ def waiting(replicas: int, steps: int) -> dict[str, Any]:
 
         return jnp.sum(jax.lax.fori_loop(0, 1280 // replicas, layer, x))
 
+    # A step's own time, lately: storage keeps pace with a machine whose speed changes from minute to minute.
+    lately: collections.deque[float] = collections.deque(maxlen=20)
+
     def timed(elements: Any, count: int) -> tuple[float, float]:
         """Means of the time of a step, and of the wait before it."""
-        times, waits = [], []
+        computing, waits = [], []
         for _ in range(count):
             start = time.perf_counter()
             element = next(elements)
             waits.append(time.perf_counter() - start)
+            start = time.perf_counter()
             strategy.run(step, args=(element,)).values[0].block_until_ready()
-            times.append(time.perf_counter() - start)
-        return statistics.mean(times), statistics.mean(waits)
+            computing.append(time.perf_counter() - start)
+            lately.append(computing[-1])
+        return statistics.mean(computing), statistics.mean(waits)
 
-    def endless(latency: float) -> Callable[[], Any]:
+    def endless(share: float) -> Callable[[], Any]:
         def batches() -> Any:
             while True:
-                time.sleep(latency)  # waiting, as for storage, and not computing
+                time.sleep(share * statistics.median(list(lately) or [0.0]))  # waiting, as for storage; not computing
                 yield batch
 
         return batches
 
     with iter(strategy.distribute_dataset(endless(0.0))) as elements:
+        timed(elements, 10 + steps // 10)
+    with iter(strategy.distribute_dataset(endless(LATENCY))) as elements:
         timed(elements, 10)
-        alone, _ = timed(elements, steps)
-    with iter(strategy.distribute_dataset(endless(LATENCY * alone))) as elements:
-        timed(elements, 10)
-        total, wait = timed(elements, steps)
+        computing, wait = timed(elements, steps)
     options = replicax.InputOptions(prefetch=0)
-    with iter(strategy.distribute_dataset(endless(LATENCY * alone), options)) as elements:
+    with iter(strategy.distribute_dataset(endless(LATENCY), options)) as elements:
         timed(elements, 3)
         unhidden, unhidden_wait = timed(elements, steps // 2)
     return {
         "replicas": replicas,
-        "step_ms": alone * 1e3,
-        "latency_ms": LATENCY * alone * 1e3,
-        "waiting": wait / total,
-        "waiting_without_prefetch": unhidden_wait / unhidden,
+        "step_ms": computing * 1e3,
+        "latency_ms": LATENCY * computing * 1e3,
+        "waiting": wait / (wait + computing),
+        "waiting_without_prefetch": unhidden_wait / (unhidden + unhidden_wait),
     }
 
 

@@ -16,9 +16,11 @@ import pytest
 
 import replicax
 from tests import processes
+from tests._jax.contexts import keep_contexts
 from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
+keep_contexts()
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 replicax.use_cpu_devices(8)

@@ -136,7 +136,9 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
     import optax  # noqa: F401
 
     import replicax  # noqa: F401
+    from tests._jax.contexts import keep_contexts
 
+    keep_contexts()
     folders: dict[int, pathlib.Path] = {}
     wakes, wakened = os.pipe()
     os.set_blocking(wakened, False)
