@@ -16,7 +16,7 @@ from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 from tests.execution.programs import PROGRAMS, Program, bundles
-from tests.execution.test_programs import Counted, check
+from tests.execution.test_programs import Counted, check, differ_as_they_say
 
 RNG = np.random.default_rng(3)
 
@@ -60,6 +60,7 @@ def test_programs_on_split_variables(which: Program, replicas: int) -> None:
     localities = strategy.extended.trace(step, (x, *shared)).localities
     check(which, localities, strategy.run(step, (x, *shared)), which.reference(replicas))
     assert step.calls == 1
+    differ_as_they_say(which)
 
 
 # --- every optimizer ------------------------------------------------------------------------------------

@@ -94,7 +94,10 @@ def check(which: Program, localities: tuple[Any, ...], result: Any, expected: li
             assert_same(held[replica], flat[replica][i], f"{jax.tree_util.keystr(path)} on replica {replica}")
 
 
-BUNDLES = bundles(PROGRAMS, 8)
+# Programs with parameters run on split ones, too, in test_partition.py; `make soak` runs all of them here.
+HAVE_PARAMETERS = [p for p in PROGRAMS if jax.tree.leaves(p.shared()) and not p.variables]
+BUNDLES = bundles([p for p in PROGRAMS if p not in HAVE_PARAMETERS], 8)
+MORE_BUNDLES = bundles(HAVE_PARAMETERS, 8)
 
 
 @pytest.mark.covering(1)
@@ -102,7 +105,19 @@ BUNDLES = bundles(PROGRAMS, 8)
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
 def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> None:
     compare(which, replicas)
-    # The localities that a program expects are no mere bounds: what may differ between replicas does.
+    differ_as_they_say(which)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("which", MORE_BUNDLES, ids=lambda p: p.name)
+def test_programs_with_parameters(which: Program, replicas: int) -> None:
+    compare(which, replicas)
+    differ_as_they_say(which)
+
+
+def differ_as_they_say(which: Program) -> None:
+    """The localities that a program expects are no mere bounds: what may differ between replicas does."""
     flat = [jax.tree.leaves(e) for e in which.reference(4)]
     for i, locality in enumerate(which.localities if which.differ else ""):
         first, *others = (np.asarray(bits(leaves[i])) for leaves in flat)
@@ -111,7 +126,7 @@ def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
+@pytest.mark.parametrize("which", BUNDLES + MORE_BUNDLES, ids=lambda p: p.name)
 def test_programs_on_one_replica(which: Program) -> None:
     compare(which, 1)
 

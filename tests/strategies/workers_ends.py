@@ -21,7 +21,10 @@ import numpy as np
 
 import replicax
 from replicax.topology import ends
+from tests._jax.contexts import keep_contexts
 from tests.processes import free_port
+
+keep_contexts()
 
 # Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
 ends.INTERVAL, ends.STUCK, ends.PYTHONS_END = 0.1, 0.3, 60.0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -175,18 +174,28 @@ def _check_collectives(devices: Sequence[jax.Device], lockstep: Lockstep) -> Non
     n = len(devices)
     size = 1 << 18  # 1 MiB of float32: large enough for what a backend does in pieces
 
-    def body() -> Any:
-        mine = (jnp.arange(size) % 1021 + lax.axis_index(REPLICA_AXIS)).astype(jnp.float32)
-        total = lax.psum(mine, REPLICA_AXIS)
-        everyone = lax.all_gather(mine[:1000], REPLICA_AXIS)
-        expected = (jnp.arange(size) % 1021 * n + n * (n - 1) // 2).astype(jnp.float32)
-        rows = (jnp.arange(1000)[None] % 1021 + jnp.arange(n)[:, None]).astype(jnp.float32)
-        return jnp.stack([jnp.all(total == expected), jnp.all(everyone == rows)])[None]
+    base = (np.arange(size) % 1021).astype(np.float32)
+    added = (np.arange(n) % 61).astype(np.float32)  # so that sums over thousands of replicas are exact, too
 
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=PartitionSpec(REPLICA_AXIS), check_vma=False)
-    right = jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)))()
-    verdict = np.all([np.asarray(s.data)[0] for s in right.addressable_shards], axis=0)
-    for worker, theirs in enumerate(lockstep.share("checks its collectives", verdict.tolist())):
+    def given(index: Any) -> Any:
+        return base + added[index[0]][:, None]
+
+    # What can be done on the host is not compiled: that would take longer than everything else here.
+    def body(mine: Any) -> Any:
+        return lax.psum(mine, REPLICA_AXIS), lax.all_gather(mine[:, :1000], REPLICA_AXIS, axis=1, tiled=True)
+
+    split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    numbers_given = jax.make_array_from_callback((n, size), split, given)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=split.spec, out_specs=split.spec, check_vma=False)
+    totals, everyones = jax.jit(mapped, out_shardings=split)(numbers_given)
+    verdict = [
+        all(np.array_equal(shard.data[0], expected) for shard in found.addressable_shards)
+        for found, expected in (
+            (totals, base * n + added.sum()),
+            (everyones, (base[:1000] + added[:, None]).reshape(-1)),
+        )
+    ]
+    for worker, theirs in enumerate(lockstep.share("checks its collectives", verdict)):
         for what, is_right in zip(("all-reduce", "all-gather"), theirs, strict=True):
             if not is_right:
                 raise RuntimeError(
