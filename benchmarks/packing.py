@@ -48,7 +48,7 @@ def _step(shapes: list[tuple[int, ...]], limit: int | None) -> Callable[[], None
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from replicax import ReduceOp, reduction
-    from replicax.topology.mesh import REPLICA_AXIS
+    from replicax.devices.mesh import REPLICA_AXIS
 
     mesh = Mesh(np.array(jax.devices()), (REPLICA_AXIS,))
     everywhere = NamedSharding(mesh, PartitionSpec())

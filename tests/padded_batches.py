@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax
-from replicax.execution.placing import example_mask, padded
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.replica_values import example_mask, padded
 
 
 def sizes_of(size: int, rows: int, replicas: int) -> tuple[int, ...]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.topology.workers import DEFAULT_TIMEOUT, CalledOff, absent, never
+from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, absent, never
 
 
 class SimulatedWorkers:
-    """One worker of several that are threads; see :class:`replicax.topology.workers.Workers`.
+    """One worker of several that are threads; see :class:`replicax.workers.exchange.Workers`.
 
     ``SimulatedWorkers.of(3)`` makes three that know each other, and ``run`` calls a function as each of them.
     """

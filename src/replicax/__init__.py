@@ -31,6 +31,8 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.selection import use_cpu_devices
 from replicax.errors import (
     AbsentDeviceError,
     CompilationError,
@@ -46,10 +48,10 @@ from replicax.errors import (
     WorkerError,
 )
 from replicax.execution import Executable, Locality
-from replicax.execution.collectives import Collective
-from replicax.execution.multi_step import MultiStepContext
-from replicax.execution.options import RunOptions, debug
+from replicax.execution.many_steps.step_outputs import MultiStepContext
+from replicax.execution.run_options import RunOptions, debug
 from replicax.extended import StrategyExtended
+from replicax.hlo.collectives import Collective
 from replicax.indexed_slices import IndexedSlices
 from replicax.reduction import ReduceOp
 from replicax.renamed import missing
@@ -62,8 +64,6 @@ from replicax.strategies import (
 )
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategy import Strategy
-from replicax.topology.devices import use_cpu_devices
-from replicax.topology.mesh import REPLICA_AXIS
 from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
 from replicax.values import PerReplica
 from replicax.variables import (
@@ -79,9 +79,9 @@ from replicax.variables import (
 if TYPE_CHECKING:
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies.tpu import TPUStrategy
-    from replicax.topology.assignment import DeviceAssignment
-    from replicax.topology.resolver import TPUClusterResolver
-    from replicax.topology.tpu_topology import Topology
+    from replicax.tpu.assignment import DeviceAssignment
+    from replicax.tpu.resolver import TPUClusterResolver
+    from replicax.tpu.topology import Topology
 
 __version__ = "0.1.0"
 
@@ -164,11 +164,11 @@ __all__ = [
 # Loaded when they are used, so that `import replicax` is quick.
 _LATER = {
     "Chip": "replicax.planning",
-    "DeviceAssignment": "replicax.topology.assignment",
+    "DeviceAssignment": "replicax.tpu.assignment",
     "Plan": "replicax.planning",
-    "TPUClusterResolver": "replicax.topology.resolver",
+    "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
-    "Topology": "replicax.topology.tpu_topology",
+    "Topology": "replicax.tpu.topology",
     "plan": "replicax.planning",
 }
 

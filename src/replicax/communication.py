@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax.devices.mesh import REPLICA_AXIS
 from replicax.enums import parse_enum
-from replicax.topology.mesh import REPLICA_AXIS
 
 if TYPE_CHECKING:
     from replicax.reduction import ReduceOp
@@ -266,7 +266,7 @@ def _first_elements(arrays: Sequence[Any]) -> list[Any]:
 # --- a replica's way to the others ----------------------------------------------------------------------
 
 
-class Examples(NamedTuple):
+class ReplicaExamples(NamedTuple):
     """What one replica knows of a padded batch."""
 
     mask: Any
@@ -279,7 +279,7 @@ class Communicator(Protocol):
     """How one replica reaches the others. Each executor brings its own."""
 
     @property
-    def examples(self) -> Examples | None:
+    def examples(self) -> ReplicaExamples | None:
         """Which rows are examples; ``None`` if no argument of the step is padded."""
 
     def replica_id(self) -> Any:

@@ -14,7 +14,7 @@ run out of memory in the middle of a program, they raise a :class:`VariableLostE
 class LocalityError(ValueError):
     """A value has the wrong locality: per-replica where all replicas must agree, or the reverse.
 
-    Raised while a step is traced (see :mod:`replicax.execution.infer`), for example when a per-replica value
+    Raised while a step is traced (see :mod:`replicax.execution.program.infer`), for example when a per-replica value
     is assigned to a mirrored variable that has no aggregation.
     """
 

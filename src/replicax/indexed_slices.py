@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.topology.integers import as_array
+from replicax.devices.host_values import as_array
 
 
 @dataclasses.dataclass(frozen=True)

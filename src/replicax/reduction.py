@@ -27,8 +27,8 @@ from replicax.communication import (
     ring_sum,
     watched,
 )
-from replicax.topology.integers import as_array
-from replicax.topology.mesh import REPLICA_AXIS, in_logical_mesh
+from replicax.devices.host_values import as_array
+from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh
 
 alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
 """What a sum is with a single replica: nothing, but its result counts as reduced all the same."""
@@ -174,7 +174,7 @@ all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
 """``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
 
 It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is
-a reduce-scatter (see :mod:`replicax.execution.partition`).
+a reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
 """
 
 

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 from replicax import _jax, context, data
 from replicax.data.methods import Input
 from replicax.execution import across
-from replicax.execution.arguments import NotOneProgramError
-from replicax.execution.fallback import fall_back
+from replicax.execution.exact.executor import run_per_replica
+from replicax.execution.exact.fallback import fall_back
 from replicax.execution.logical_devices import LogicalDevices
-from replicax.execution.multi_step import MultiStepContext
-from replicax.execution.options import COMPILED, RunOptions, default_options
-from replicax.execution.per_replica import run_per_replica
+from replicax.execution.many_steps.loop import checked_steps, run_steps
+from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import NEW, check_call, run, run_known
-from replicax.execution.steps import checked_steps, run_steps
+from replicax.execution.run_options import COMPILED, RunOptions, default_options
+from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.extended import StrategyExtended
 from replicax.reduction import ReduceOp, parse_axis
 from replicax.renamed import Renamed, keywords_renamed

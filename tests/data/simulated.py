@@ -12,15 +12,15 @@ import numpy as np
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import Feed
-from replicax.topology.lockstep import Lockstep
-from replicax.topology.workers import Alone
+from replicax.workers.exchange import Alone
+from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
 
 _numbers = itertools.count()
 
 
 @dataclasses.dataclass
-class Taken:
+class Chunk:
     """What a worker's replicas got in one step."""
 
     sizes: tuple[int, ...]

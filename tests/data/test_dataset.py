@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.data import feeding
+from replicax.data.elements import to_devices
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 
@@ -217,8 +217,8 @@ def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch)
     examples = np.arange(rows * 300, dtype=np.float32).reshape(-1, 3)
     iterator = iter(pair.distribute_dataset(grain.MapDataset.source(examples).batch(rows)))
     next(iterator)
-    monkeypatch.setattr(feeding, "_stacked", None)
-    monkeypatch.setattr(feeding, "_copied", None)
+    monkeypatch.setattr(to_devices, "_stacked", None)
+    monkeypatch.setattr(to_devices, "_copied", None)
     for i, batch in enumerate(iterator, 1):
         np.testing.assert_array_equal(np.asarray(pair.gather(batch, 0)), examples[i * rows : (i + 1) * rows])
     assert i == 99

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 import pytest
 
-from replicax.data import foreign
+from replicax.data.reading import foreign
 from replicax.integrations.adapted import Adapted
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from replicax.errors import DeadlockError
-from replicax.execution.conductor import Conductor
-from replicax.topology.lockstep import Lockstep
+from replicax.execution.exact.conductor import Conductor
+from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
 

@@ -15,8 +15,8 @@ import pytest
 from jax import lax
 
 import replicax
-from replicax.execution.example_places import PART, UNKNOWN, Index, Lost, Rows
-from replicax.execution.examples import example_places
+from replicax.execution.padding.example_places import PART, UNKNOWN, Index, Rows, Untraceable
+from replicax.execution.padding.examples import example_places
 from tests.conftest import strategy_of
 from tests.padded_batches import padded_batch
 
@@ -296,7 +296,7 @@ MIXED = {
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_examples_is_unknown(name) -> None:
     [place] = places(MIXED[name])
-    assert isinstance(place, Lost)
+    assert isinstance(place, Untraceable)
 
 
 def test_a_number_of_one_example_does_not_pass_for_one_of_none() -> None:

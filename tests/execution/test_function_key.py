@@ -8,7 +8,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 
-from replicax.execution.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.function_key import function_key, key_after_tracing
 
 rate = 0.5
 table = [1, 2]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicax.execution.hlo import arrays_in, parse
+from replicax.hlo.instructions import arrays_in, parse
 from tests.planning.hlo_texts import LOOP
 
 

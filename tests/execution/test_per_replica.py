@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import replicax
-from replicax.execution import per_replica
-from replicax.execution.conductor import Conductor
+from replicax.execution.exact import executor as per_replica
+from replicax.execution.exact.conductor import Conductor
 from tests.conftest import strategy_of
 
 EXACT = replicax.RunOptions(executor="per_replica")

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import replicax
-from replicax.execution.regions import Region
-from replicax.execution.schedule import schedule
+from replicax.execution.pipeline.regions import Region
+from replicax.execution.pipeline.schedule import schedule
 from tests import processes
 from tests.execution import workers_placed
 
@@ -533,7 +533,7 @@ def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:
 
 
 def test_a_pipeline_that_fails_midway_leaves_the_elements_to_come(monkeypatch) -> None:
-    from replicax.execution import steps
+    from replicax.execution.many_steps import loop as steps
 
     strategy = strategy_of(1, 2)
     with strategy.scope():

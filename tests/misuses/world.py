@@ -11,7 +11,8 @@ import optax
 
 import replicax
 from replicax import context
-from replicax.variables import placement, store
+from replicax.variables import initial_layout as placement
+from replicax.variables import store
 from tests.conftest import logical_strategy, strategy_of
 
 here = replicax.get_replica_context

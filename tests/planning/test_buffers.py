@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from replicax.execution.hlo import parse
-from replicax.planning.buffers import Value, allocations
+from replicax.hlo.buffer_assignment import Value, allocations
+from replicax.hlo.instructions import parse
 from replicax.planning.memory import largest, memory_of, temporaries_of
 
 LAYOUT = """\

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicax.execution.hlo import parse
+from replicax.hlo.executed import Walk
+from replicax.hlo.instructions import parse
 from replicax.planning.cost import cost_of
-from replicax.planning.walk import Walk
 from tests.planning.hlo_texts import LOOP
 
 

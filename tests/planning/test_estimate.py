@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import CHIPS, Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import estimate_of, scaling_of
-from replicax.planning.groups import CollectiveUse
 from replicax.planning.network import HOP, Line, Network, seconds_of
 
 CHIP = Chip("chip", flops=1e12, memory=1e9, bandwidth=1e11, link=1e9, links=6)
@@ -128,7 +128,7 @@ def test_a_chip_that_can_not_be(change: dict[str, float]) -> None:
 
 
 def test_the_table_has_sources_for_every_generation() -> None:
-    from replicax.topology.generations import GENERATIONS
+    from replicax.tpu.generations import GENERATIONS
 
     assert set(CHIPS) == {g.name for g in GENERATIONS}
     for chip in CHIPS.values():

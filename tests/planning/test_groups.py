@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.execution.hlo import parse
-from replicax.planning.groups import collectives_of
+from replicax.hlo.instructions import parse
+from replicax.hlo.replica_groups import collectives_of
 from tests.conftest import strategy_of
 from tests.planning.hlo_texts import LOOP
 

@@ -20,8 +20,11 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.topology import ends
+from replicax.workers import ends
 from tests._jax.contexts import keep_contexts
+from tests.processes import free_port
+
+keep_contexts()
 from tests.processes import free_port
 
 keep_contexts()

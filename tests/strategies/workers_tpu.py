@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.topology import resolver as resolvers
+from replicax.tpu import resolver as resolvers
 
 
 def slice_of_two_hosts() -> replicax.TPUClusterResolver:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.topology.codec import declared, dumps, error_as_data, error_from_data, loads
+from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 
 
 class Point(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import replicax
-from replicax.topology.devices import resolve_devices
+from replicax.devices.selection import resolve_devices
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

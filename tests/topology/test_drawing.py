@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
-from replicax.topology.drawing import SHARED, drawing
+from replicax.tpu.drawing import SHARED, drawing
 
 
 def test_without_an_assignment_cores_belong_to_hosts() -> None:

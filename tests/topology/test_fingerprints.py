@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.topology.fingerprints import fingerprint, unabridged
+from replicax.workers.fingerprints import fingerprint, unabridged
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])

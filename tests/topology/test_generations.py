@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.topology.generations import GENERATIONS, generation, generation_of, parse_slice
+from replicax.tpu.generations import GENERATIONS, generation, generation_of, parse_slice
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.topology.integers import as_array, check_integers
+from replicax.devices.host_values import as_array, check_integers
 
 BIG = np.array([1, 2**40])
 MESSAGE = r" has the integer 1099511627776( at \[1\])?, but u?int32 goes from .*'jax_enable_x64', True"

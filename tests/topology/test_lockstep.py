@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from replicax.errors import DeadlockError, WorkerError
-from replicax.topology.lockstep import Lockstep
+from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
 

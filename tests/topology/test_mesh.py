@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.topology.mesh import logical_axes, replica_mesh
+from replicax.devices.mesh import logical_axes, replica_mesh
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, []), (2, [2]), (4, [2, 2]), (6, [2, 3]), (7, [7]), (8, [2, 2, 2])])

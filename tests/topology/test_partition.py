@@ -6,8 +6,8 @@ import math
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from replicax.topology.mesh import logical_axes
-from replicax.topology.partition import over_replicas, parted, spec_of
+from replicax.devices.logical_axes import over_replicas, parted, spec_of
+from replicax.devices.mesh import logical_axes
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 8, 12, 30])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replicax import DeviceAssignment, Topology, TPUClusterResolver, _jax
-from replicax.topology.resolver import topology_of
+from replicax.tpu.resolver import topology_of
 
 
 @dataclass(eq=False)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replicax.topology.ring_order import ring_order
-from replicax.topology.torus import Torus
+from replicax.tpu.ring_order import ring_order
+from replicax.tpu.torus import Torus
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
 WRAPS = st.tuples(st.booleans(), st.booleans(), st.booleans())

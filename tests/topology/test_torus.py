@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.topology.torus import Torus, points
+from replicax.tpu.torus import Torus, points
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 WRAPS = st.tuples(st.booleans(), st.booleans(), st.booleans())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.topology.workers import Alone, Series, Workers
+from replicax.workers.exchange import Alone, Series, Workers
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
 

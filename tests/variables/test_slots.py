@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.variables.lost import Lost
+from replicax.variables.lost import LostArray
 from replicax.variables.slots import store_all, together
 
 
@@ -130,7 +130,7 @@ def test_whoever_stores_an_array_besides_programs_is_noticed(pair, five, how) ->
     elif how == "stored with others":
         store_all({slot: jnp.copy(slot.array) for slot in slots})
     elif how == "lost":
-        slots[1].array = Lost("somebody has it")
+        slots[1].array = LostArray("somebody has it")
     elif how == "regrouped":
         together(slots[:2])
     else:

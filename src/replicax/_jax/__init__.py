@@ -4,9 +4,9 @@ Everything here is a few lines around something that ``jax`` has, but does not y
 release moves one of them, this package changes and no other.
 """
 
-from replicax._jax.at_once import AtOnce
 from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
-from replicax._jax.eager import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
+from replicax._jax.eager.at_once import AtOnce
+from replicax._jax.eager.watching import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
 from replicax._jax.known import primitives_named
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitives import (

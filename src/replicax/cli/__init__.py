@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from replicax.cli import demo, plan
-from replicax.cli.arguments import CommandError, Parser
+from replicax.cli.command_line import CommandError, Parser
 
 _COMMANDS = (demo, plan)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.arguments import CommandError, positive_int, seed
+from replicax.cli.command_line import CommandError, positive_int, seed
 from replicax.cli.output import NOT_WRITTEN, why_not_writable, written
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     import rich.console
 
     import replicax
-    from replicax.cli import pictures, report
+    from replicax.cli import pictures
+    from replicax.cli import promises as report
 
     epochs = args.epochs or example.EPOCHS
     by_default = epochs == example.EPOCHS
@@ -199,7 +200,7 @@ def _train(
     from rich import progress
 
     from replicax.cli.example import Progress, train
-    from replicax.cli.report import EARLY_STEP
+    from replicax.cli.promises import EARLY_STEP
 
     columns = [
         progress.TextColumn("[bold]{task.description}"),

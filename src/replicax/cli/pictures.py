@@ -15,12 +15,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
-from replicax.topology.drawing import COLOURS as _COLOURS
-from replicax.topology.drawing import INK as _INK
-from replicax.topology.drawing import LINE as _LINE
-from replicax.topology.drawing import MUTED as _MUTED
-from replicax.topology.drawing import PAPER as _PAPER
-from replicax.topology.drawing import SHARED as _SHARED
+from replicax.tpu.drawing import COLOURS as _COLOURS
+from replicax.tpu.drawing import INK as _INK
+from replicax.tpu.drawing import LINE as _LINE
+from replicax.tpu.drawing import MUTED as _MUTED
+from replicax.tpu.drawing import PAPER as _PAPER
+from replicax.tpu.drawing import SHARED as _SHARED
 
 if TYPE_CHECKING:
     import replicax

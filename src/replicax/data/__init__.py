@@ -2,11 +2,11 @@
 
 from replicax.data.dataset import DistributedDataset
 from replicax.data.input_context import InputContext
+from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
+from replicax.data.input_plan import InputPlan
 from replicax.data.iterator import DistributedIterator
-from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.plan import InputPlan
-from replicax.data.taking import source_of
-from replicax.data.values import ValueContext
+from replicax.data.step_source import source_of
+from replicax.data.value_context import ValueContext
 
 __all__ = [
     "AutoShardPolicy",

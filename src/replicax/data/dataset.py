@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax.data.elements.announcements import News, check_read
 from replicax.data.feed import Feed
 from replicax.data.input_context import InputContext
+from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
+from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.iterator import WHY_EMPTY, DistributedIterator
-from replicax.data.news import News, check_read
-from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.plan import InputPlan, how_to_resume, planned
+from replicax.data.reading.sources import as_source
 from replicax.data.sharing import Sharing, sharing_of
-from replicax.data.sources import as_source
-from replicax.execution.described import PaddedShapeDtypeStruct
+from replicax.execution.array_specs import PaddedShapeDtypeStruct
 
 if TYPE_CHECKING:
-    from replicax.data.elements import Division, Elements
-    from replicax.data.reading import State
-    from replicax.data.rows import Rows
+    from replicax.data.elements.batch_rows import BatchRows
+    from replicax.data.elements.elements import Division, Elements
+    from replicax.data.reading.batches import State
 
 
 class DistributedDataset:
@@ -48,7 +48,7 @@ class DistributedDataset:
         dataset_fn: Callable[[InputContext], Any] | None = None,
     ) -> None:
         from replicax.data.agreement import check_same_dataset  # loads Grain
-        from replicax.data.reading import reading_of
+        from replicax.data.reading.batches import reading_of
 
         self._feed = feed
         self._options = options
@@ -139,10 +139,10 @@ class DistributedDataset:
         leaves = [kind((share, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
         self._spec = jax.tree_util.tree_unflatten(tree, leaves)
 
-    def _first_batch(self) -> tuple[Any, Rows] | None:
+    def _first_batch(self) -> tuple[Any, BatchRows] | None:
         """The structure and the rows of this worker's first batch, if there is one."""
-        from replicax.data.reading import READ_NOTHING_AHEAD
-        from replicax.data.rows import Checker
+        from replicax.data.elements.batch_rows import Checker
+        from replicax.data.reading.batches import READ_NOTHING_AHEAD
 
         batches = self._reading.opened(self._reading.fresh(None, None), ahead=READ_NOTHING_AHEAD)
         try:
@@ -205,7 +205,7 @@ class DistributedDataset:
 
     def _opened(self, streams: list[State], position: int, batch: int | None) -> Elements:
         """The elements from where the streams have come; ``batch`` is the size of a full batch, if nothing else is."""
-        from replicax.data.elements import Elements
+        from replicax.data.elements.elements import Elements
 
         feed = self._feed
         shared = self._sharing.shared
@@ -214,7 +214,7 @@ class DistributedDataset:
         return Elements(batches, self._division(batch), feed.placer(), position)
 
     def _division(self, batch: int | None) -> Division:
-        from replicax.data.elements import Division
+        from replicax.data.elements.elements import Division
 
         feed = self._feed
         partial = self._options.partial_batch

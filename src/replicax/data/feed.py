@@ -8,15 +8,15 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replicax.data.feeding import feeder
+from replicax.data.elements.to_devices import feeder
 from replicax.data.input_context import InputContext, shares
 from replicax.extended import StrategyExtended
-from replicax.topology.lockstep import Lockstep
-from replicax.topology.workers import Workers
+from replicax.workers.exchange import Workers
+from replicax.workers.lockstep import Lockstep
 
 if TYPE_CHECKING:
-    from replicax.data.elements import Element
-    from replicax.data.staging import Staged
+    from replicax.data.elements.elements import Element
+    from replicax.data.elements.host_groups import Staged
 
 
 @dataclasses.dataclass(frozen=True)

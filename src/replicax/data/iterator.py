@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
-from replicax.data.counts import check_count
-from replicax.data.options import AutoShardPolicy
-from replicax.data.running import Running
+from replicax.data.elements.reader import PassReader
+from replicax.data.input_options import AutoShardPolicy
+from replicax.data.reading.saved_counts import check_count
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax.data.dataset import DistributedDataset
-    from replicax.data.reading import State
+    from replicax.data.reading.batches import State
 
 _FORMAT = 1
 
@@ -45,7 +45,7 @@ class DistributedIterator(Iterator[Any]):
 
     def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
         elements = self._dataset._opened(streams, position, batch)
-        running = Running(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
+        running = PassReader(elements, self._dataset._options.prefetch, self._dataset._feed.owner)
         self._streams = streams
         self._is_fresh = not position
         self._running = running
@@ -75,7 +75,7 @@ class DistributedIterator(Iterator[Any]):
 
     get_next = __next__
 
-    def _given(self, ask: Callable[[Running], Any]) -> Any:
+    def _given(self, ask: Callable[[PassReader], Any]) -> Any:
         self._check_open()
         try:
             given = ask(self._running)

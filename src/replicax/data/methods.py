@@ -11,9 +11,9 @@ from replicax.calling import checked_function
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import feed_of
 from replicax.data.input_context import InputContext
-from replicax.data.options import InputOptions, checked_input_options
-from replicax.data.sources import numpy_examples
-from replicax.data.values import ValueContext, values_from_function
+from replicax.data.input_options import InputOptions, checked_input_options
+from replicax.data.reading.sources import numpy_examples
+from replicax.data.value_context import ValueContext, values_from_function
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from replicax.data.options import AutoShardPolicy
+from replicax.data.input_options import AutoShardPolicy
 
 if TYPE_CHECKING:
     from replicax.data.feed import Feed
-    from replicax.data.reading import Reading, State
+    from replicax.data.reading.batches import Reading, State
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,14 +19,14 @@ import numpy as np
 
 from replicax import context
 from replicax.communication import Communicator
-from replicax.execution.examples import cant_be_told
-from replicax.execution.placing import ARRAYS
+from replicax.devices.arrays import here, put
+from replicax.devices.host_values import as_array
+from replicax.execution.padding.questions import cant_be_told
+from replicax.execution.replica_values import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
 from replicax.reduction import ReduceOp, check_other_dims, checked_axes, divide
-from replicax.topology.integers import as_array
-from replicax.topology.placement import here, put
 from replicax.values import Local, PerReplica, Stacked, Uneven
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -343,7 +343,7 @@ def _of_different_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> ValueE
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:
     """``value`` with zeros for padding; and of each dim of ``axis``, whether it is the examples', and their number.
 
-    Which dim is theirs is not known while tracing, so of each it is asked (:mod:`replicax.execution.examples`).
+    Which dim is theirs is not known while tracing, so of each it is asked (:mod:`replicax.execution.padding.examples`).
     """
     assert communicator.examples is not None
     mask, count = communicator.examples

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax.errors import RetraceWarning
-from replicax.execution.arguments import describe_difference
-from replicax.execution.function_key import FunctionKey, function_key
-from replicax.execution.replicate import Executable
+from replicax.execution.compiled.replicate import Executable
+from replicax.execution.tracing.arguments import describe_difference
+from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.variables.slots import Slot
 from replicax.variables.variable import Variable
 

@@ -11,8 +11,8 @@ import jax
 from replicax import _jax
 from replicax.communication import Late, watch
 from replicax.errors import DeadlockError, WorkerError
-from replicax.topology.codec import declared, dumps, loads
-from replicax.topology.workers import CalledOff
+from replicax.workers.codec import declared, dumps, loads
+from replicax.workers.exchange import CalledOff
 
 if TYPE_CHECKING:
     from replicax.extended import StrategyExtended

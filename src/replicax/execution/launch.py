@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _jax
+from replicax.devices.arrays import copied
+from replicax.execution.compiled.replicate import Executable
 from replicax.execution.deadline import call_watched
-from replicax.execution.replicate import Executable
+from replicax.execution.same_step import announce
 from replicax.execution.signals import hold_signals
-from replicax.execution.together import announce
-from replicax.topology.placement import copied
-from replicax.variables.lost import DELETED, Lost, note_lost
+from replicax.variables.lost import DELETED, LostArray, note_lost
 from replicax.variables.slots import Slot, launching, lent, together
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
-    from replicax.topology.lockstep import Lockstep
+    from replicax.workers.lockstep import Lockstep
 
 
 def launch(
@@ -178,7 +178,7 @@ def _take_back(executable: Executable) -> None:
     uses = lent.intersection((*executable.donated, *executable.kept))
     for slot in uses:
         if isinstance(slot.array, jax.Array) and slot.array.is_deleted():
-            slot.array = Lost(DELETED)
+            slot.array = LostArray(DELETED)
     _check_not_lost(executable, uses)
     if executable.care.donates:
         for slot in uses.intersection(executable.donated):
@@ -188,7 +188,7 @@ def _take_back(executable: Executable) -> None:
 
 def _check_not_lost(executable: Executable, slots: Any) -> None:
     for slot in slots:
-        if isinstance(slot.array, Lost):
+        if isinstance(slot.array, LostArray):
             raise slot.array.error(f"{executable.program.name} needs {_name(executable, slot)}, which")
 
 
@@ -218,7 +218,7 @@ def _wait(executable: Executable, returned: list[Any]) -> None:
     except Exception as error:
         _jax.drop_failed_tokens()
         for slot in executable.written:
-            slot.array = Lost(f"the step {executable.program.name}, which was to write it, has failed", error)
+            slot.array = LostArray(f"the step {executable.program.name}, which was to write it, has failed", error)
         _add_note(executable, executable.written, error)
         raise
 

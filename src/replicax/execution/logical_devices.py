@@ -11,15 +11,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax import context
+from replicax.devices.host_values import as_array, check_integers
+from replicax.devices.logical_axes import Axes, constrained, parted, spec_of
+from replicax.devices.mesh import in_logical_mesh
 from replicax.errors import ContextError
-from replicax.execution.marks import assign_p
+from replicax.execution.program.marks import assign_p
 from replicax.nests import is_leaf, known
-from replicax.topology.integers import as_array, check_integers
-from replicax.topology.mesh import in_logical_mesh
-from replicax.topology.partition import Axes, constrained, parted, spec_of
 from replicax.values import PerReplica, Stacked
 from replicax.variables.dtypes import kind_of
-from replicax.variables.placement import checked_logical_device
+from replicax.variables.initial_layout import checked_logical_device
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class LogicalDevices:
 
         The operations that follow run there, and their memory is there, forward and backward: this is how a model's
         stages get to devices of their own (pipeline parallelism). Of microbatches, in a Python loop in the step, the
-        devices work on different ones at the same time. The rules are in :mod:`replicax.execution.placement`; in short:
+        devices work on different ones at the same time. The rules are in
+        :mod:`replicax.execution.pipeline.placement`; in short:
 
         - What is computed from values on one logical device is computed there; its gradient, too. The value itself is
           computed where its operands are, and then sent: to have an operation on a device, assign what it is computed

@@ -10,13 +10,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.communication import checked_options
+from replicax.devices.arrays import put
 from replicax.execution import across
-from replicax.execution.destinations import destination
-from replicax.extended.mirrored import mirrored
+from replicax.extended.locations import destination
+from replicax.extended.same_values import mirrored
 from replicax.nests import known
 from replicax.reduction import ReduceOp
 from replicax.renamed import keywords_renamed
-from replicax.topology.placement import put
 from replicax.variables.rules import Aggregation
 
 if TYPE_CHECKING:

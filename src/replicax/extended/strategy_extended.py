@@ -11,23 +11,23 @@ import numpy as np
 
 from replicax import _jax
 from replicax.communication import CommunicationOptions
+from replicax.devices.mesh import replica_mesh
+from replicax.execution.array_specs import described
 from replicax.execution.cache import ProgramCache
-from replicax.execution.described import described
-from replicax.execution.placing import devices_here
-from replicax.execution.replicate import Executable
+from replicax.execution.compiled.replicate import Executable
+from replicax.execution.replica_values import devices_here
 from replicax.execution.run import arguments_of, check_call, prepare
-from replicax.execution.together import Calls
+from replicax.execution.same_step import Calls
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
 from replicax.renamed import Renamed
-from replicax.topology.lockstep import Lockstep
-from replicax.topology.mesh import replica_mesh
-from replicax.topology.workers import Alone, Workers
 from replicax.values import container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import Partitioner, checked_partitioner
 from replicax.variables.register import Register
+from replicax.workers.exchange import Alone, Workers
+from replicax.workers.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -11,15 +11,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
+from replicax.devices.arrays import put
 from replicax.errors import ContextError
-from replicax.execution.destinations import holds_variables
-from replicax.extended.mirrored import mirrored
+from replicax.extended.locations import holds_variables
+from replicax.extended.same_values import mirrored
 from replicax.nests import is_leaf, known
 from replicax.renamed import keywords_renamed
-from replicax.topology.placement import put
 from replicax.variables import Variable
+from replicax.variables.initial_layout import colocated
 from replicax.variables.layout import Layout
-from replicax.variables.placement import colocated
 from replicax.variables.store import check_owner
 
 if TYPE_CHECKING:

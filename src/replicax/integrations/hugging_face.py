@@ -39,10 +39,10 @@ def adapt(dataset: Any) -> Adapted:
         return Adapted(Converted(rows, to_numpy), None, _unrepeatable(dataset))
     import grain  # heavy: loaded when used
 
-    return Adapted(grain.MapDataset.source(Rows(rows)), len(rows))
+    return Adapted(grain.MapDataset.source(HuggingFaceRows(rows)), len(rows))
 
 
-class Rows:
+class HuggingFaceRows:
     """The rows of a Dataset as a random-access source."""
 
     def __init__(self, dataset: Any) -> None:

@@ -43,10 +43,10 @@ def adapt(dataset: Any) -> Adapted:
         )
     import grain  # heavy: loaded when used
 
-    return Adapted(grain.MapDataset.source(Examples(dataset)), len(dataset))
+    return Adapted(grain.MapDataset.source(TorchDataset(dataset)), len(dataset))
 
 
-class Examples:
+class TorchDataset:
     """A map-style Dataset as a random-access source.
 
     Grain reads from several threads. Datasets are written for processes, each with one thread, so only one thread is
@@ -66,7 +66,7 @@ class Examples:
         return to_numpy(example, f"example {index}")
 
     def __reduce__(self) -> Any:
-        return Examples, (self._dataset,)  # a lock can't be pickled
+        return TorchDataset, (self._dataset,)  # a lock can't be pickled
 
 
 def to_numpy(element: Any, where: str) -> Any:

@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from replicax.execution.hlo import Computation, Instruction, Module
-from replicax.planning.walk import Walk
+from replicax.hlo.executed import Walk
+from replicax.hlo.instructions import Computation, Instruction, Module
 
 
 def _words(text: str) -> frozenset[str]:
@@ -56,7 +56,7 @@ class Cost:
 def cost_of(module: Module) -> Cost:
     """The cost of one run of a module.
 
-    >>> from replicax.execution.hlo import parse
+    >>> from replicax.hlo.instructions import parse
     >>> from replicax.planning.cost import cost_of
     >>> cost_of(
     ...     parse('''

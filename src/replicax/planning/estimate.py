@@ -16,9 +16,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import Chip
 from replicax.planning.cost import Cost
-from replicax.planning.groups import CollectiveUse
 from replicax.planning.network import Network, Shape
 
 

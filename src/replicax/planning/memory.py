@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.hlo import Module
-from replicax.execution.replicate import Executable
-from replicax.planning.buffers import Allocation, Value
-from replicax.planning.groups import plain_name
+from replicax.execution.compiled.replicate import Executable
+from replicax.hlo.buffer_assignment import Allocation, Value
+from replicax.hlo.instructions import Module
+from replicax.hlo.replica_groups import plain_name
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation

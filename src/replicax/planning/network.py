@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import Chip
-from replicax.planning.groups import CollectiveUse
-from replicax.topology.generations import generation_of
-from replicax.topology.mesh import REPLICA_AXIS
+from replicax.tpu.generations import generation_of
 
 HOP = 1e-6
 """Seconds."""

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from replicax.execution.described import described
-from replicax.execution.dispatch import PlacedExecutable
-from replicax.execution.replicate import Executable
+from replicax.execution.array_specs import described
+from replicax.execution.compiled.replicate import Executable
+from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
+from replicax.hlo.replica_groups import collectives_of
 from replicax.planning.chips import CHIPS, Chip
-from replicax.planning.compiling import Compilation, compile_ahead
+from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
-from replicax.planning.groups import collectives_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
 from replicax.planning.network import Network
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.planning.stages import Share, compile_regions, shares_of
 from replicax.strategy import Strategy
-from replicax.topology.generations import generation_of
+from replicax.tpu.generations import generation_of
 
 _BUFFERS = 12
 

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
-from replicax.planning.groups import CollectiveUse
 from replicax.planning.memory import Memory
-from replicax.planning.words import bytes_in_words
+from replicax.planning.render.numbers import bytes_in_words
 
 if TYPE_CHECKING:
     import rich.console
@@ -168,7 +168,7 @@ class Plan:
 
     def write_html(self, path: str | Path) -> None:
         """Write the plan as one page with its pictures, which needs nothing from outside."""
-        from replicax.planning.page import page
+        from replicax.planning.render.page import page
 
         Path(path).write_text(page(self), encoding="utf-8")
 
@@ -176,7 +176,7 @@ class Plan:
         """Print the plan as tables."""
         import rich.console
 
-        from replicax.planning.tables import print_plan
+        from replicax.planning.render.tables import print_plan
 
         print_plan(self, console or rich.console.Console(highlight=False))
 

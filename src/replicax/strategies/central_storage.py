@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.devices.selection import resolve_device, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
-from replicax.topology.devices import resolve_device, resolve_devices
 
 
 class CentralStorageStrategy(Strategy):

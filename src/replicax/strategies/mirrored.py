@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.renamed import keywords_renamed
 from replicax.strategy import Strategy
-from replicax.topology.devices import resolve_devices
 
 
 class MirroredStrategy(Strategy):

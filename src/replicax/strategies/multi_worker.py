@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.communication import CommunicationOptions, checked_options
+from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
+from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.renamed import keywords_renamed
 from replicax.strategy import Strategy
-from replicax.topology.devices import resolve_devices
-from replicax.topology.lockstep import Lockstep
-from replicax.topology.mesh import REPLICA_AXIS, replica_mesh
-from replicax.topology.workers import DEFAULT_TIMEOUT, Alone, DistributedWorkers
+from replicax.workers.exchange import DEFAULT_TIMEOUT, Alone, DistributedWorkers
+from replicax.workers.lockstep import Lockstep
 
 _counter = itertools.count()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
+from replicax.devices.selection import resolve_device
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
-from replicax.topology.devices import resolve_device
 
 
 class OneDeviceStrategy(Strategy):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
-from replicax.topology.devices import resolve_devices
 from replicax.variables.partitioners import Partitioner, over_all
 
 

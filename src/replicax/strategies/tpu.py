@@ -10,9 +10,9 @@ from replicax.extended import StrategyExtended
 from replicax.renamed import keywords_renamed
 from replicax.strategies.multi_worker import in_lockstep
 from replicax.strategy import Strategy
-from replicax.topology.assignment import DeviceAssignment
-from replicax.topology.lockstep import Lockstep
-from replicax.topology.resolver import TPUClusterResolver
+from replicax.tpu.assignment import DeviceAssignment
+from replicax.tpu.resolver import TPUClusterResolver
+from replicax.workers.lockstep import Lockstep
 
 
 class TPUStrategy(Strategy):

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from replicax import _jax, context
+from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.nests import is_leaf, known
-from replicax.topology.integers import as_array
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 

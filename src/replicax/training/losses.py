@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
 from replicax.reduction import share_p
-from replicax.topology.integers import as_array, check_numbers
 
 
 def compute_average_loss(

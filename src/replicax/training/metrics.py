@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
+from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
-from replicax.topology.integers import as_array
 from replicax.training.losses import along_rows
 from replicax.variables.variable import Variable
 

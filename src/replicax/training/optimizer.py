@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from replicax import _jax, context
+from replicax.devices.arrays import compute, put, put_among
+from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf, known
-from replicax.topology.integers import as_array
-from replicax.topology.placement import compute, put, put_among
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
 from replicax.training.pairs import pairs_of
 from replicax.variables import Variable
-from replicax.variables.placement import Stored
+from replicax.variables.initial_layout import Stored
 from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:

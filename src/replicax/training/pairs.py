@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from replicax.devices.host_values import check_numbers
 from replicax.indexed_slices import is_slices
-from replicax.topology.integers import check_numbers
 from replicax.variables import Variable
 
 

@@ -2,7 +2,7 @@
 
 from replicax.variables.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
 from replicax.variables.rules import Aggregation, Synchronization
-from replicax.variables.sharded import ShardedVariable
+from replicax.variables.sharded_variable import ShardedVariable
 from replicax.variables.variable import Variable
 
 __all__ = [

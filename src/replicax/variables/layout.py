@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from replicax.devices.logical_axes import Axes, spec_of
+from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.locality import Locality, M, T
-from replicax.topology.mesh import REPLICA_AXIS, logical_device_mesh
-from replicax.topology.partition import Axes, spec_of
 
 
 class Layout(Protocol):

@@ -18,7 +18,7 @@ DELETED = (
 )
 
 
-class Lost:
+class LostArray:
     """Stands for the array of a variable that has none.
 
     Attributes:
@@ -55,13 +55,15 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
     array: Any = slot.array
     if isinstance(array, jax.Array):
         if array.is_deleted():
-            slot.array = array = Lost(DELETED)
+            slot.array = array = LostArray(DELETED)
         elif getattr(array, "is_ready", _not_known)():
             try:
                 array.block_until_ready()
             except Exception as error:  # of the program that has computed it
-                slot.array = array = Lost(f"the step that was to write it failed while it ran ({_line(error)})", error)
-    if isinstance(array, Lost):
+                slot.array = array = LostArray(
+                    f"the step that was to write it failed while it ran ({_line(error)})", error
+                )
+    if isinstance(array, LostArray):
         raise array.error(describe())
     found: jax.Array = array
     return found
@@ -71,7 +73,7 @@ def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Sl
     """After a program that uses the variables of ``slots`` has failed: which of them it took along."""
     lost = [slot for slot in slots if isinstance(slot.array, jax.Array) and slot.array.is_deleted()]
     for slot in lost:
-        slot.array = Lost(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)
+        slot.array = LostArray(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)
     return lost
 
 

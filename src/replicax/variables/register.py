@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from replicax import reduction
+from replicax.devices.logical_axes import over_replicas
+from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
-from replicax.topology.fingerprints import fingerprint
-from replicax.topology.mesh import REPLICA_AXIS
-from replicax.topology.partition import over_replicas
 from replicax.variables.dtypes import is_key, kind_of
 from replicax.variables.layout import Copies
+from replicax.workers.fingerprints import fingerprint
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
@@ -63,7 +63,7 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: the workers create different variables here.
-      DeadlockError: some don't create one; see :meth:`replicax.topology.lockstep.Lockstep.share`.
+      DeadlockError: some don't create one; see :meth:`replicax.workers.lockstep.Lockstep.share`.
     """
     lockstep = variable.strategy.extended.lockstep
     if not lockstep.several:
@@ -92,7 +92,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
 
     Raises:
       LocalityError: they don't.
-      DeadlockError: some assign nothing; see :meth:`replicax.topology.lockstep.Lockstep.share`.
+      DeadlockError: some assign nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
     """
     lockstep = variable.strategy.extended.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 
-class Group:
+class SlotGroup:
     """Slots that share one list of arrays.
 
     Attributes:
@@ -44,13 +44,13 @@ class Slot:
     __slots__ = ("__weakref__", "_place", "caches")
 
     def __init__(self, array: jax.Array) -> None:
-        self._place = Group([array]), 0
+        self._place = SlotGroup([array]), 0
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of programs that use the variable, which are told when it is gone."""
 
     @property
     def array(self) -> Any:
-        """The present one, or a :class:`~replicax.variables.lost.Lost`."""
+        """The present one, or a :class:`~replicax.variables.lost.LostArray`."""
         group, index = self._place
         return group.arrays[index]
 
@@ -62,24 +62,24 @@ class Slot:
 
     def release(self) -> None:
         """Free the array; the variable is gone."""
-        self._move(Group([None]), 0)
+        self._move(SlotGroup([None]), 0)
         lent.discard(self)
         for cache in list(self.caches):
             cache.forget(self)
 
-    def _move(self, group: Group, index: int) -> None:
+    def _move(self, group: SlotGroup, index: int) -> None:
         old = self._place
         self._place = group, index
         old[0].slots, old[0].source = (), None
         old[0].arrays[old[1]] = None
 
 
-def together(slots: tuple[Slot, ...]) -> Group:
+def together(slots: tuple[Slot, ...]) -> SlotGroup:
     """The group of exactly these slots, in this order; made now, if they have not been together before."""
-    group = slots[0]._place[0] if slots else Group([])
+    group = slots[0]._place[0] if slots else SlotGroup([])
     if group.slots is slots or group.slots == slots:
         return group
-    group = Group([slot.array for slot in slots])
+    group = SlotGroup([slot.array for slot in slots])
     for index, slot in enumerate(slots):
         slot._move(group, index)
     group.slots = slots

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
+from replicax.devices.logical_axes import constrained
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
-from replicax.topology.partition import constrained
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.register import check_agreed
 from replicax.variables.slots import exchanging, lent

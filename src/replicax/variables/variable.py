@@ -16,20 +16,20 @@ from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
 from replicax.calling import checked_result
+from replicax.devices.arrays import compute, here, put
+from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import LocalityError, VariableLostError
 from replicax.reduction import ReduceOp
 from replicax.renamed import keywords_renamed
-from replicax.topology.integers import as_array, check_numbers
-from replicax.topology.placement import compute, here, put
 from replicax.values import Local, PerReplica
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
+from replicax.variables.initial_layout import Stored, layout_for, numpy_array, on_host
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost import present_array
 from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.placement import Stored, layout_for, numpy_array, on_host
 from replicax.variables.register import agreed_initial
-from replicax.variables.rows import RowUpdates
+from replicax.variables.row_updates import RowUpdates
 from replicax.variables.rules import (
     Aggregation,
     Synchronization,

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.data.files.csv_values import Converter, converters, requested
+from replicax.data.files.format import Reader
 from replicax.data.files.lines import Lines, check_encoding
 from replicax.data.files.paths import Path, expand
-from replicax.data.files.reading import Reader
 
 # So many rows decide what is in a column.
 _SAMPLE = 100
@@ -145,16 +145,16 @@ class CsvFormat:
         if twice:
             raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
 
-    def _rows(self, file: str) -> Rows:
-        return Rows(Lines(file, self.encoding, "strict"), self.delimiter)
+    def _rows(self, file: str) -> CsvRows:
+        return CsvRows(Lines(file, self.encoding, "strict"), self.delimiter)
 
-    def _header(self, rows: Rows) -> tuple[str, ...]:
+    def _header(self, rows: CsvRows) -> tuple[str, ...]:
         names = tuple(rows.read(None) or ())
         self.check_names(names, f"{rows.file}: the header row")
         return names
 
 
-class Rows:
+class CsvRows:
     """The rows of a file as lists of text, and where each begins.
 
     Attributes:
@@ -230,7 +230,7 @@ def _explained(error: csv.Error) -> str:
 class CsvReader(Reader):
     """Reads rows as dicts."""
 
-    def __init__(self, rows: Rows, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
+    def __init__(self, rows: CsvRows, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
         self.file = rows.file
         self._rows = rows
         self._fields = len(columns)

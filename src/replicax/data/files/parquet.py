@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.data.files import arrow
+from replicax.data.files.format import Nothing, Reader, ended
 from replicax.data.files.paths import Path, expand
-from replicax.data.files.reading import Nothing, Reader, ended
 
 # Rows that are converted at once.
 _ROWS = 1024

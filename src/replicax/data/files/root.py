@@ -16,8 +16,8 @@ from typing import Any
 
 import grain
 
-from replicax.data.counts import check_count
-from replicax.data.files.reading import Format, Reader
+from replicax.data.files.format import Format, Reader
+from replicax.data.reading.saved_counts import check_count
 
 
 class FilesDataset(grain.IterDataset):

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from replicax.data.files.format import Reader
 from replicax.data.files.lines import Lines, check_encoding
 from replicax.data.files.paths import Path, expand
-from replicax.data.files.reading import Reader
 
 
 def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors: str = "strict") -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from replicax.data.files.crc32c import masked_crc32c
+from replicax.data.files.format import Reader
 from replicax.data.files.opening import READ_AHEAD, Bytes
 from replicax.data.files.paths import Path, expand
-from replicax.data.files.reading import Reader
 
 # A record: its length (8 bytes), the masked CRC of the length (4), the data, the masked CRC of the data (4).
 _HEADER = 12

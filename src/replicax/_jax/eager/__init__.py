@@ -1,0 +1,1 @@
+"""Operations computed at once, while somebody watches: what the exact executor stands on."""

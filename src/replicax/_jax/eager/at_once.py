@@ -1,0 +1,160 @@
+"""Functions of libraries, computed at once where a step runs operation by operation.
+
+That a step runs operation by operation is for those who look into it: their ``print`` and ``breakpoint()`` see values.
+Nobody has written any into a library's function, and what it is made of can be told, so there one program does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as _array
+from jax._src import config as _config
+from jax._src import core as _core
+
+from replicax._jax.traces import of_no_generation
+from replicax._jax.types import shape_of
+
+_MOST = 16  # programs of one function that are kept
+
+
+class AtOnce:
+    """``fn``, as one program where operations are computed one by one; elsewhere just ``fn``.
+
+    Args:
+      fn: takes and returns pytrees of arrays.
+      of: what it calls, which decides whether it may be one program: see :func:`what_it_is`.
+    """
+
+    def __init__(self, fn: Callable[..., Any], of: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._of = of
+        self._programs: dict[Any, tuple[Any, Any] | None] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        compute = getattr(_core.trace_ctx.trace, "compute_program", None)
+        if compute is None or _is_watched():
+            return self._fn(*args)
+        identity = what_it_is(self._of)
+        leaves, tree = jax.tree_util.tree_flatten(args)
+        if identity is None or not all(type(leaf) is _array.ArrayImpl for leaf in leaves):
+            return self._fn(*args)
+        with of_no_generation():
+            with jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
+                key = identity, tree, _config.trace_context(), *(leaf.aval for leaf in leaves)
+                if key not in self._programs:
+                    self._programs[key] = self._traced(tree, leaves)
+                    while len(self._programs) > _MOST:
+                        del self._programs[next(iter(self._programs))]
+                program = self._programs[key]
+            results = None if program is None else compute(program[0], leaves)
+        if program is None or results is None:
+            return self._fn(*args)
+        return jax.tree_util.tree_unflatten(program[1], results)
+
+    def _traced(self, tree: Any, leaves: list[Any]) -> tuple[Any, Any] | None:
+        def flat(*leaves: Any) -> Any:
+            return self._fn(*jax.tree_util.tree_unflatten(tree, leaves))
+
+        try:
+            program, results = jax.make_jaxpr(flat, return_shape=True)(*map(shape_of, leaves))
+        except Exception:  # it asks for values, or something is wrong, which is raised again
+            return None
+        return None if program.consts or program.effects else (program, jax.tree_util.tree_structure(results))
+
+
+def _is_watched() -> bool:
+    """Whether a debugger follows this thread line by line, and might step into a library."""
+    tracer: Any = sys.gettrace()
+    if tracer is None:
+        monitoring = getattr(sys, "monitoring", None)
+        return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+    return type(getattr(tracer, "__self__", tracer)).__module__.partition(".")[0] != "coverage"
+
+
+# --- what a function is made of -------------------------------------------------------------------------
+
+_LIBRARIES = frozenset({"optax", "jax", "chex"})
+_CLASSES = _LIBRARIES | {"builtins", "numpy", "ml_dtypes", "collections", "functools"}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+
+
+class _UnknownError(Exception):
+    pass
+
+
+def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
+    """Equal for functions that compute the same; ``None`` if any of it is not a library's, or can't be compared.
+
+    A function is its code with everything that it has captured: numbers, containers and other functions. What somebody
+    has written himself, be it a schedule or a mask, may print or stop in a debugger. What a library's module holds is
+    the library's.
+
+    >>> import jax, optax
+    >>> from replicax._jax.eager.at_once import what_it_is
+    >>> what_it_is(optax.adam(0.1).update) == what_it_is(optax.adam(0.1).update) != what_it_is(optax.adam(0.2).update)
+    True
+    >>> what_it_is(optax.adam(lambda count: 0.1).update) is None
+    True
+    """
+    parts: list[Any] = []
+    try:
+        _describe(fn, parts, {})
+    except _UnknownError:
+        return None
+    return tuple(parts)
+
+
+def _describe(value: Any, parts: list[Any], seen: dict[int, int]) -> None:
+    kind = type(value)
+    if kind in _PLAIN:
+        parts.extend((kind, repr(value)))  # since 0.0 == -0.0
+        return
+    if id(value) in seen:
+        parts.extend(("the same as", seen[id(value)]))
+        return
+    seen[id(value)] = len(seen)
+    inside: list[Any]
+    if kind is types.FunctionType:
+        if _root(value.__globals__.get("__name__")) not in _LIBRARIES:
+            raise _UnknownError
+        parts.append(value.__code__)
+        try:
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        except ValueError:  # not assigned yet
+            raise _UnknownError from None
+        inside = [*cells, value.__defaults__, value.__kwdefaults__]
+    elif kind is functools.partial:
+        inside = [value.func, value.args, value.keywords]
+    elif kind is types.MethodType:
+        inside = [value.__func__, value.__self__]
+    elif kind is list or (isinstance(value, tuple) and _root(kind.__module__) in _CLASSES):
+        inside = list(value)
+    elif kind is dict:
+        inside = [*value.keys(), *value.values()]
+    elif isinstance(value, (np.dtype, np.generic)):
+        inside = []
+        parts.append(value if isinstance(value, np.dtype) else value.tobytes())
+    elif isinstance(value, type) and _root(value.__module__) in _CLASSES:
+        inside = []
+        parts.append(value)
+    elif kind is _PjitFunction:
+        inside = [value.__wrapped__]
+    else:
+        raise _UnknownError
+    parts.extend((kind, len(inside)))
+    for item in inside:
+        _describe(item, parts, seen)
+
+
+def _root(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+_PjitFunction = type(jax.jit(lambda: None))

@@ -1,0 +1,156 @@
+"""The derivatives of single operations, each traced once.
+
+JAX traces the rule of an operation's derivative anew whenever the operation is differentiated. That is little beside a
+compilation, but where nothing is compiled it is most of what a gradient takes. A rule comes to the same for operands
+of the same kinds, so here what it has come to is kept: a program that computes the results with all that the derivative
+needs of the operands, and the derivative, which is linear.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.ad_util import Zero as _Zero
+from jax._src.interpreters import ad as _ad
+
+from replicax._jax.eager.linear_maps import LinearMap
+from replicax._jax.eager.operations import Operations, operation_key
+from replicax._jax.types import Literal, Primitive, shape_of
+
+_MOST = 16384  # derivatives that are kept
+_derivatives: dict[Any, Derivative | None] = {}
+_lock = threading.RLock()
+_rule = _ad.fallback_linearize_rule  # JAX's: traces the rule of the derivative
+
+
+class Derivative:
+    """What the rule of one operation's derivative comes to, for operands of certain kinds."""
+
+    def __init__(
+        self, rule: Callable[..., Any], multiple: bool, nonzeros: Sequence[bool], avals: Sequence[Any], params: Any
+    ) -> None:
+        found: list[Any] = []
+
+        def forward(*operands: Any) -> Any:
+            with jax.disable_jit():
+                results, nonzero, residuals, *structured, linear = rule(*operands, **params)
+            found[:] = nonzero, structured, linear
+            return [*(results if multiple else [results]), *residuals]
+
+        program = jax.make_jaxpr(forward)(*map(shape_of, avals))
+        nonzero, structured, linear = found
+        self.is_pure = not program.consts and not program.effects and all(s is None for s in structured)
+        self._multiple = multiple
+        self._nonzero = list(nonzero) if multiple else [nonzero]
+        self._in_nonzero = nonzeros
+        self._structured = structured
+        self._tangents = [a.to_tangent_aval() for a in program.out_avals[: len(self._nonzero)]]
+        self._read_program(program)
+        self._linear = self._traced(linear, avals, program.out_avals[len(self._nonzero) :])
+
+    def _read_program(self, program: Any) -> None:
+        """Which outputs are operands, and what the others are computed from."""
+        jaxpr = getattr(program, "jaxpr", program)
+        needs = {v: {i} for i, v in enumerate(jaxpr.invars)}
+        for equation in jaxpr.eqns:
+            joined = set[int]().union(*(needs[v] for v in equation.invars if not isinstance(v, Literal)))
+            needs.update(dict.fromkeys(equation.outvars, joined))
+        operands = {v: (False, i) for i, v in enumerate(jaxpr.invars)}
+        variables = [v for v in jaxpr.outvars if not isinstance(v, Literal)]
+        computed = {v: (True, i) for i, v in enumerate(dict.fromkeys(v for v in variables if v not in operands))}
+        self._outputs = [
+            (None, v.val) if isinstance(v, Literal) else operands[v] if v in operands else computed[v]
+            for v in jaxpr.outvars
+        ]
+        self.needs = [sorted(needs[v]) for v in computed]
+        """For each array that is computed, which of the operands it is computed from."""
+        places = [jaxpr.outvars.index(v) for v in computed]
+
+        def compute(*operands: Any) -> list[Any]:
+            outputs = _core.eval_jaxpr(jaxpr, program.consts, *operands)
+            return [outputs[i] for i in places]
+
+        self.compute = compute
+        """Computes from the operands what is not an operand itself."""
+
+    def _traced(self, linear: Any, avals: Sequence[Any], residuals: Sequence[Any]) -> LinearMap:
+        """The derivative as a program of the residuals and of those tangents that aren't zero."""
+        kinds = [a.to_tangent_aval() for a in avals]
+
+        def apply(residuals: Any, nonzero: Any) -> Any:
+            rest = iter(nonzero)
+            tangents = [next(rest) if nz else _Zero(k) for k, nz in zip(kinds, self._in_nonzero, strict=True)]
+            with jax.disable_jit():
+                found = linear(residuals, *self._structured, *tangents)
+            return [t for t in (found if self._multiple else [found]) if type(t) is not _Zero]
+
+        nonzero = [k for k, nz in zip(kinds, self._in_nonzero, strict=True) if nz]
+        program = jax.make_jaxpr(apply)(list(map(shape_of, residuals)), list(map(shape_of, nonzero)))
+        self.is_pure = self.is_pure and not program.consts and not program.effects
+        return LinearMap(program.jaxpr)
+
+    def linearized(self, operands: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, ...]:
+        """What a rule of JAX returns, from the operands and the results of ``compute``."""
+        outputs = [v if c is None else computed[v] if c else operands[v] for c, v in self._outputs]
+        n = len(self._nonzero)
+        results, residuals = outputs[:n], outputs[n:]
+
+        def linear(residuals: Any, *structured_and_tangents: Any) -> Any:
+            tangents = structured_and_tangents[len(self._structured) :]
+            nonzero = [t for t, nz in zip(tangents, self._in_nonzero, strict=True) if nz]
+            found = iter(self._linear.bind([*residuals, *nonzero]))
+            everyone = [next(found) if nz else _Zero(a) for nz, a in zip(self._nonzero, self._tangents, strict=True)]
+            return everyone if self._multiple else everyone[0]
+
+        structured = [None] * len(self._structured)
+        if self._multiple:
+            return results, self._nonzero, residuals, *structured, linear
+        return results[0], self._nonzero[0], residuals, *structured, linear
+
+
+def derivative_of(
+    operations: Operations, primitive: Primitive, rule: Callable[..., Any], nonzeros: Any, operands: Any, params: Any
+) -> Derivative | None:
+    """The derivative of an operation, for operands of these kinds; ``None`` if JAX is to find it."""
+    avals = operations.kinds(primitive, operands, params)
+    if avals is None:
+        return None
+    operation = operation_key(primitive, params, avals)
+    if operation is None:
+        return None
+    key = tuple(nonzeros), _config.trace_context(), operation
+    if key in _derivatives:
+        return _derivatives[key]
+    with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
+        everywhere = tuple(nonzeros), _config.trace_context(), operation  # the settings name the device
+        if everywhere not in _derivatives:
+            try:
+                found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
+            except Exception:  # it asks for values; JAX raises again whatever is wrong
+                found = None
+            _derivatives[everywhere] = found if found is not None and found.is_pure else None
+        _derivatives[key] = _derivatives[everywhere]
+        while len(_derivatives) > _MOST:
+            del _derivatives[next(iter(_derivatives))]
+        return _derivatives[key]
+
+
+def _linearized(primitive: Primitive, is_vjp: Any, nonzeros: Sequence[bool], /, *operands: Any, **params: Any) -> Any:
+    trace = _core.trace_ctx.trace
+    linearize = getattr(trace, "linearize", None)
+    if linearize is not None:
+        found = linearize(
+            lambda *xs, **ps: _rule(primitive, is_vjp, nonzeros, *xs, **ps), primitive, nonzeros, operands, params
+        )
+        if found is not None:
+            return found
+    return _rule(primitive, is_vjp, nonzeros, *operands, **params)
+
+
+# Ours is asked where a trace of ours computes; all else goes JAX's way.
+_ad.fallback_linearize_rule = _linearized  # type: ignore[assignment]

@@ -1,0 +1,138 @@
+"""The evaluation of a step operation by operation, while somebody watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+
+from replicax._jax.eager.derivatives import derivative_of
+from replicax._jax.eager.linear_maps import linear_p
+from replicax._jax.eager.operations import Operations
+from replicax._jax.runtime import looks_for_nans
+from replicax._jax.traces import of_no_generation
+from replicax._jax.types import ClosedJaxpr, Primitive
+
+program_p = Primitive("replicax_program")
+"""What ``watch`` is told of a program that has been computed at once, its param ``jaxpr``."""
+
+
+class EagerTrace(_core.EvalTrace):
+    """Computes as if nothing were being traced, on one device, with operations that all devices share."""
+
+    def __init__(self, device: jax.Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations = Operations(device)
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        with of_no_generation():
+            return None if looks_for_nans() else self._operations.apply(function, args)
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        with of_no_generation():
+            results = self._operations.compute(primitive, args, params)
+            if results is None:
+                return super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
+        return results if primitive.multiple_results else results[0]
+
+
+class WatchingTrace(EagerTrace):
+    """Tells ``watch`` of each operation and its results.
+
+    Args:
+      watch: called with the operation, its operands, params and results.
+      device: where to compute.
+      each: whether it has to see each operation of a derivative. Otherwise they are computed together, and it is told
+        of each of their results, with the operands that it was computed from.
+    """
+
+    def __init__(
+        self, watch: Callable[[Primitive, Sequence[Any], Any, Sequence[Any]], None], device: jax.Device, each: bool
+    ) -> None:
+        super().__init__(device)
+        self._watch = watch
+        self._each = each
+
+    def linearize(
+        self, rule: Callable[..., Any], primitive: Primitive, nonzeros: Sequence[bool], args: Any, params: Any
+    ) -> Any:
+        """The results of an operation, and its derivative; ``None`` if JAX is to find it, operation by operation."""
+        if self._each:
+            return None
+        with of_no_generation():
+            derivative = derivative_of(self._operations, primitive, rule, nonzeros, args, params)
+            if derivative is None:
+                return None
+            results = self._operations.apply(derivative.compute, args) if derivative.needs else []
+        if results is None:
+            return None
+        for result, needs in zip(results, derivative.needs, strict=True):
+            self._watch(primitive, [args[i] for i in needs], params, [result])
+        return derivative.linearized(args, results)
+
+    def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+        """The results of a library's program; ``None`` if it has to be computed operation by operation."""
+        return self._computed(program, args)
+
+    def _computed(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+        with of_no_generation():
+            results = None if self._each else self._operations.compute_program(program, args)
+        if results is not None:
+            self._watch(program_p, args, {"jaxpr": program.jaxpr}, results)
+        return results
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        if primitive is linear_p:
+            results = self._computed(params["map"].program, args)
+            if results is not None:
+                return results
+        evaluate = _STEP_BY_STEP.get(primitive.name)
+        if evaluate is not None:
+            with _core.set_current_trace(self):
+                return evaluate(list(args), params)
+        results = super().process_primitive(primitive, args, params)
+        self._watch(primitive, args, params, results if primitive.multiple_results else [results])
+        return results
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
+"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
+
+
+# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
+
+
+def _call(program: Any, args: Sequence[Any]) -> list[Any]:
+    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+
+
+def _branch(args: list[Any], params: Any) -> list[Any]:
+    branches = params["branches"]
+    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+
+
+def _while(args: list[Any], params: Any) -> list[Any]:
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
+        state = _call(params["body_jaxpr"], [*body, *state])
+    return state
+
+
+_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
+    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
+    linear_p.name: lambda args, params: params["map"](*args),
+    "cond": _branch,
+    "while": _while,
+}

@@ -1,0 +1,1 @@
+"""Elements: from the batches that a worker reads to what a step gets."""

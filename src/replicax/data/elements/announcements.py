@@ -1,0 +1,119 @@
+"""News: what workers tell each other of an element before it is given out, and what must be alike in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.data.elements.batch_rows import Leaf
+from replicax.workers.codec import declared, dumps
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class News:
+    """What one worker tells the others of its part of an element."""
+
+    sizes: tuple[int, ...] = ()
+    kinds: tuple[tuple[Leaf, ...], ...] = ()
+    is_over: bool = True
+    skeleton: Any = None
+    """The structure with numbers as leaves; in the first element only, and ``None`` if there is none, or if it is one
+    of classes that can't travel."""
+    described: str = ""
+    """The structure with dtypes and ranks as leaves, in words; in the first element only."""
+    error: str | None = None
+
+    @classmethod
+    def of_error(cls, error: Exception) -> News:
+        """That this worker could not read its part."""
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
+        return cls(error=f"{type(error).__name__}: {error}{notes}")
+
+    def with_structure(self, tree: Any, kinds: Sequence[Leaf]) -> News:
+        """The same, with the structure of the rows, of which each leaf has its kind."""
+        names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
+        described = str(jax.tree_util.tree_unflatten(tree, names))
+        skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+        try:
+            dumps(skeleton)
+        except TypeError:
+            skeleton = None
+        return dataclasses.replace(self, skeleton=skeleton, described=described)
+
+
+def check_read(news: Sequence[News], where: str) -> None:
+    """Raise unless all workers have read their part.
+
+    Raises:
+      RuntimeError: one could not; says which, and why.
+    """
+    for worker, other in enumerate(news):
+        if other.error is not None:
+            raise RuntimeError(f"worker {worker} could not read {where}: {other.error}")
+
+
+def check_same_batch(news: Sequence[News], where: str) -> None:
+    """Raise unless all workers have the same batch, of which each takes its own rows.
+
+    Raises:
+      ValueError: for some the pass is over, or the batch has another size.
+      TypeError: it has other shapes or dtypes.
+    """
+    first = news[0]
+    for worker, other in enumerate(news):
+        what = None
+        if other.is_over != first.is_over:
+            ended, on = (worker, 0) if other.is_over else (0, worker)
+            what = f"the pass ends before {where} on worker {ended}, but not on worker {on}"
+        elif other.sizes != first.sizes:
+            what = f"{where} has {sum(first.sizes)} rows on worker 0, and {sum(other.sizes)} on worker {worker}"
+        if what is not None:
+            raise ValueError(
+                f"{what}. Under auto_shard_policy='data' all workers go through the same batches, and each takes "
+                "its own rows: they must be given the same dataset. If each is to have one of its own, use 'off'."
+            )
+        if other.kinds != first.kinds:
+            raise TypeError(
+                f"{where} has other shapes or dtypes on some workers: worker 0 has {in_words(first.kinds)}, worker "
+                f"{worker} has {in_words(other.kinds)}"
+            )
+
+
+def check_same_structure(news: Sequence[News], where: str) -> None:
+    """Raise unless the first elements of all workers have one structure; later ones are each like that worker's first.
+
+    Raises:
+      TypeError: they have not.
+    """
+    described = {worker: other.described for worker, other in enumerate(news) if other.kinds}
+    if len(set(described.values())) > 1:
+        raise TypeError(
+            f"{where} has other structures, dtypes or ranks on some workers than on others: "
+            + "; ".join(f"worker {worker} has {description}" for worker, description in described.items())
+        )
+
+
+def structure_of_others(news: Sequence[News], where: str) -> tuple[Any, tuple[Leaf, ...]]:
+    """The structure and kinds of what others have, for a worker that never had anything.
+
+    Raises:
+      TypeError: the structure can't travel.
+    """
+    worker, other = next((i, worker) for i, worker in enumerate(news) if worker.kinds)
+    if other.skeleton is None:
+        raise TypeError(
+            f"this worker has nothing for {where}, and worker {worker} has {other.described}, of which it can't make "
+            "an empty one, as classes of your own don't travel: make elements of dicts, lists, tuples and named tuples"
+        )
+    return jax.tree_util.tree_structure(other.skeleton), other.kinds[0]
+
+
+def in_words(kinds: Sequence[Sequence[Leaf]]) -> str:
+    """Rows in words."""
+    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in kinds)
+    return " and ".join(several)

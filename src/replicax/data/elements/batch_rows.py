@@ -1,0 +1,155 @@
+"""Batches as rows: checked, divided and filled up, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.devices.host_values import check_integers
+from replicax.execution.replica_values import ARRAYS
+from replicax.nests import known
+
+Leaf = tuple[tuple[int, ...], Any]
+"""Shape of one row, and dtype."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRows:
+    """Some rows of a batch.
+
+    Attributes:
+      leaves: arrays ``[size, …]``.
+      size: how many rows.
+    """
+
+    leaves: list[Any]
+    size: int
+
+    def part(self, start: int, size: int) -> BatchRows:
+        """``size`` rows from ``start`` on."""
+        return (
+            self
+            if size == self.size and not start
+            else BatchRows([leaf[start : start + size] for leaf in self.leaves], size)
+        )
+
+    def kinds(self) -> tuple[Leaf, ...]:
+        """Shape of a row and dtype of each leaf."""
+        return tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
+
+
+def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
+    """What a replica has for which there is nothing left."""
+    return BatchRows([np.zeros((0, *shape), dtype) for shape, dtype in kinds], 0)
+
+
+def filled_up(parts: Sequence[BatchRows], rows: int, spare: BatchRows) -> list[Any]:
+    """For each leaf an array ``[len(parts), rows, …]`` of the parts, filled up with their last rows.
+
+    Real rows, as a model computes nothing of them that it would not compute anyway: of zeros it might make a NaN, and
+    that would spoil its gradients, although padding has no part in the loss.
+
+    Args:
+      parts: what each replica has.
+      rows: how many it shall have.
+      spare: a row for those that have none; zeros if that has none, either.
+    """
+    stacks = []
+    for leaves, fill in zip(zip(*(part.leaves for part in parts), strict=True), spare.leaves, strict=True):
+        stack = np.zeros((len(parts), rows, *leaves[0].shape[1:]), leaves[0].dtype)
+        for i, leaf in enumerate(leaves):
+            stack[i, : len(leaf)] = leaf
+            stack[i, len(leaf) :] = stack[i, len(leaf) - 1] if len(leaf) else fill if spare.size else 0
+        stacks.append(stack)
+    return stacks
+
+
+class Checker:
+    """Takes batches apart, and sees to it that each is like the first.
+
+    Args:
+      replicas: over how many replicas a batch is divided; for messages.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+        self._first: list[tuple[int, np.dtype[Any]]] = []
+        self.tree: Any = None
+        # As it is for who asks for the elements, and not for the thread that makes them.
+        self._narrowed = {d: jax.dtypes.canonicalize_dtype(d) for d in (np.dtype(np.int64), np.dtype(np.uint64))}
+        self._wide: list[tuple[int, str, Any]] = []  # leaves that get a narrower dtype: position, name, that dtype
+
+    def rows(self, batch: Any, where: str) -> BatchRows:
+        """The rows of ``batch``.
+
+        Raises:
+          ValueError: there are no arrays, an array is a scalar, or sizes of dim 0 differ.
+          TypeError: a leaf is no array, or none of numbers; structure, dtype or rank is not that of the first batch.
+          IntegerRangeError: an integer would be another number on the devices.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(known(batch))
+        usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
+        if not usual or len({len(leaf) for leaf in leaves}) > 1:
+            self._check(batch, where)  # slowly, with a name for everything
+        for position, name, dtype in self._wide:
+            check_integers(leaves[position], where + name, dtype)
+        arrays = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
+        return BatchRows(arrays, arrays[0].shape[0])
+
+    def _check(self, batch: Any, where: str) -> None:
+        paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
+        if not paths:
+            raise ValueError(f"{where} is {batch!r}, in which there are no arrays")
+        names = [jax.tree_util.keystr(path) for path, _ in paths]
+        leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
+        sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
+        self._check_like_first(tree, names, leaves, where)
+
+    def _array(self, leaf: Any, name: str) -> Any:
+        if not isinstance(leaf, ARRAYS):
+            raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        if array.ndim == 0:
+            raise ValueError(
+                f"{name} is a scalar and can't be divided over {self._replicas} replica(s): batch the dataset by the "
+                "global batch first"
+            )
+        if not _is_numeric(array.dtype):
+            raise TypeError(
+                f"{name} is an array of dtype {array.dtype}, which is no array of numbers: make numbers of it in "
+                "the dataset (Grain's map), before it is distributed"
+            )
+        return array
+
+    def _check_like_first(self, tree: Any, names: list[str], leaves: list[Any], where: str) -> None:
+        kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
+        if self.tree is None:
+            self.tree, self._first = tree, kinds
+            narrowed = [self._narrowed.get(leaf.dtype, leaf.dtype) for leaf in leaves]
+            self._wide = [(i, names[i], d) for i, d in enumerate(narrowed) if d != leaves[i].dtype]
+        if tree != self.tree:
+            raise TypeError(f"{where} has another structure than the first: expected {self.tree}, got {tree}")
+        for name, leaf, first, kind in zip(names, leaves, self._first, kinds, strict=True):
+            if kind != first:
+                expected = f"{first[1].name} of rank {first[0]}"
+                raise TypeError(
+                    f"{where}{name} is {leaf.dtype.name}{list(leaf.shape)}, but was {expected} in the first element: "
+                    "all elements of a dataset must have the same dtypes and ranks"
+                )
+
+
+def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array) and (leaf.ndim, leaf.dtype) == kind
+
+
+def _is_numeric(dtype: Any) -> bool:
+    """Whether NumPy and JAX both have arrays of this dtype."""
+    if not isinstance(dtype, np.dtype) or dtype.char in "gGmM":  # JAX's keys; long doubles, times
+        return False
+    return dtype == np.bool_ or bool(jax.numpy.issubdtype(dtype, np.number))

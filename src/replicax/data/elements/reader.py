@@ -1,0 +1,112 @@
+"""What reads for an iterator: in the background, one element at a time or several together."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.data.elements.chunks import Chunk
+from replicax.data.elements.prefetch import Ahead
+from replicax.execution.many_steps.element_groups import Single, group_of
+
+if TYPE_CHECKING:
+    from replicax.data.elements.elements import Elements
+    from replicax.extended import StrategyExtended
+
+
+class PassReader:
+    """A pass that is going on.
+
+    Args:
+      elements: what it reads.
+      ahead: how many elements, or groups of them, wait on the devices.
+      owner: of the replicas.
+    """
+
+    def __init__(self, elements: Elements, ahead: int, owner: StrategyExtended | None) -> None:
+        self._elements = elements
+        self._iterator = Ahead(elements, ahead)
+        self._owner = owner
+        # Elements that have been read together, and not all given out; and the state after the last that was.
+        self._left: collections.deque[Chunk] = collections.deque()
+        self._state: bytes | None = None
+
+    def next(self) -> Any:
+        """The next element.
+
+        Raises:
+          StopIteration: there is none.
+          Exception: whatever the dataset raised.
+        """
+        if not self._left:
+            element = next(self._iterator)
+            if not isinstance(element, Chunk):
+                self._state = None
+                return element
+            self._left.append(element)
+        chunk = self._first(1)
+        self._state = chunk.states[-1]
+        return chunk.group.elements()[0]
+
+    def take(self, steps: int, staged: bool) -> tuple[list[Chunk], Exception | None]:
+        """The next elements, and what is wrong with the one after them if an error stands there.
+
+        Args:
+          steps: how many; fewer if there are no more.
+          staged: whether to read so many together from now on.
+
+        Raises:
+          StopIteration, Exception: as :meth:`next`, if there is no element before.
+        """
+        if staged:
+            self._elements.steps = steps
+        chunks: list[Chunk] = []
+        while steps:
+            try:
+                if not self._left:
+                    self._left.append(self._received(staged))
+            except StopIteration:
+                if not chunks:
+                    raise
+                break
+            except Exception as error:
+                if not chunks:
+                    raise
+                return chunks, error
+            chunks.append(self._first(steps))
+            self._state = chunks[-1].states[-1]
+            steps -= chunks[-1].group.count
+        return chunks, None
+
+    def give_back(self, chunks: Sequence[Chunk]) -> None:
+        """These, the last of what was given, come next again."""
+        if chunks:
+            self._left.extendleft(reversed(chunks))
+            self._state = chunks[0].states[0]
+
+    def get_state(self) -> Any:
+        """The state after the element that was given last."""
+        return pickle.loads(self._iterator.state if self._state is None else self._state)
+
+    def end(self) -> None:
+        """End the threads, and let go of what they have read."""
+        self._iterator.close()
+        self._left.clear()
+
+    def _received(self, staged: bool) -> Chunk:
+        before = self._iterator.state
+        element = next(self._iterator)
+        if isinstance(element, Chunk):
+            return element
+        assert self._owner is not None
+        group = group_of(element, self._owner.mesh) if staged else Single(element)
+        return Chunk(group, [before, self._iterator.state])
+
+    def _first(self, most: int) -> Chunk:
+        chunk = self._left.popleft()
+        if chunk.group.count > most:
+            chunk, rest = chunk.split(most)
+            self._left.appendleft(rest)
+        return chunk

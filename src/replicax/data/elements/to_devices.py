@@ -1,0 +1,91 @@
+"""Feeding: elements on the host become values on the replicas' devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from replicax import _jax
+from replicax.data.elements.host_groups import Staged
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.replica_values import devices_here, example_mask, padded, place_stacks
+from replicax.values import Components, PerReplica, Stacked, Uneven
+
+if TYPE_CHECKING:
+    from replicax.data.elements.elements import Element
+
+
+def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
+    """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
+    adopt = _jax.settings_of_this_thread()
+    here = threading.local()  # identities of threads are used again
+    here.adopted = True
+
+    def feed(element: Element | Staged) -> Any:
+        if not hasattr(here, "adopted"):
+            adopt()
+            here.adopted = True
+        return element.placed(mesh) if isinstance(element, Staged) else fed(element, mesh)
+
+    return feed
+
+
+def fed(element: Element, mesh: Mesh) -> Any:
+    """The pytree with ``PerReplica`` leaves; with one replica, bare arrays, if nothing is filled up."""
+    n = mesh.shape[REPLICA_AXIS]
+    leaves: list[Any] = []
+    if element.filled:
+        mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
+        leaves = padded(place_stacks(element.filled, mesh), mask)
+    elif element.alike:
+        bare = n == 1
+        arrays = place_stacks(_stacks(element), mesh, bare)
+        leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
+    elif element.same_rows:
+        most = max(element.sizes)
+        stacks = [_with_room(column, most) for column in zip(*(part.leaves for part in element.parts), strict=True)]
+        for array in place_stacks(stacks, mesh):
+            shapes = tuple((size, *array.shape[2:]) for size in element.sizes)
+            leaves.append(PerReplica(Uneven(array, shapes)))
+    else:
+        here = devices_here(mesh)
+        parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]
+        rows = [jax.device_put(leaves, device) for leaves, device in zip(parts, here.values(), strict=True)]
+        leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
+    return jax.tree_util.tree_unflatten(element.tree, leaves)
+
+
+def _stacks(element: Element) -> list[Any]:
+    """For each leaf an array ``[len(parts), rows, …]``.
+
+    A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
+    a CPU a device's array may be the very buffer.
+    """
+    if element.together is not None:
+        count = len(element.parts)
+        return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.together.leaves]
+    columns = zip(*(part.leaves for part in element.parts), strict=True)
+    return [_stacked(column) for column in columns]
+
+
+def _with_room(parts: tuple[Any, ...], rows: int) -> np.ndarray:
+    """An array ``[len(parts), rows, …]``, with each part at the start of its slice."""
+    stack = np.zeros((len(parts), rows, *parts[0].shape[1:]), parts[0].dtype)
+    for slot, part in zip(stack, parts, strict=True):
+        slot[: len(part)] = part
+    return stack
+
+
+def _copied(leaves: list[Any]) -> list[Any]:
+    return [leaf if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+
+
+def _stacked(leaves: tuple[Any, ...]) -> Any:
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return jax.numpy.stack(leaves)
+    return np.stack(leaves)

@@ -1,0 +1,390 @@
+"""Reading: how the batches of a dataset come to be, so that workers can share them and go on from any place.
+
+Three kinds of dataset, by what is known of them:
+
+- *numbered*: batches of examples that can be had by number. Any range of them can be read by anybody.
+- *filed*: records that come one after the other out of files. Files can be read by anybody.
+- *whole*: nothing is known but the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import grain
+from grain import experimental
+
+from replicax import _grain
+from replicax.data.input_context import shares
+from replicax.data.reading import elastic
+from replicax.data.reading.replay import Replayed
+from replicax.data.reading.saved_counts import check_count
+from replicax.data.reading.sources import Source
+
+State = dict[str, Any]
+"""Of a stream: ``parts`` (see :mod:`replicax.data.reading.elastic`), ``native`` (of Grain's iterator over them;
+``None`` at the start), ``rows`` (how many examples a batch of the stream is made of, where that is known) and ``of``
+(what the dataset is known by)."""
+
+READ_AHEAD = grain.ReadOptions(num_threads=8, prefetch_buffer_size=16)
+"""How random-access datasets are read: Grain would keep 500 batches."""
+READ_NOTHING_AHEAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+class Reading(Protocol):
+    """How to read one kind of dataset.
+
+    Attributes:
+      examples: how many a batch is made of; ``None`` if it can't be seen.
+      batch_size: how many rows it then has; ``None`` if that can't be seen, as of a function that makes them.
+      drops_remainder: whether a last batch that is not full is left out.
+      length: how many batches there are; ``None`` if it can't be seen.
+      files: those that the dataset is made from; ``None`` if workers can't read some of them only.
+      gives_new_arrays: whether each batch is in arrays that were made for it, and that nobody else has.
+      known_by: what tells the dataset from others, whose states are no use to it; goes into JSON.
+    """
+
+    examples: int | None
+    batch_size: int | None
+    drops_remainder: bool
+    length: int | None
+    files: tuple[str, ...] | None
+    gives_new_arrays: bool
+    known_by: dict[str, Any]
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        """The state of a stream at the start.
+
+        Args:
+          files: those that are the stream's own; ``None`` for the whole dataset.
+          rows: of how many examples to make each batch; ``None`` for what the dataset says.
+        """
+
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
+        """A Grain iterator over the batches of a stream, from where it was.
+
+        Args:
+          state: of the stream.
+          own: how many replicas there are, and which of them are this worker's, if rows of others need not be read.
+            The batches are then :class:`OwnRows` if that can be had, and whole otherwise.
+          ahead: how a random-access dataset is read, if it does not say so itself; by default with threads, except for
+            what is in memory, where they would only contend for Python's lock.
+        """
+
+    def check(self, state: State) -> None:
+        """Raise unless a stream with this state has come to a place in the dataset.
+
+        Raises:
+          ValueError: it has not, as far as can be told without reading; the message says what is wrong.
+        """
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        """How many elements a pass can have given that has come to these states; ``None`` if that can't be told."""
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        """What is left of all streams, dealt out anew to streams with batches of these sizes.
+
+        Raises:
+          ValueError: that can't be done; the message says why.
+        """
+
+    def why_not_regrouped(self) -> str | None:
+        """Why a state can't go on with another number of streams; ``None`` if it can."""
+
+
+def reading_of(source: Source) -> Numbered | Filed | Whole:
+    """How to read ``source``."""
+    nodes = _grain.chain(source.dataset)
+    at = next((i for i, node in enumerate(nodes) if _grain.is_batch(node)), None)
+    above, batch, below = (nodes, None, []) if at is None else (nodes[:at], nodes[at], nodes[at + 1 :])
+    if batch is not None and _grain.is_random_access(batch) and all(map(_grain.is_movable, above)):
+        return Numbered(source, above, batch, below)
+    is_filed = _grain.file_source(nodes[-1]) is not None and not _grain.is_random_access(nodes[0])
+    if is_filed and all(map(_grain.is_divisible, nodes[:-1])):
+        return Filed(above, batch, below)
+    return Whole(source, above, batch)
+
+
+def _ahead(source: Source) -> grain.ReadOptions:
+    """How ``source`` is read, if it is a random-access dataset."""
+    return READ_NOTHING_AHEAD if _grain.is_in_memory(source.dataset) else READ_AHEAD
+
+
+def _rows_of(above: list[Any], batch: Any) -> int | None:
+    """How many rows an element has that ``above`` makes of a full ``batch``; ``None`` if that can't be seen."""
+    if batch is None or not _grain.stacks_examples(batch) or not all(map(_grain.keeps_elements, above)):
+        return None
+    return _grain.batch_size(batch)
+
+
+def _are_as_stacked(above: list[Any], batch: Any) -> bool:
+    """Whether elements are what Grain itself makes of the examples of a batch."""
+    if batch is None or not _grain.stacks_examples(batch):
+        return False
+    return all(_grain.is_repeat(node) or _grain.is_reader(node) for node in above)
+
+
+class OwnRows:
+    """Those rows of a batch that belong to a worker's replicas.
+
+    Attributes:
+      rows: a pytree of arrays; of one row too many, if there is none (a batch of no examples can't be made).
+      size: of the whole batch.
+    """
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.rows = rows
+        self.size = size
+
+
+class _BatchMapDataset(grain.MapDataset):
+    """The batches of Grain's own node, but read ``together``; and of each ``own`` rows, where others read the rest."""
+
+    def __init__(self, batch: Any, own: tuple[int, range] | None, together: bool) -> None:
+        super().__init__(_grain.parent(batch))
+        self._batch = batch
+        self._own = own
+        self._together = together
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, number = divmod(index, len(self._batch))
+        examples, size = len(self._parent), _grain.batch_size(self._batch)
+        first = number * size
+        rows = min(examples - first, size)
+        start, count = 0, rows
+        if self._own is not None:
+            replicas, mine = self._own
+            split = shares(rows, replicas)
+            start, count = min(sum(split[: mine.start]), rows - 1), max(1, sum(split[mine.start : mine.stop]))
+        start += first + epoch * examples
+        read = _grain.examples_at(self._parent, range(start, start + count), self._together)
+        batch = _grain.stacked_by(self._batch)(read)
+        return batch if self._own is None else OwnRows(batch, rows)
+
+
+class Numbered:
+    """Batches of examples with numbers; see :class:`Reading`."""
+
+    def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
+        self._above, self._batch, self._below = above, batch, below
+        self._ahead = _ahead(source)
+        self._together = _grain.only_selects(below)
+        self.examples: int | None = _grain.batch_size(batch)
+        self.batch_size = _rows_of(above, batch)
+        self.length = source.length
+        self.drops_remainder = _grain.drops_remainder(batch)
+        files = _grain.file_source(below[-1])
+        can_divide = files is not None and all(map(_grain.is_divisible, [*above, batch, *below[:-1]]))
+        self.files: tuple[str, ...] | None = tuple(files.files) if can_divide else None
+        self.known_by = {"examples": len(self.examples_of(None))}
+        # A function of the user's may make batches that depend on all their examples, such as padded ones.
+        self.reads_own_rows = self.gives_new_arrays = _are_as_stacked(above, batch)
+
+    def examples_of(self, files: Sequence[str] | None) -> Any:
+        """The examples that come from some of the files; ``None`` for all."""
+        root = self._below[-1] if files is None else _grain.with_files(self._below[-1], tuple(files))
+        return _grain.on_top_of(self._below[:-1], _grain.asked_together(root))
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        files = None if files is None else list(files)
+        part = {"files": files, "start": 0, "stop": len(self.examples_of(files)) if files or files is None else 0}
+        return {"parts": [part], "native": None, "rows": rows or self.examples, "of": self.known_by}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
+        examples = [self._examples_in(part) for part in state["parts"] if part["start"] < part["stop"]]
+        if not examples:
+            return iter(grain.MapDataset.source([]).to_iter_dataset(read_options=READ_NOTHING_AHEAD))
+        parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
+        batch = _grain.batched(parent, self._batch, state["rows"], state["rows"] == self.examples)
+        batch = _BatchMapDataset(batch, own if self.reads_own_rows else None, self._together)
+        dataset = _grain.on_top_of(self._above, batch)
+        if _grain.is_random_access(dataset):
+            dataset = dataset.to_iter_dataset(read_options=ahead or self._ahead)
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def check(self, state: State) -> None:
+        examples = 0
+        for part in state["parts"]:
+            files = part["files"]
+            there = len(self.examples_of(files)) if files or files is None else 0
+            check_count(part["stop"], "the end of a part in the state", there)
+            check_count(part["start"], "the start of a part in the state", part["stop"])
+            examples += part["stop"] - part["start"]
+        if state["native"] is not None and self.why_not_regrouped() is None:
+            batches = -(-examples // state["rows"])
+            check_count(elastic.find(state["native"], "next_index"), _NEXT, batches)
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        return None if self.why_not_regrouped() else self.known_by["examples"]
+
+    def _examples_in(self, part: elastic.Part) -> Any:
+        examples = self.examples_of(part["files"])
+        whole = part["start"] == 0 and part["stop"] == len(examples)
+        return examples if whole else examples.slice(slice(part["start"], part["stop"]))
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if why := self.why_not_regrouped():
+            raise ValueError(why)
+        left = []
+        for state in states:
+            batches = 0 if state["native"] is None else elastic.find(state["native"], "next_index")
+            left += elastic.remaining(state["parts"], batches * state["rows"])
+        hands = elastic.dealt_evenly(left, len(rows))
+        return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
+
+    def why_not_regrouped(self) -> str | None:
+        return _why_not_told(self._above)
+
+
+def _why_not_told(above: list[Any]) -> str | None:
+    """Why it can't be told from a place in what comes after the batch which examples are left."""
+    odd = [node for node in above if not _grain.keeps_order(node)]
+    return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
+
+
+class Filed:
+    """Records out of files, one after the other; see :class:`Reading`."""
+
+    length: int | None = None
+
+    def __init__(self, above: list[Any], batch: Any, below: list[Any]) -> None:
+        self._batch = batch
+        self._above = [] if batch is None else above
+        self._below = below if batch is not None else above
+        self._root = self._below[-1]
+        self.examples: int | None = None if batch is None else _grain.batch_size(batch)
+        self.batch_size = _rows_of(above, batch)
+        self.drops_remainder = batch is not None and _grain.drops_remainder(batch)
+        self.files: tuple[str, ...] | None = tuple(_grain.file_source(self._root).files)
+        self.gives_new_arrays = _are_as_stacked(above, batch)
+        self.known_by = {"files": len(self.files)}
+        has_positions = hasattr(self._root, "with_positions")
+        self._can_split = has_positions and all(map(_grain.has_parents_state, self._below[:-1]))
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        files = list((self.files or ()) if files is None else files)
+        parts: list[elastic.Part] = [{"files": files, "skip": {}, "state": None}] if files else []
+        return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
+        records = elastic.InSequence(self._records_in, state["parts"], any(map(_grain.is_reader, self._below)))
+        rows = state["rows"]
+        if self._batch is not None:
+            batch = _grain.batched(records, self._batch, rows, rows == self.examples)
+            dataset = _grain.on_top_of(self._above, batch)
+        else:
+            dataset = records if rows is None else experimental.RebatchIterDataset(records, rows)
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def check(self, state: State) -> None:
+        """Nothing: a place in files is checked by opening them."""
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        return None
+
+    def _records_in(self, part: elastic.Part) -> Any:
+        root = _grain.with_files(self._root, tuple(part["files"]))
+        return _grain.on_top_of(self._below[:-1], root.with_positions(part["skip"]) if part["skip"] else root)
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if why := self.why_not_regrouped():
+            raise ValueError(why)
+        left = []
+        for state in states:
+            parts = state["parts"]
+            if state["native"] is not None:
+                parts = elastic.find(state["native"], elastic.PARTS)
+                if parts is None or (self._batch is None and state["rows"] is not None):
+                    raise ValueError("the rest of a batch is left over, which can't be given to somebody else")
+            left += parts
+        deal = elastic.dealt_whole
+        if self._can_split:
+            left, deal = [self._by_position(part) for part in left], elastic.dealt_by_file
+        hands = deal(left, len(rows))
+        return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
+
+    def _by_position(self, part: elastic.Part) -> elastic.Part:
+        if part["state"] is None:
+            return part
+        root = _grain.with_files(self._root, tuple(part["files"]))
+        root = root.with_positions(part["skip"]) if part["skip"] else root
+        finished = set(root.finished(part["state"]))
+        files = [file for file in part["files"] if file not in finished]
+        return {"files": files, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
+
+    def why_not_regrouped(self) -> str | None:
+        return _why_not_told(self._above)
+
+
+class Whole:
+    """What nothing is known of but the order; see :class:`Reading`."""
+
+    files: tuple[str, ...] | None = None
+    gives_new_arrays = False
+
+    def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
+        self._source = source
+        self._ahead = _ahead(source)
+        self.examples = self.batch_size = _rows_of(above, batch)
+        # What Grain's iterator over batches remembers is a place in what comes before them.
+        is_before = batch is not None and not _grain.is_random_access(batch) and all(map(_grain.keeps_order, above))
+        is_replayed = isinstance(source.dataset, Replayed)
+        self._takes_any_batch = is_before or is_replayed
+        self.known_by: dict[str, Any] = {
+            "order": "replayed" if is_replayed else "Grain's",
+            "batches of": _grain.batch_sizes([_grain.parent(batch) if is_before else source.dataset]),
+        }
+        self.drops_remainder = batch is not None and _grain.drops_remainder(batch)
+        self.length: int | None = source.length
+
+    def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
+        return {"parts": None, "native": None, "rows": rows, "of": self.known_by}
+
+    def opened(self, state: State, own: tuple[int, range] | None = None, ahead: Any = None) -> Any:
+        dataset = self._source.dataset
+        if _grain.is_random_access(dataset):
+            dataset = dataset.to_iter_dataset(read_options=ahead or self._ahead)
+        if state["rows"] is not None:
+            dataset = experimental.RebatchIterDataset(dataset, state["rows"])
+        iterator = iter(dataset)
+        if state["native"] is not None:
+            iterator.set_state(state["native"])
+        return iterator
+
+    def check(self, state: State) -> None:
+        if state["native"] is None:
+            return
+        if isinstance(self._source.dataset, Replayed):
+            check_count(elastic.find(state["native"], "rows"), "the rows that the state has come past")
+        elif self.length is not None and state["rows"] is None and _grain.is_random_access(self._source.dataset):
+            check_count(elastic.find(state["native"], "next_index"), _NEXT, self.length)
+
+    def most_elements(self, states: Sequence[State]) -> int | None:
+        if self.length is None or not isinstance(self._source.dataset, Replayed):
+            return None
+        # The elements before may have been smaller than today's; each had a row, or was one of today's.
+        return self.length + sum(elastic.find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
+
+    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
+        if len(states) == len(rows) and [s["rows"] for s in states] == list(rows):
+            return list(states)
+        raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
+
+    def why_not_regrouped(self) -> str | None:
+        return None if self._takes_any_batch else f"{_ONLY_ORDER} {self._source.kind}"
+
+
+_NEXT = "the number of the next batch in the state"
+_ONLY_ORDER = "nothing but the order is known of"

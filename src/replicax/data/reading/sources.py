@@ -1,0 +1,184 @@
+"""What a dataset can be made from: everything becomes a Grain dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.data.reading.foreign import adapted
+from replicax.nests import known
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A Grain dataset, and what is known of it.
+
+    Attributes:
+      dataset: a ``grain.MapDataset`` or ``grain.IterDataset``.
+      kind: what it was made from, in words.
+      unrepeatable: why a second pass could go another way; ``None`` if it goes the same.
+      length: how many elements it has, if that is known.
+    """
+
+    dataset: Any
+    kind: str
+    unrepeatable: str | None = None
+    length: int | None = None
+
+
+def as_source(dataset: Any, method: str) -> Source:
+    """The Grain dataset that ``dataset`` is, or becomes.
+
+    Raises:
+      TypeError: ``dataset`` is an iterator, nothing that can be gone through, or a function that wants arguments.
+    """
+    import grain  # heavy: loaded when used
+
+    from replicax import _grain
+    from replicax.data.reading import replay
+
+    name = type(dataset).__name__
+    unrepeatable, length = None, None
+    if isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
+        name = f"Grain {name}"
+    elif (foreign := adapted(dataset)) is not None:
+        name = f"{type(dataset).__module__.split('.')[0]} {name}"
+        dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
+    if isinstance(dataset, grain.MapDataset):
+        return Source(dataset, f"a {name}", unrepeatable, _grain.length(dataset))
+    if isinstance(dataset, grain.IterDataset):
+        return Source(dataset, f"a {name}", length=_grain.length(dataset))
+    if isinstance(dataset, grain.DataLoader):
+        return Source(replay.Loaded(dataset), f"a {name}")
+    if _is_function(dataset):
+        kind = f"the generator function {_name_of(dataset)}"
+        try:
+            inspect.signature(dataset).bind()
+        except TypeError as error:
+            raise TypeError(
+                f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "
+                "function of an InputContext goes to strategy.distribute_datasets_from_function."
+            ) from None
+        # What it gives is seen at once, and is the first pass. (Calling a generator function runs nothing of it.)
+        first = iter([_iterator_of(dataset, kind, method)])
+        return Source(replay.Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
+    if isinstance(dataset, Iterator):
+        raise TypeError(
+            f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "
+            "Pass the dataset itself, a list of batches, a generator function, or an object whose __iter__ makes a new "
+            "iterator."
+        )
+    kind = f"a {name} of batches"
+    if _is_array_tree(dataset):
+        dataset, kind = _Slices(dataset), "arrays, whose slices along dim 0 are the batches"
+    elif isinstance(dataset, str | bytes | dict):
+        raise TypeError(_refused(dataset, method))
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return Source(replay.Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
+    if isinstance(dataset, Iterable):
+        return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
+    raise TypeError(_refused(dataset, method))
+
+
+def _is_function(dataset: Any) -> bool:
+    """Whether ``dataset`` is called for an iterator, rather than iterated."""
+    is_collection = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+    return callable(dataset) and not inspect.isclass(dataset) and not is_collection
+
+
+def _name_of(function: Any) -> str:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return getattr(inner, "__qualname__", None) or type(inner).__name__
+
+
+def _iterator_of(function: Any, kind: str, method: str) -> Iterator[Any]:
+    result = function()
+    if not isinstance(result, Iterator):
+        is_dataset = isinstance(result, Iterable) or hasattr(result, "__getitem__")
+        instead = (
+            f" Pass what it returns: strategy.distribute_dataset({_name_of(function)}()). A function that makes a "
+            "dataset for each worker, of per-replica batches, goes to strategy.distribute_datasets_from_function."
+        )
+        raise TypeError(
+            f"{method}: {kind} must give an iterator over batches (yield them, or return iter(…)), got {result!r}."
+            + (instead if is_dataset else "")
+        )
+    return result
+
+
+def _refused(dataset: Any, method: str) -> str:
+    return (
+        f"{method} takes a Grain dataset, a re-iterable or generator function of pytrees of NumPy arrays, or a pytree "
+        f"of NumPy arrays, got {dataset!r}"
+    )
+
+
+class _Slices:
+    """The slices of a pytree of arrays along dim 0, as a random-access source."""
+
+    def __init__(self, arrays: Any) -> None:
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(known(arrays))
+        if not paths:
+            raise ValueError("a dataset of NumPy arrays needs at least one array, got an empty pytree")
+        sizes = {}
+        self._leaves = []
+        for path, leaf in paths:
+            array = np.asarray(leaf)
+            name = "input" + jax.tree_util.keystr(path)
+            if array.ndim == 0:
+                raise ValueError(f"{name} is a scalar; every array needs a dim 0 along which the examples lie")
+            sizes[name] = array.shape[0]
+            self._leaves.append(array)
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays must have the same dim 0, one row for each example, got {sizes}")
+        self._length = next(iter(sizes.values()))
+        self.is_in_memory = not any(isinstance(leaf, np.memmap) for _, leaf in paths)
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    def __getitem__(self, index: int) -> Any:
+        return jax.tree_util.tree_unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+
+
+def numpy_examples(arrays: Any) -> Any:
+    """See ``Strategy.make_numpy_dataset``."""
+    import grain  # heavy: loaded when used
+
+    stacked = jax.tree_util.tree_map_with_path(_stacked, known(arrays), is_leaf=lambda node: isinstance(node, list))
+    return grain.MapDataset.source(_Slices(stacked))
+
+
+def _stacked(path: Any, leaf: Any) -> Any:
+    """A list as one array, with a row for each of its entries; anything else as it is."""
+    if not isinstance(leaf, list) or not leaf:
+        return leaf
+    name = "input" + jax.tree_util.keystr(path)
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype == object:
+        shapes = [getattr(entry, "shape", type(entry).__name__) for entry in leaf]
+        raise ValueError(
+            f"make_numpy_dataset: {name} is a list, which becomes one array with a row for each entry, but its entries "
+            f"are no arrays of one shape: {shapes}. Arrays that belong together, such as inputs and labels, go into a "
+            "tuple or a dict."
+        )
+    return array
+
+
+def _is_array_tree(dataset: Any) -> bool:
+    """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
+    if isinstance(dataset, list):
+        return False
+    leaves = jax.tree_util.tree_leaves(known(dataset))
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)

@@ -1,0 +1,78 @@
+"""Per-replica values from a function of the replica's number."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.tree_util import keystr
+
+from replicax.calling import checked_result
+from replicax.execution.replica_values import kind_of_component, place_components
+from replicax.values import regroup
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueContext:
+    """Which replica a value is made for; see ``Strategy.distribute_values_from_function``.
+
+    Attributes:
+      replica_id_in_sync_group: the replica's number, from 0.
+      num_replicas_in_sync: how many replicas there are.
+
+    >>> import replicax
+    >>> replicax.ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=4)
+    ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=4)
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.replica_id_in_sync_group < self.num_replicas_in_sync:
+            raise ValueError(
+                f"replica_id_in_sync_group must be at least 0 and below num_replicas_in_sync "
+                f"({self.num_replicas_in_sync}), got {self.replica_id_in_sync_group}"
+            )
+
+    @property
+    def replica_id(self) -> int:
+        """The same as ``replica_id_in_sync_group``."""
+        return self.replica_id_in_sync_group
+
+
+def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Strategy) -> Any:
+    """See ``Strategy.distribute_values_from_function``."""
+    mesh, lockstep = strategy.extended.mesh, strategy.extended.lockstep
+    n, mine = strategy.num_replicas_in_sync, strategy.extended.local_replicas
+    merged = regroup(
+        [checked_result(value_fn(ValueContext(i, n)), value_fn, "distribute_values_from_function") for i in mine],
+        always_wrap=True,
+        replicas=mine,
+        count=n,
+    )
+    paths, tree = jax.tree_util.tree_flatten_with_path(merged)
+    leaves = [leaf for _, leaf in paths]
+    kinds = [
+        [
+            kind_of_component(c, f"distribute_values_from_function: the value{keystr(path)} of replica {i}")
+            for i, c in zip(mine, leaf.values, strict=True)
+        ]
+        for path, leaf in paths
+    ]
+    theirs = lockstep.share("distributes values from a function", (str(tree), kinds))
+    for worker, (other, _) in enumerate(theirs):
+        if other != str(tree):
+            raise ValueError(
+                f"replicas must agree on the structure of a value: worker {lockstep.workers.index} has {tree}, worker "
+                f"{worker} has {other}"
+            )
+    everyones = [list(itertools.chain(*column)) for column in zip(*(k for _, k in theirs), strict=True)]
+    placed = [place_components(leaf.values, mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
+    return jax.tree_util.tree_unflatten(tree, placed)

@@ -1,0 +1,1 @@
+"""Devices: which there are, how replicas lie on them, and what arrays on them can hold."""

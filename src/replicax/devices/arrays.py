@@ -1,0 +1,110 @@
+"""Putting values on devices, of which some may belong to other workers.
+
+JAX puts a value on another process's devices only after all have compared it, at every call. Here each worker puts
+what its own devices are to have, and that the workers have the same is looked after where it can go wrong.
+
+Where devices are absent (plan mode), nothing is computed or allocated: a ``jax.ShapeDtypeStruct`` with a sharding
+stands for an array, and JAX compiles programs with it. Slots, layouts and programs know nothing of the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from replicax import _jax
+from replicax.devices.host_values import Where, as_array, check_integers
+
+
+def put(
+    value: Any, sharding: Sharding, *, may_alias: bool | None = None, where: Where = "a value for devices"
+) -> jax.Array:
+    """``value`` as an array with ``sharding``.
+
+    Args:
+      value: an array or number: on this worker, and then all workers have the same; or an array that lies on
+        several workers already.
+      sharding: where it shall be.
+      may_alias: whether it may share memory with ``value``; ``None``: if it is there already.
+      where: what to call it, if an integer of it fits no array on devices.
+
+    No collective, unless ``value`` lies on several workers, and not wholly on each.
+    """
+    if _are_absent(sharding):
+        described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
+        return described
+    is_array = isinstance(value, jax.Array)
+    if not is_array:
+        check_integers(value, where)
+    if is_array and not value.is_fully_addressable:
+        if value.sharding == sharding and may_alias is not False:
+            return value
+        if not value.is_fully_replicated:
+            return jax.device_put(value, sharding)
+        value = value.addressable_data(0)
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding, may_alias=may_alias)
+    if not is_array:
+        value = np.asarray(value) if isinstance(value, np.ndarray) else as_array(value, where)
+    places = sharding.addressable_devices_indices_map(value.shape)
+    pieces = [jax.device_put(_part(value, index), device, may_alias=may_alias) for device, index in places.items()]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:
+    """``fn(*operands)``, compiled, with its results laid out by ``shardings``.
+
+    Args:
+      fn: returns a pytree of arrays.
+      operands: pytrees of arrays on the devices of ``shardings``.
+      shardings: a pytree like the results.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax.sharding import SingleDeviceSharding
+    >>> from replicax.devices.arrays import compute
+    >>> compute(lambda: jnp.ones(3), (), SingleDeviceSharding(jax.devices()[1])).devices()
+    {CpuDevice(id=1)}
+    """
+    if _are_absent(shardings):
+        shapes = jax.eval_shape(fn, *operands)
+        return jax.tree_util.tree_map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings)
+    return jax.jit(fn, out_shardings=shardings)(*operands)
+
+
+def _are_absent(shardings: Any) -> bool:
+    leaves: list[Sharding] = jax.tree_util.tree_leaves(shardings)
+    return bool(leaves) and _jax.is_absent(next(iter(leaves[0].device_set)))
+
+
+def put_among(value: Any, sharding: Sharding) -> jax.Array:
+    """``value`` as an array with ``sharding``: without a copy, if it is there already, among other places."""
+    if not isinstance(value, jax.Array) or value.sharding == sharding:
+        return put(value, sharding)
+    wanted = sharding.addressable_devices_indices_map(value.shape)
+    present = value.sharding.addressable_devices_indices_map(value.shape)
+    if any(device not in present or present[device] != index for device, index in wanted.items()):
+        return put(value, sharding)
+    shards = {shard.device: shard.data for shard in value.addressable_shards}
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, [shards[device] for device in wanted])
+
+
+def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
+    return value if index is None or all(i == slice(None) for i in index) else value[index]
+
+
+def here(value: jax.Array) -> jax.Array:
+    """An array of which every device has the whole, as this worker has it."""
+    return value if value.is_fully_addressable else value.addressable_data(0)
+
+
+def copied(value: jax.Array) -> jax.Array:
+    """The same array in other memory. Each worker copies what it has; no program runs on all of them."""
+    if value.is_fully_addressable:
+        return jnp.copy(value)
+    pieces = [jnp.copy(shard.data) for shard in value.addressable_shards]
+    return jax.make_array_from_single_device_arrays(value.shape, value.sharding, pieces)

@@ -1,0 +1,134 @@
+"""Values of the host that an array on a device would not hold: integers that are too large, and what is no number.
+
+While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and what does not fit
+becomes another number: 2**40 becomes 0. So whatever brings values of the host to devices asks here first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import IntegerRangeError
+
+Where = str | Callable[[], str]
+"""What a value is called in a message; or what says so, if it takes time."""
+
+
+def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
+    """Raise if ``value`` has an integer that would become another number.
+
+    Looks at integers of the host only (of NumPy, of Python, and lists of these), and at their values only if their
+    dtype has numbers that the other one has not: in JAX's usual setting at those of int64 and uint64.
+
+    Args:
+      value: an array or number, or a list of these.
+      where: what to call it.
+      dtype: which one it is to have; by default that which JAX makes of its own. Floats round, and are not looked at.
+
+    Raises:
+      IntegerRangeError: it has one.
+
+    >>> import numpy as np
+    >>> from replicax.devices.host_values import check_integers
+    >>> check_integers(np.array([2**31 - 1]), "x")
+    >>> check_integers(np.array([1, 2**40]), "x")
+    Traceback (most recent call last):
+    replicax.errors.IntegerRangeError: x has the integer 1099511627776 at [1], but int32 goes ...
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        source = value.dtype
+        if source.kind not in "iu":
+            return
+    elif type(value) is int:
+        source = None
+    else:
+        if isinstance(value, list | tuple):
+            for leaf in jax.tree_util.tree_leaves(value):
+                check_integers(leaf, where, dtype)
+        return
+    target = jax.dtypes.canonicalize_dtype((source or int) if dtype is None else dtype, allow_extended_dtype=True)
+    limits = _limits(source, target)
+    if limits is None:
+        return
+    lowest, highest = limits
+    if source is None:
+        fits = lowest <= value <= highest
+    else:
+        fits = not value.size or (value.min() >= lowest and value.max() <= highest)
+    if not fits:
+        raise IntegerRangeError(_message(value, where() if callable(where) else where, target, lowest, highest))
+
+
+@functools.cache
+def _limits(source: Any, target: Any) -> tuple[int, int] | None:
+    """The first and last integer of ``target``, if those of ``source`` (``None``: all that there are) go farther."""
+    if not jnp.issubdtype(target, jnp.integer):
+        return None
+    limits = jnp.iinfo(target)  # type: ignore[no-untyped-call]
+    if source is not None:
+        given: Any = np.iinfo(source)
+        if limits.min <= given.min and given.max <= limits.max:
+            return None
+    return int(limits.min), int(limits.max)
+
+
+def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
+    """``jnp.asarray(value, dtype)``, after :func:`check_integers`.
+
+    >>> from replicax.devices.host_values import as_array
+    >>> as_array(2**40, "x", "float32")
+    Array(1.0995116e+12, dtype=float32)
+    """
+    check_integers(value, where, dtype)
+    try:
+        return jnp.asarray(value, dtype)
+    except (TypeError, ValueError):
+        check_numbers(value, where)
+        raise
+
+
+def check_numbers(value: Any, where: Where) -> None:
+    """Raise if ``value`` is nothing that an array can be made of: no numbers, or rows of several lengths.
+
+    Raises:
+      TypeError: so it is.
+
+    >>> from replicax.devices.host_values import check_numbers
+    >>> check_numbers("abc", "x")
+    Traceback (most recent call last):
+    TypeError: x is 'abc', and no array of numbers
+    """
+    if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
+        return
+    kind = "O"
+    if value is not None:
+        with contextlib.suppress(TypeError, ValueError):  # rows of several lengths
+            kind = np.asarray(value).dtype.kind
+    if kind in "OSUMm":
+        shown = repr(value)
+        shown = shown if len(shown) < 200 else shown[:200] + "…"
+        raise TypeError(f"{where() if callable(where) else where} is {shown}, and no array of numbers")
+
+
+def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> str:
+    number, place = value, ""
+    if type(value) is not int:
+        array = np.asarray(value)
+        index = np.argwhere((array < lowest) | (array > highest))[0].tolist()
+        number, place = int(array[tuple(index)]), f" at {index}" if index else ""
+    cure = "Choose a dtype that has it, or smaller numbers."
+    if target.itemsize == 4 and jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
+        cure = (
+            "JAX's 64-bit numbers are off: switch them on before anything else, with "
+            "jax.config.update('jax_enable_x64', True), or give such numbers (ids, say) smaller ones instead before "
+            "they go to a device."
+        )
+    return f"{where} has the integer {number}{place}, but {target.name} goes from {lowest} to {highest}. {cure}"

@@ -1,0 +1,117 @@
+"""Partition: an array in parts, one for each logical device of a replica."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh, logical_axes
+
+Axes = tuple[tuple[str, ...], ...]
+"""The mesh axes that share out each dim of an array; empty for an array that every logical device has whole."""
+
+
+def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int, what: str) -> Axes:
+    """How the logical axes of a mesh are shared out, so that each dim of an array is in so many parts.
+
+    Args:
+      shape: of the array.
+      partition_dimensions: the number of parts along each dim.
+      logical_devices: of each replica.
+      what: the array, in an error message.
+
+    Raises:
+      ValueError: not one positive int for each dim; a product that is not the number of logical devices; a size
+        that does not divide by its number of parts.
+
+    >>> from replicax.devices.logical_axes import parted
+    >>> parted((4, 6, 8), [1, 2, 4], 8, "x")
+    ((), ('logical0',), ('logical1', 'logical2'))
+    """
+    parts = _parsed(partition_dimensions, what)
+    if len(parts) != len(shape):
+        raise ValueError(
+            f"{what} has {len(shape)} dims, but partition_dimensions {list(parts)} has {len(parts)} entries: say for "
+            "each dim into how many parts to split it, 1 for not at all"
+        )
+    if math.prod(parts) != logical_devices:
+        raise ValueError(
+            f"{what}: partition_dimensions {list(parts)} makes {math.prod(parts)} parts, but a replica has "
+            f"{logical_devices} logical device(s): the product must be {logical_devices}"
+        )
+    for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
+        if size % count:
+            raise ValueError(
+                f"{what}: dim {dim} of size {size} does not divide into {count} parts ({size} = {count} × "
+                f"{size // count} + {size % count}); pad it, or choose other partition_dimensions than {list(parts)}"
+            )
+    free = logical_axes(logical_devices)
+    return tuple(_taken(free, count) for count in parts)
+
+
+def _parsed(partition_dimensions: Any, what: str) -> tuple[int, ...]:
+    try:
+        if any(isinstance(p, bool) for p in partition_dimensions):
+            raise TypeError
+        parts = tuple(map(operator.index, partition_dimensions))
+    except TypeError:
+        parts = (0,)
+    if any(p < 1 for p in parts):
+        raise ValueError(
+            f"{what}: partition_dimensions must be a list of positive ints, one for each dim, got "
+            f"{partition_dimensions!r}"
+        )
+    return parts
+
+
+def _taken(free: dict[str, int], count: int) -> tuple[str, ...]:
+    """Axes whose sizes multiply to ``count``, which are then no longer free."""
+    taken = []
+    for axis, size in list(free.items()):
+        if count % size == 0:
+            taken.append(axis)
+            count //= free.pop(axis)
+    return tuple(taken)
+
+
+def spec_of(axes: Axes, replica_dim: int | None = None) -> PartitionSpec:
+    """How an array lies on a mesh: its dims in parts, and one of them over the replicas if that is said.
+
+    >>> from replicax.devices.logical_axes import spec_of
+    >>> tuple(spec_of(((), ("logical0",)), replica_dim=1))
+    (None, ('replica', 'logical0'))
+    """
+    dims = list(axes) + [()] * (0 if replica_dim is None else replica_dim + 1 - len(axes))
+    if replica_dim is not None:
+        dims[replica_dim] = (REPLICA_AXIS, *dims[replica_dim])
+    while dims and not dims[-1]:
+        dims.pop()
+    return PartitionSpec(*(None if not d else d[0] if len(d) == 1 else d for d in dims))
+
+
+def constrained(array: Any, axes: Axes) -> Any:
+    """``array``, as part of a step, with its parts on the logical devices as ``axes`` say.
+
+    That is an operation of the program, which differentiation and batching keep. Where a replica has one device,
+    as in the exact executor, it is nothing at all.
+    """
+    return lax.with_sharding_constraint(array, spec_of(axes)) if in_logical_mesh() else array
+
+
+def over_replicas(spec: PartitionSpec) -> PartitionSpec:
+    """What of ``spec`` is about the replicas.
+
+    >>> from jax.sharding import PartitionSpec
+    >>> from replicax.devices.logical_axes import over_replicas
+    >>> tuple(over_replicas(PartitionSpec("logical0", ("replica", "logical1"))))
+    (None, 'replica')
+    """
+    dims = [REPLICA_AXIS if d == REPLICA_AXIS or (isinstance(d, tuple) and REPLICA_AXIS in d) else None for d in spec]
+    while dims and dims[-1] is None:
+        dims.pop()
+    return PartitionSpec(*dims)

@@ -1,0 +1,63 @@
+"""The device mesh: replicas along one axis, and the logical devices of a replica along others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+REPLICA_AXIS = "replica"
+"""The mesh axis along which replicas lie: the axis name for ``jax.lax`` collectives in a step, and for layers that
+reduce over replicas by themselves, such as ``BatchNorm(axis_name=replicax.REPLICA_AXIS)``."""
+
+
+def logical_axes(count: int) -> dict[str, int]:
+    """The mesh axes along which ``count`` logical devices of a replica lie, and their sizes: the prime factors.
+
+    So any way to divide the logical devices over the dims of an array is a way to share out whole axes.
+
+    >>> from replicax.devices.mesh import logical_axes
+    >>> logical_axes(12)
+    {'logical0': 2, 'logical1': 2, 'logical2': 3}
+    >>> logical_axes(1)
+    {}
+    """
+    factors = []
+    divisor = 2
+    while count > 1:
+        while count % divisor == 0:
+            factors.append(divisor)
+            count //= divisor
+        divisor += 1
+    return {f"logical{i}": factor for i, factor in enumerate(factors)}
+
+
+def in_logical_mesh() -> bool:
+    """Whether what is traced now is for replicas with several logical devices.
+
+    >>> from replicax.devices.mesh import in_logical_mesh
+    >>> in_logical_mesh()
+    False
+    """
+    return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+
+
+def logical_device_mesh(mesh: Mesh, logical_device: int) -> Mesh:
+    """The part of a mesh that one logical device of each replica makes up."""
+    return replica_mesh(mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, logical_device])
+
+
+def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
+    """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
+
+    There is no axis for logical devices when a replica has only one: JAX refuses host callbacks while some
+    axis of the mesh is partitioned automatically.
+
+    Args:
+      devices: one for each replica, or an array ``[replicas, logical devices]``.
+    """
+    array = np.array(devices, dtype=object)
+    axes = {REPLICA_AXIS: array.shape[0], **logical_axes(array.size // array.shape[0])}
+    return Mesh(array.reshape(tuple(axes.values())), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))

@@ -1,0 +1,1 @@
+"""Compiled programs: one program for one replica becomes one for all of them."""

@@ -1,0 +1,186 @@
+"""Adapt: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
+
+Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
+refuses to call the host from there, XLA on CPU aborts the process at a sum of bfloat16 numbers, and XLA refuses
+branches whose results are split in different ways. So calls of the host are made where all axes are manual, by the
+first logical device of each replica, which tells the others; such sums are of float32; and what comes out of a branch
+has left its split behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from replicax import _jax, communication
+from replicax._jax.families import AXIS_REDUCTIONS, HOST_CALLS
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.program.infer import called_program
+from replicax.reduction import all_reduce_p, sums_of
+
+_SUMS = AXIS_REDUCTIONS | {"reduce_scatter"}
+
+
+def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """``fn``, which computes with one replica's values, so that it can be compiled for ``mesh``."""
+    logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
+    if not logical:
+        return fn
+    rewrite = _Rewrite(logical, mesh.devices.flat[0].platform == "cpu")
+
+    def call(*args: Any) -> Any:
+        flat, tree = jax.tree_util.tree_flatten(args)
+        program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
+            *flat
+        )
+        results = _jax.evaluate(rewrite.rewritten(program.jaxpr), [*program.consts, *flat])
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
+
+    return call
+
+
+class _Rewrite:
+    """The pass over one program, and those inside it."""
+
+    def __init__(self, logical: tuple[str, ...], on_cpu: bool) -> None:
+        self.logical = logical
+        self.on_cpu = on_cpu
+        self._concerned: dict[int, tuple[Any, bool]] = {}
+
+    def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        """``jaxpr``, with its constants among its inputs."""
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, inputs)):
+            return _jax.opened(jaxpr)
+        return _traced(lambda *values: self.run(jaxpr, inputs, values), inputs)
+
+    def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(inputs, values, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(v) for v in equation.invars])
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
+        """Whether there is anything to rewrite."""
+        known = self._concerned.get(id(jaxpr))
+        if known is None:
+            found = any(
+                self.is_ours(e) or (e.primitive.name != "shard_map" and any(map(self.concerns, _jax.sub_jaxprs(e))))
+                for e in jaxpr.eqns
+            )
+            known = self._concerned[id(jaxpr)] = jaxpr, found
+        return known[1]
+
+    def is_ours(self, equation: Any) -> bool:
+        if equation.primitive.name in HOST_CALLS:
+            return True
+        if equation.primitive.name == "cond":
+            return any(map(_splits, _jax.sub_jaxprs(equation)))
+        if equation.primitive is all_reduce_p:
+            options = equation.params["options"]
+            return (options is not None and options.timeout_seconds is not None) or self.is_narrow(equation)
+        return equation.primitive.name in _SUMS and self.is_narrow(equation)
+
+    def is_narrow(self, equation: Any) -> bool:
+        return self.on_cpu and any(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+
+    def equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+        if self.is_ours(equation):
+            if equation.primitive.name in HOST_CALLS:
+                return self.on_first(equation, operands)
+            if equation.primitive is all_reduce_p:
+                program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
+                return self.run(program, program.invars, operands)
+            if equation.primitive.name == "cond":
+                return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.branch)))
+            return self.widened(equation, operands)
+        if equation.primitive.name == "shard_map" or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
+            return _jax.bind(equation, operands)
+        called = called_program(equation)
+        if called is not None and equation.primitive.name.startswith("custom_"):  # has been differentiated
+            closed = _jax.constants_of(equation)
+            return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
+        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
+
+    def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
+        # A call that nothing goes into or comes out of is one that XLA does not know where to make.
+        values = operands or [lax.axis_index(REPLICA_AXIS)]
+
+        def ask(*values: Any) -> list[Any]:
+            if operands or equation.outvars:
+                return _jax.bind(equation, values[: len(operands)])
+            jax.debug.callback(lambda _: equation.primitive.impl(**equation.params), *values)
+            return []
+
+        def wait(*values: Any) -> list[Any]:
+            return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+
+        def manual(*values: Any) -> list[Any]:
+            if equation.primitive.name == "pure_callback" and not _counts(equation):
+                return ask(*values)  # by all: if it fails, it fails for all, and none waits for another
+            answers = lax.cond(lax.axis_index(self.logical) == 0, ask, wait, *values)
+            return [lax.all_gather(answer, self.logical)[0] for answer in answers]
+
+        everywhere = PartitionSpec()
+        results: list[Any] = jax.shard_map(
+            manual, axis_names=set(self.logical), in_specs=everywhere, out_specs=everywhere, check_vma=False
+        )(*values)
+        return results
+
+    def branch(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        """A branch whose results are those of an operation that says nothing of how they are split.
+
+        Its constants are among its inputs.
+        """
+        inner = self.rewritten(jaxpr)
+
+        def neutral(*values: Any) -> list[Any]:
+            results = _jax.evaluate(inner, values)
+            return list(lax.optimization_barrier(results)) if results else []
+
+        return inner if any(map(_jax.is_mutable, inner.invars)) else _traced(neutral, inner.invars)
+
+    def widened(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """In float32, as XLA on CPU would compute it anyway."""
+        wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
+        results = _jax.bind(equation, wide)
+        return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
+
+
+def _inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:
+    """``rewrite`` for a program inside another, whose constants stay where they are."""
+
+    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        program, n = rewrite(jaxpr), len(jaxpr.constvars)
+        return program.replace(constvars=program.invars[:n], invars=program.invars[n:])
+
+    return rewritten
+
+
+def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
+    """The program of ``fn``, of values like these of another program."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
+    closed = jax.make_jaxpr(fn)(*avals)
+    assert not closed.consts
+    return closed.jaxpr
+
+
+def _splits(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a program says of a value how to split it."""
+    return any(e.primitive.name == "sharding_constraint" or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
+def _counts(equation: Any) -> bool:
+    """Whether a call of the host is one of the watch's, which counts the replicas that call."""
+    return getattr(_jax.host_function(equation), "__module__", None) == communication.__name__

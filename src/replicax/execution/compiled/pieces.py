@@ -1,0 +1,121 @@
+"""Pieces: values of which each replica holds a part, and the collectives between the parts and the whole."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax.communication import after
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.reduction import PACK_LIMIT, packs
+from replicax.variables.layout import Split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """One replica's piece of a value that is the same for all of them.
+
+    Attributes:
+      array: the piece; what fills it up may hold anything.
+      split: which part of the value it is.
+      summed: whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
+    """
+
+    array: Any
+    split: Split
+    summed: bool = False
+
+
+def start_of_own(split: Split) -> Any:
+    """Where in the whole this replica's piece begins, along the dim that is split (int32)."""
+    return lax.axis_index(REPLICA_AXIS) * split.piece
+
+
+def own_piece(whole: Any, split: Split) -> Any:
+    """This replica's piece of a value that every replica has."""
+    return lax.dynamic_slice_in_dim(split.stored(whole), start_of_own(split), split.piece, axis=split.dim)
+
+
+def gathered(piece: Any, split: Split) -> Any:
+    """The whole value, from every replica's piece (one all-gather)."""
+    return split.whole(lax.all_gather(piece, REPLICA_AXIS, axis=split.dim, tiled=True))
+
+
+def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
+    """This replica's piece of the sum over the replicas of each array.
+
+    A reduce-scatter for each large array; small ones of a dtype are packed into one.
+    """
+    results: list[Any] = [None] * len(arrays)
+    groups, whole = packs(arrays, PACK_LIMIT)
+    for i in whole:
+        results[i] = _scattered(splits[i].stored(arrays[i]), splits[i].dim)
+    for members in groups:
+        rows = [jnp.moveaxis(splits[i].stored(arrays[i]), splits[i].dim, 0) for i in members]
+        flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
+        pack = _scattered(jnp.concatenate(flat, axis=1), 0)
+        offset = 0
+        for i, row, part in zip(members, rows, flat, strict=True):
+            piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
+            results[i] = jnp.moveaxis(piece.reshape(splits[i].piece, *row.shape[1:]), 0, splits[i].dim)
+            offset += part.shape[1]
+    return results
+
+
+def _scattered(array: Any, dim: int) -> Any:
+    return lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
+
+
+class Gathers:
+    """Gathers pieces when they are used, and no earlier than it pays.
+
+    A value is gathered for each of its uses, unless the last one is near, so that it need not be kept: forward and
+    again backward. A compiler that sees all of a program's gathers would like to do them at once, or only once, and
+    then hold the whole model. So each is made to wait for something that is computed shortly before: until then
+    at most ``ahead`` bytes have been gathered beyond what is in use.
+
+    Args:
+      ahead: bytes.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead = ahead
+        self._total = 0
+        self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
+        self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
+        self._computed: dict[int, tuple[int, Any]] = {}  # by id: when, and the value, so that the id stays its own
+
+    def whole(self, piece: Piece) -> Any:
+        """The value that ``piece`` is a part of."""
+        known = self._recent.get(id(piece))
+        if known is not None and self._total - known[0] <= self.ahead:
+            return known[2]
+        while len(self._tokens) > 1 and self._tokens[1][0] <= self._total - self.ahead:
+            self._tokens.popleft()
+        array = piece.array
+        if self._tokens and self._tokens[0][0] <= self._total - self.ahead:
+            array = after(array, self._tokens[0][1])
+        whole = gathered(array, piece.split)
+        self._total += whole.size * whole.dtype.itemsize
+        self._recent[id(piece)] = self._total, piece, whole
+        while self._recent and self._total - next(iter(self._recent.values()))[0] > self.ahead:
+            self._recent.popitem(last=False)
+        return whole
+
+    def computed(self, values: Sequence[Any]) -> None:
+        """These are the next values of the program."""
+        for value in values:
+            if isinstance(value, jax.Array) and value.size and jnp.issubdtype(value.dtype, jnp.floating):
+                self._computed[id(value)] = len(self._computed), value
+
+    def used_with(self, values: Sequence[Any]) -> None:
+        """Gathered values are used together with ``values``, the latest of which tells how far the program is."""
+        known = [self._computed[id(value)] for value in values if id(value) in self._computed]
+        if known:
+            self._tokens.append((self._total, max(known, key=lambda entry: entry[0])[1]))

@@ -1,0 +1,401 @@
+"""Replicate: one program for one replica becomes one compiled program for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from replicax import _jax
+from replicax.devices.logical_axes import over_replicas
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.compiled.automatic_axes import adapted
+from replicax.execution.compiled.pieces import Piece
+from replicax.execution.compiled.placement_report import PlacementReport
+from replicax.execution.compiled.split_variables import partitioned
+from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
+from replicax.execution.padding.examples import example_places, shape_of
+from replicax.execution.padding.questions import dim_of_examples
+from replicax.execution.program.infer import infer
+from replicax.execution.program.program import Program, Use
+from replicax.execution.tracing.arguments import Arguments
+from replicax.hlo.collectives import Collective, collectives_in
+from replicax.locality import Locality, M, T
+from replicax.variables.dtypes import is_key
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.slots import Slot
+from replicax.workers.launches import Label
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Travel:
+    """Where the arrays of variables go before and after each call."""
+
+    donated: list[NamedSharding]
+    kept: list[NamedSharding]
+    homes: list[Sharding]
+    """Of the written ones, between calls."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Care:
+    """What a program needs for its variables to outlive a call that fails.
+
+    Attributes:
+      donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
+        it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
+      waits: whether a call is over when the program is.
+      known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
+        kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
+      quick: what calls the program with the arrays that it has returned itself; ``False`` if nothing does, ``None``
+        until that has been found out.
+    """
+
+    donates: bool
+    waits: bool
+    known: int | None = None
+    quick: _jax.Unchecked | Literal[False] | None = None
+
+
+def care_for(program: Program) -> Care:
+    """How ``program`` is to be launched.
+
+    A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
+    wrong. But it is waited for, so that this is told.
+    """
+    may_fail = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans() or program.timeout is not None
+    return Care(donates=not may_fail, waits=may_fail or _jax.prints(program.jaxpr))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A program ready to run on a mesh; get one with ``strategy.extended.trace``.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> program = strategy.extended.trace(lambda x: x * 2, args=(1.0,))
+    >>> program.localities
+    (<Locality.MIRRORED: 'M'>,)
+
+    ``call(donated, kept, arguments, constants)`` takes the arrays of the variables that are read and written,
+    of those that are only read, and the rest; it returns the arrays of the written variables and the results.
+    """
+
+    program: Program
+    localities: tuple[Locality, ...]
+    """Of the step's computed results."""
+    call: Any
+    donated: tuple[Slot, ...]
+    kept: tuple[Slot, ...]
+    written: tuple[Slot, ...]
+    """The donated ones first, in the same order."""
+    mesh: Mesh
+    travel: Travel | None
+    """If arrays of variables are somewhere else between calls than in the program."""
+    padded: tuple[bool, ...] | None = None
+    """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
+    example_dims: tuple[int | None, ...] = ()
+    """Along which of their dims; ``None`` if that can't be told."""
+    steps: int | None = None
+    """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
+    label: Label = dataclasses.field(default_factory=Label)
+    """What tells it from other programs on all workers."""
+    repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
+    """What :meth:`repeated` has made."""
+    care: Care = dataclasses.field(default_factory=lambda: Care(donates=True, waits=False))
+    """How it is launched."""
+
+    @property
+    def loops(self) -> bool:
+        """Whether :meth:`repeated` can run it several times in one call."""
+        return True
+
+    def ready(self) -> Any:
+        """What calls it, with as much done as can be done without its arrays."""
+        return self.call
+
+    def repeated(self, steps: int) -> Executable:
+        """The same program, ``steps`` times in one call; see :func:`replicate`."""
+        if steps not in self.repetitions:
+            self.repetitions[steps] = replicate(self.program, self.mesh, steps)
+        return self.repetitions[steps]
+
+    def placement(self) -> PlacementReport:
+        """Where each operation and byte is, of a step that assigns values to logical devices.
+
+        Raises:
+          ValueError: this step assigns nothing to any: it is one program, in which all devices do the same.
+        """
+        raise ValueError(
+            "placement() is of steps that assign values to logical devices (strategy.assign_to_logical_device), and "
+            f"{self.program.name!r} assigns none: all its devices run one program; see compiled_text(), collectives()"
+        )
+
+    def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+
+        Args:
+          options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
+        """
+        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile(options)
+        return compiled
+
+    def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """What ``call`` takes, as shapes, dtypes and shardings."""
+        uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
+        donated, kept = (
+            [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
+        )
+        several = () if self.steps is None else (self.steps,)
+        arguments = [
+            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.mesh))
+            for aval, locality in self.program.arguments
+        ]
+        return donated, kept, arguments, self.program.constants
+
+    def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(self.mesh, layout.spec)
+        return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
+
+    def placed(self, arguments: Arguments) -> list[Any]:
+        """The arguments of a call where the program takes them."""
+        return arguments.placed(self.mesh)
+
+    def compiled_text(self) -> str:
+        """The optimised HLO of the program, as one device runs it."""
+        return self.compiled().as_text() or ""
+
+    def collectives(self) -> list[Collective]:
+        """The collectives that one run of the compiled program issues, in order."""
+        return collectives_in(self.compiled_text())
+
+
+def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executable:
+    """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
+
+    Before, check that it means the same for all of them.
+
+    Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
+    those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
+    :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so that the next call
+    finds what it expects. Variables that are read and written are donated: their old arrays are reused, if the program
+    can't fail while it runs (:class:`Care`).
+
+    With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
+    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
+    time to the next, as they would from call to call; so localities are those of one time. Results are the last ones.
+
+    Raises:
+      LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
+
+    >>> import replicax
+    >>> from replicax.execution.compiled.replicate import replicate
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> program = strategy.extended.trace(lambda x: x * 2, args=(3.0,)).program
+    >>> _, [result] = replicate(program, strategy.extended.mesh).call([], [], [3.0], [])
+    >>> float(result), len(result.devices())
+    (6.0, 2)
+    """
+    several = mesh.shape[REPLICA_AXIS] > 1
+    inputs = (
+        [u.layout.locality for u in program.reads]
+        + [locality for _, locality in program.arguments]
+        + [M] * len(program.constants)
+    )
+    split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
+    localities: dict[Any, Locality] | None = {} if split else None
+    outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
+    n_written = len(program.writes)
+    result_localities = outputs[n_written:]
+    padded = example_dims = None
+    if program.example_dims is not None:
+        padded, example_dims = where_examples_are(program, outputs)
+
+    position = {use.slot: i for i, use in enumerate(program.reads)}
+    # Variables that are read as well come first among the written, in the order of the donated.
+    written = sorted(range(n_written), key=lambda i: program.writes[i].slot not in position)
+    donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
+    kept = [i for i in range(len(program.reads)) if i not in set(donated)]
+
+    layouts_in: Groups[Layout] = (
+        [program.reads[i].layout for i in donated],
+        [program.reads[i].layout for i in kept],
+        [of_value(locality, mesh) for _, locality in program.arguments],
+        [Mirrored()] * len(program.constants),
+    )
+    # A single replica's results come back bare, so nothing is stacked there.
+    layouts_out: Groups[Layout] = (
+        [program.writes[i].layout for i in written],
+        [
+            of_value(locality if several or (padded and padded[i]) else M, mesh)
+            for i, locality in enumerate(result_localities)
+        ],
+    )
+
+    def run(*groups: list[Any]) -> Groups[Any]:
+        reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
+        values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
+        wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
+        results = evaluated(program.jaxpr, values, wanted, localities)
+        return [results[i] for i in written], results[n_written:]
+
+    def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
+        state, kept_values, elements, constants = groups
+        # What is written without being read, and the results, start as zeros that nobody sees.
+        unread = [_zeros(_stored_here(program.writes[i])) for i in written[len(donated) :]]
+        start = [v.array if isinstance(v, Piece) else v for v in state] + unread
+        nothing_yet = [_zeros(v.aval) for v in program.jaxpr.outvars[n_written:]]
+
+        def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
+            values = [
+                Piece(v, layout) if isinstance(layout, Split) else v
+                for v, layout in zip(carry[0], layouts_in[0], strict=False)
+            ]
+            return run(values, kept_values, element, constants), None
+
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), elements, length=steps)[0]
+        return last
+
+    repeatedly = run if steps is None else run_in_a_loop
+    care = care_for(program)
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates)
+    travel = None
+    if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
+        donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
+        travel = Travel(donated_at, kept_at, [program.writes[i].layout.sharding(mesh) for i in written])
+    return Executable(
+        program=program,
+        localities=tuple(T if locality is T else M for locality in result_localities),
+        call=call,
+        donated=tuple(program.reads[i].slot for i in donated),
+        kept=tuple(program.reads[i].slot for i in kept),
+        written=tuple(program.writes[i].slot for i in written),
+        mesh=mesh,
+        travel=travel,
+        padded=padded,
+        example_dims=example_dims or (),
+        steps=steps,
+        care=care,
+    )
+
+
+def where_examples_are(
+    program: Program, localities: Sequence[Locality]
+) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
+    """Which results have rows that may be padding, and along which dim."""
+    assert program.example_dims is not None
+    rows = program.arguments[-2][0].shape[0]
+    inputs: list[Place] = [None] * len(program.reads)
+    inputs += [UNKNOWN if dim is None else None if dim == () else Rows(dim) for dim in program.example_dims]
+    inputs += [Rows(0), None] + [None] * len(program.constants)
+    places = example_places(program.jaxpr, inputs, rows)
+    n = len(program.writes)
+    outputs = program.jaxpr.outvars[n:]
+    found = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
+    padded = [
+        locality is T and (dim is not None or unclear)
+        for locality, (dim, unclear) in zip(localities[n:], found, strict=True)
+    ]
+    return tuple(padded), tuple(dim for dim, _ in found)
+
+
+Item = TypeVar("Item")
+Groups = tuple[list[Item], ...]
+
+
+def evaluated(
+    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
+) -> list[Any]:
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
+    if localities is None:
+        return _jax.evaluate(jaxpr, values)
+    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
+
+
+def over_replicas_of(
+    mesh: Mesh,
+    run: Callable[..., Groups[Any]],
+    layouts_in: Groups[Layout],
+    layouts_out: Groups[Layout],
+    name: str,
+    donates: bool,
+) -> Any:
+    """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
+
+    The arrays of its first group are donated, if ``donates`` says so.
+    """
+
+    def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
+        return _each(_leave, run(*_each(_enter, groups, layouts_in)), layouts_out)
+
+    specs_in, specs_out = (
+        _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
+    )
+    mapped = jax.shard_map(
+        _named(adapted(body, mesh), name),
+        mesh=mesh,
+        in_specs=specs_in,
+        out_specs=specs_out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
+    return jax.jit(_named(mapped, name), donate_argnums=(0,) if donates else (), out_shardings=shardings)
+
+
+def _each(fn: Callable[..., Any], *groups: Any) -> Any:
+    """``fn`` of each item, or of the items that belong together."""
+    return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
+
+
+def of_value(locality: Locality, mesh: Mesh) -> Layout:
+    """How an argument or result lies on the devices."""
+    return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
+
+
+def _enter(stored: jax.Array, layout: Layout) -> Any:
+    """What a replica has of a stored array."""
+    if not stored.size:
+        stored = _nothing_like(stored)
+    if isinstance(layout, Split):
+        return Piece(stored, layout)
+    return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+
+
+def _nothing_like(empty: jax.Array) -> jax.Array:
+    """An array without elements that is no argument: at those the compiler of JAX 0.11 ends the process."""
+    if not is_key(empty.dtype):
+        return jnp.zeros(empty.shape, empty.dtype)
+    data = jax.eval_shape(jax.random.key_data, empty)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
+
+
+def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
+    """What a replica has of a variable's stored array."""
+    shape, layout = use.aval.shape, use.layout
+    if isinstance(layout, Split):
+        shape = (*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :])
+    return use.aval.update(shape=shape)
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _leave(value: jax.Array, layout: Layout) -> jax.Array:
+    return value[None] if isinstance(layout, Copies) else value
+
+
+def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``fn`` under ``name``, which profilers show."""
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call

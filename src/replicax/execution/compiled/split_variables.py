@@ -1,0 +1,345 @@
+"""Partition: run a program on pieces of its variables.
+
+A variable that is split over the replicas enters a program as this replica's piece. What is computed from pieces
+element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What needs the whole
+(a matrix product) gets it, gathered at each of its uses, so that it is free afterwards and gathered again for the
+backward pass. A sum over the replicas of which only a piece is needed, such as that of a gradient, becomes a
+reduce-scatter. Nothing in the step says so: it follows from how the variables are laid out.
+
+Only values that are the same on every replica can be in pieces; which these are is known from
+:mod:`replicax.execution.program.infer`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _jax
+from replicax._jax.families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING
+from replicax.communication import CommunicationOptions
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.compiled.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
+from replicax.execution.program.infer import called_program
+from replicax.execution.program.marks import mark_p
+from replicax.locality import Locality, M, T
+from replicax.reduction import all_reduce_p, alone_p, gathered_p, share_p
+from replicax.variables.layout import Split
+
+_INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
+_NOTHING = frozenset({mark_p, share_p, alone_p, gathered_p})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Later:
+    """A value that is computed from pieces anew for each use, as the whole would have to be kept.
+
+    Only what costs next to nothing beside the gather is computed so: elements are moved, or cast.
+    """
+
+    equation: Any
+    operands: Sequence[Any]
+
+
+class Partition:
+    """The pass over one program.
+
+    Args:
+      localities: those of the values in the program.
+      gathers: gathers pieces.
+    """
+
+    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers) -> None:
+        self.localities = localities
+        self.gathers = gathers
+
+    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any], wanted: Sequence[Split | None]) -> list[Any]:
+        """Apply ``jaxpr`` to whole values and :class:`Piece`; return such.
+
+        Args:
+          jaxpr: the program.
+          values: its operands.
+          wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
+        """
+        hints = _hints(jaxpr, wanted)
+        sunk = _sunk(jaxpr, hints)
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [read(v) for v in equation.invars]
+            if equation.primitive.name == "scan":
+                results = self.scan(equation, operands, sunk)
+            else:
+                results = self.equation(equation, operands, hints)
+            env.update(zip(equation.outvars, results, strict=True))
+            self.gathers.computed(results)
+        return [read(v) for v in jaxpr.outvars]
+
+    def whole(self, value: Any) -> Any:
+        """A value as every replica has it."""
+        if isinstance(value, Piece):
+            return self.gathers.whole(value)
+        if isinstance(value, _Later):
+            return _jax.bind(value.equation, [self.whole(v) for v in value.operands])[0]
+        return value
+
+    def piece(self, value: Any, split: Split) -> Any:
+        """This replica's piece of a value."""
+        if isinstance(value, Piece) and value.split == split:
+            return value.array
+        return own_piece(self.whole(value), split)
+
+    def leaving(self, value: Any, split: Split) -> Any:
+        """The same for the outside, where the filling is zero: it must not look like a NaN that somebody computed."""
+        array = self.piece(value, split)
+        if not split.filling or not isinstance(value, Piece):
+            return array
+        return jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
+
+    # --- operations -------------------------------------------------------------------------------------
+
+    def equation(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
+        name = equation.primitive.name
+        if equation.primitive in _NOTHING:
+            return operands
+        if equation.primitive is all_reduce_p:
+            return self.all_reduce(equation, operands, hints)
+        in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
+        called = _inlined(equation)
+        if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
+            return self.run(called, operands, [hints.get(v) for v in equation.outvars])
+        if not in_pieces:
+            return _jax.bind(equation, operands)
+        if name in ELEMENTWISE and self.all_mirrored(equation):
+            return [self.elementwise(equation, operands, hints)]
+        if name in MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
+            return [_Later(equation, operands)]
+        if (name == "reduce_sum" or name in IDEMPOTENT_REDUCTIONS) and isinstance(operands[0], Piece):
+            return [self.reduction(equation, operands[0])]
+        if name.startswith("scatter") and self.all_mirrored(equation) and _changes_rows(equation, operands[0]):
+            return [self.changed_rows(equation, operands)]
+        return self.on_whole(equation, operands)
+
+    def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Any other operation, on the whole values."""
+        if not any(isinstance(v, Piece | _Later) for v in operands):
+            return _jax.bind(equation, operands)
+        whole = [self.whole(v) for v in operands]
+        self.gathers.used_with([w for w, v in zip(whole, operands, strict=True) if w is v])
+        return _jax.bind(equation, whole)
+
+    def all_mirrored(self, equation: Any) -> bool:
+        return all(isinstance(v, _jax.Literal) or self.localities.get(v, M) is not T for v in equation.invars)
+
+    def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
+        [result] = equation.outvars
+        if not any(isinstance(v, Piece) for v in operands):
+            if len(operands) == 1:  # a cast, as a rule
+                return _Later(equation, operands)
+            return self.on_whole(equation, operands)[0]
+        splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == _shape(result)[v.split.dim]]
+        split = hints.get(result, splits[0] if splits else None)
+        if split is None:
+            return self.on_whole(equation, operands)[0]
+
+        def local(value: Any, shape: tuple[int, ...]) -> Any:
+            # Scalars, and dims of size 1, go with everything.
+            return self.piece(value, split) if shape and shape[split.dim] == split.size else self.whole(value)
+
+        values = [local(value, _shape(atom)) for value, atom in zip(operands, equation.invars, strict=True)]
+        return Piece(_jax.bind(equation, values)[0], split)
+
+    def reduction(self, equation: Any, operand: Piece) -> Any:
+        axes, split = equation.params["axes"], operand.split
+        if split.dim not in axes:
+            shifted = dataclasses.replace(split, dim=split.dim - sum(a < split.dim for a in axes))
+            return Piece(_jax.bind(equation, [operand.array])[0], shifted)
+        array = operand.array
+        if equation.primitive.name == "reduce_sum":
+            if split.filling:
+                array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
+            return lax.psum(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+        if split.filling:
+            array = jnp.where(_index(array, split) < split.size, array, lax.slice_in_dim(array, 0, 1, axis=split.dim))
+        parts = lax.all_gather(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+        filled = -(-split.size // split.piece)  # the others have nothing but filling
+        return equation.primitive.bind(parts[:filled], **{**equation.params, "axes": (0,)})
+
+    def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
+        """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
+        piece, indices, updates = operands[0], self.whole(operands[1]), self.whole(operands[2])
+        start = start_of_own(piece.split).astype(indices.dtype)
+        params = {**equation.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
+        return Piece(equation.primitive.bind(piece.array, indices - start, updates, **params), piece.split)
+
+    def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
+        if not _may_scatter(equation):
+            hints = {}
+        results: list[Any] = [None] * len(operands)
+        ready = [i for i, v in enumerate(operands) if isinstance(v, Piece) and v.summed]
+        for i in ready:
+            results[i] = dataclasses.replace(operands[i], summed=False)
+        pieces = [i for i, v in enumerate(equation.outvars) if v in hints and i not in ready]
+        others = [i for i, v in enumerate(equation.outvars) if v not in hints]
+        splits = [hints[equation.outvars[i]] for i in pieces]
+        for i, split, array in zip(
+            pieces, splits, summed_pieces([self.whole(operands[i]) for i in pieces], splits), strict=True
+        ):
+            results[i] = Piece(array, split)
+        if others:
+            sums = all_reduce_p.bind(*(self.whole(operands[i]) for i in others), **equation.params)
+            for i, total in zip(others, sums, strict=True):
+                results[i] = total
+        return results
+
+    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, Split]) -> list[Any]:
+        """A loop over slices of a split variable, such as a stack of layers.
+
+        Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
+        the sum of each over the replicas is scattered at once.
+        """
+        loop = _jax.scan_of(equation.params)
+        n_consts, n_carry = loop.constants, loop.carried
+        sliced = operands[n_consts + n_carry :]
+        splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
+        summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
+        if not any(splits) and not any(summed):
+            return self.on_whole(equation, operands)
+        inner, parts = (
+            [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in outer] for outer in (splits, summed)
+        )
+        consts = [self.whole(v) for v in operands[:n_consts]]
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            passed = Partition(self.localities, Gathers(self.gathers.ahead))
+            slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
+            results = passed.run(loop.body, [*consts, *carry, *slices], [])
+            results = [passed.whole(v) for v in results]
+            rows = zip(results[n_carry:], parts, strict=True)
+            return results[:n_carry], [x if s is None else summed_pieces([x], [s])[0] for x, s in rows]
+
+        carry, stacked = lax.scan(
+            body,
+            [self.whole(v) for v in operands[n_consts : n_consts + n_carry]],
+            [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
+            length=loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
+        )
+        return [*carry, *(x if s is None else Piece(x, s, summed=True) for x, s in zip(stacked, summed, strict=True))]
+
+
+def _is_small_or_in_pieces(value: Any) -> bool:
+    return isinstance(value, Piece | _Later) or jnp.size(value) <= _INDICES
+
+
+def _inlined(equation: Any) -> Any:
+    """The program that an equation applies, if it may as well stand in its place."""
+    called = called_program(equation)
+    # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
+    stays = equation.primitive.name in _jax.EVALUATED_INSIDE or called is None or called.constvars
+    return None if stays else called
+
+
+def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split]:
+    """In which pieces values are needed, as they go element by element into what is wanted in pieces."""
+    hints: dict[Any, Split] = {}
+
+    def want(atom: Any, split: Split | None) -> None:
+        if split is not None and not isinstance(atom, _jax.Literal):
+            hints.setdefault(atom, split)
+
+    for atom, split in zip(jaxpr.outvars, wanted, strict=False):
+        want(atom, split)
+    for equation in reversed(jaxpr.eqns):
+        found = [hints.get(v) for v in equation.outvars]
+        if not any(found):
+            continue
+        if equation.primitive in _NOTHING:
+            for atom, split in zip(equation.invars, found, strict=True):
+                want(atom, split)
+        elif equation.primitive.name in ELEMENTWISE:
+            for atom in equation.invars:
+                if _shape(atom) == _shape(equation.outvars[0]):
+                    want(atom, found[0])
+        elif (called := _inlined(equation)) is not None:
+            inner = _hints(called, found)
+            for atom, v in zip(equation.invars, called.invars, strict=True):
+                want(atom, inner.get(v))
+    return hints
+
+
+def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
+    """What a loop may sum and scatter slice by slice, as nothing else happens to it before it is summed."""
+    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
+    sunk: dict[Any, Split] = {}
+    for equation in reversed(jaxpr.eqns):
+        if equation.primitive is all_reduce_p and _may_scatter(equation):
+            goals: Mapping[Any, Split] = hints
+        elif equation.primitive is mark_p:
+            goals = sunk
+        else:
+            continue
+        for v, result in zip(equation.invars, equation.outvars, strict=True):
+            if result in goals and not isinstance(v, _jax.Literal) and uses[v] == 1 and goals[result].dim > 0:
+                sunk[v] = goals[result]
+    return sunk
+
+
+def _changes_rows(equation: Any, target: Any) -> bool:
+    """Whether a scatter changes whole rows of what is split by rows."""
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    return (
+        isinstance(target, Piece)
+        and target.split.dim == 0
+        and numbers.scatter_dims_to_operand_dims == (0,)
+        and numbers.inserted_window_dims == (0,)
+        and not numbers.operand_batching_dims
+        and mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    )
+
+
+def _may_scatter(equation: Any) -> bool:
+    """Whether a sum may be carried out in another way than as an all-reduce."""
+    return equation.params["options"] in (None, CommunicationOptions())
+
+
+def _index(piece: Any, split: Split) -> Any:
+    """Where in the whole each element of this replica's piece is, along the dim that is split."""
+    return start_of_own(split) + lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
+
+
+def _shape(atom: Any) -> Any:
+    return atom.aval.shape
+
+
+def partitioned(
+    jaxpr: _jax.Jaxpr,
+    values: Sequence[Any],
+    wanted: Sequence[Split | None],
+    localities: Mapping[Any, Locality],
+) -> list[Any]:
+    """Apply ``jaxpr`` to whole values and :class:`Piece`.
+
+    Args:
+      jaxpr: a program over one replica's values.
+      values: its operands.
+      wanted: for each result how to split it; ``None`` for the whole.
+      localities: those of the values in the program.
+
+    Returns:
+      The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
+    """
+    sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
+    run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)))
+    results = run.run(jaxpr, values, wanted)
+    return [run.whole(v) if s is None else run.leaving(v, s) for v, s in zip(results, wanted, strict=True)]

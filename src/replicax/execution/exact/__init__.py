@@ -1,0 +1,1 @@
+"""The exact executor: a step as plain Python, once for each replica."""

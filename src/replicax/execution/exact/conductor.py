@@ -1,0 +1,225 @@
+"""The conductor of the exact executor: one replica at a time, meeting at collectives.
+
+Each replica has a thread, but only one of them runs at any moment: until it meets the others in a collective, or
+ends. Then it is the next one's turn. When all have come to the same meeting, it is held, and replica 0 goes on. So
+the order is always the same, prints don't mix, and nothing waits for a clock: if some replicas wait and the others
+never can come, that is known at once.
+
+With several workers each has a conductor for its own replicas. When all of these have come to a meeting, or ended,
+the conductors tell each other where their replicas are, and what they bring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicax.errors import DeadlockError
+from replicax.workers.codec import declared
+from replicax.workers.lockstep import Lockstep
+
+
+class Offers(list[Any]):
+    """What the replicas have brought to a meeting, in their order.
+
+    Attributes:
+      result: what the first of this worker's replicas has made of it, for the others to find.
+    """
+
+    result: Any = None
+
+
+class _Abandoned(BaseException):
+    """Ends a replica's thread that waits for others that won't come."""
+
+
+@dataclasses.dataclass
+class _Player:
+    replica: int
+    play: Callable[[], Any]
+    turn: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
+    state: str = "ready"  # ready, playing, waiting, done, failed
+    meeting: str = ""
+    line: str = ""
+    deadline: float = math.inf
+    timeout: float | None = None
+    offer: Any = None
+    answer: Any = None
+    abandoned: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """Where a replica is, as all workers know it."""
+
+    replica: int
+    place: tuple[str, str]
+    whereabouts: str
+    offer: Any
+
+
+class Conductor:
+    """Runs one function for each of this worker's replicas; see the module's docstring.
+
+    Args:
+      plays: what to run, by the replica's number.
+      count: how many replicas there are on all workers.
+      lockstep: what the workers tell each other.
+
+    Attributes:
+      count: how many replicas there are on all workers.
+    """
+
+    def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
+        self._players = [_Player(i, play) for i, play in plays.items()]
+        self._by_number = {p.replica: p for p in self._players}
+        self.count = count
+        self._lockstep = lockstep
+        self._back = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
+            for p in self._players
+        ]
+
+    def run(self) -> list[Any]:
+        """Run this worker's replicas to their end.
+
+        Returns:
+          What each returned.
+
+        Raises:
+          DeadlockError: some replicas, on whichever worker, wait in a collective that the others don't come to.
+          Exception: whatever the first failing replica raised, with a note that says which one it was.
+        """
+        try:
+            for thread in self._threads:
+                thread.start()
+            for player in self._players:
+                self._give_turn(player)
+            while self._hold_meeting():
+                pass
+        except BaseException as error:
+            failed = next((f"replica {p.replica}" for p in self._players if p.error is error), "replicas")
+            self._lockstep.fail(error, f"{failed} of {self.count}")
+            raise
+        finally:
+            self._abandon()
+        return [p.result for p in self._players]
+
+    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
+        """Come to a meeting as one replica, and wait for the others there.
+
+        Args:
+          replica: who comes.
+          meeting: what it is; all must come to the same.
+          offer: what this replica brings.
+          timeout: how many seconds it may wait for the others; ``None`` for ever.
+
+        Returns:
+          What all replicas brought, in their order.
+        """
+        player = self._by_number[replica]
+        player.meeting, player.offer, player.line, player.timeout = meeting, offer, _users_line(), timeout
+        player.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        player.state = "waiting"
+        self._back.release()
+        player.turn.acquire()
+        if player.abandoned:
+            raise _Abandoned
+        answer: Offers = player.answer
+        player.answer = player.offer = None
+        return answer
+
+    def _thread(self, player: _Player) -> None:
+        player.turn.acquire()
+        try:
+            if not player.abandoned:
+                player.result = player.play()
+                player.state = "done"
+        except _Abandoned:
+            player.state = "failed"
+        except BaseException as error:
+            player.error, player.state = error, "failed"
+        finally:
+            self._back.release()
+
+    def _give_turn(self, player: _Player) -> None:
+        player.state = "playing"
+        player.turn.release()
+        while not self._back.acquire(timeout=self._patience()):
+            self._check_deadlines()
+        if player.error is not None:
+            if not self._lockstep.is_known(player.error):
+                player.error.add_note(f"(raised by replica {player.replica} of {self.count})")
+            raise player.error
+
+    def _patience(self) -> float | None:
+        """How long to wait for the replica whose turn it is, before somebody has waited for too long."""
+        deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
+        return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+    def _check_deadlines(self) -> None:
+        if any(p.state == "waiting" and p.deadline < time.monotonic() for p in self._players):
+            raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
+
+    def _hold_meeting(self) -> bool:
+        """Let all go on from where they wait; whether anybody does."""
+        everyone = self._reports()
+        if all(report.place[0] == "done" for report in everyone):
+            return False
+        if len({report.place for report in everyone}) > 1:
+            places = "; ".join(report.whereabouts for report in everyone)
+            raise self._lockstep.everywhere(DeadlockError(f"the replicas do not meet: {places}"))
+        offers = Offers(report.offer for report in everyone)
+        for player in self._players:
+            player.answer = offers
+        for player in self._players:
+            self._give_turn(player)
+        return True
+
+    def _reports(self) -> list[_Report]:
+        """Those of all replicas, in their order."""
+        here = [
+            _Report(p.replica, (p.state, p.meeting if p.state == "waiting" else ""), _whereabouts(p), p.offer)
+            for p in self._players
+        ]
+        if not self._lockstep.several:
+            return here
+        worker = self._lockstep.workers.index
+        mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
+        places = "; ".join(report.whereabouts for report in here)
+        everyone = self._lockstep.share("runs a step on the exact executor:", mine, places, self._patience())
+        return [report for theirs in everyone for report in theirs]
+
+    def _abandon(self) -> None:
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
+                player.abandoned = True
+                player.turn.release()
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.ident is not None and player.state != "playing":
+                thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
+
+
+def _whereabouts(player: _Player) -> str:
+    if player.state == "waiting":
+        patience = "" if player.timeout is None else f", for at most {player.timeout} s,"
+        return f"replica {player.replica} is{patience} in {player.meeting} at {player.line}"
+    if player.state in ("playing", "ready"):
+        return f"replica {player.replica} has not come"
+    return f"replica {player.replica} has returned"
+
+
+def _users_line() -> str:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("replicax", "jax", "contextlib"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

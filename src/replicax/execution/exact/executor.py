@@ -1,0 +1,208 @@
+"""The exact executor: the step as plain Python, once for each replica, on that replica's device.
+
+Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
+and ``if`` work, and replicas may have different shapes. Collectives meet through the
+:class:`~replicax.execution.exact.conductor.Conductor`. Which values replicas may differ in is followed from operation
+to operation, by the same rules as in :mod:`replicax.execution.program.infer`, so that results and errors are those of
+the compiled program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax, context
+from replicax.communication import ReplicaExamples
+from replicax.devices.arrays import here
+from replicax.devices.host_values import check_integers
+from replicax.errors import ContextError
+from replicax.execution.exact.conductor import Conductor
+from replicax.execution.exact.facts import Localities, Places
+from replicax.execution.exact.rendezvous import ExactCommunicator
+from replicax.execution.exact.replica_store import ExactStore
+from replicax.execution.exact.results import check_expectations, merged, new_arrays, outcomes
+from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
+from replicax.execution.replica_values import ARRAYS
+from replicax.execution.same_step import check_same_step
+from replicax.execution.tracing.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
+from replicax.execution.tracing.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.step_call import call_step
+from replicax.execution.tracing.step_errors import explaining
+from replicax.locality import Locality, M, T
+from replicax.nests import is_leaf, known
+from replicax.values import ExampleMask, Local, PerReplica, component
+from replicax.variables.slots import store_all
+from replicax.variables.store import Creations, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def run_per_replica(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
+
+    Raises:
+      DeadlockError: replicas don't come to the same collectives, or workers not to the same step.
+      LocalityError: replicas would have to agree on a value, and do not (or the reverse).
+      Exception: whatever ``fn`` raised on whichever worker, with a note that names the replica. Variables are as they
+        were.
+    """
+    mask = check_components(args, kwargs, strategy)
+    check_same_step(strategy, fn, args, kwargs, "on the exact executor")
+    programs, key = strategy.extended.programs, function_key(fn)
+    variables = programs.created_by(key)
+    known_before = len(variables)
+    created = Creations(strategy, variables)
+    try:
+        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), mask, created)
+    except BaseException:
+        created.undo()
+        raise
+    store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
+    if len(variables) > known_before:  # and is to find them again, whatever it has changed besides
+        programs.share_created(key, key_after_tracing(fn, key))
+    return results
+
+
+def _run(
+    strategy: Strategy, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
+) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
+    """What the step returns, and the new arrays of the variables that it writes."""
+    extended = strategy.extended
+    adopt = _jax.settings_of_this_thread()
+    replicas = []
+    for i in extended.local_replicas:
+        device = extended.worker_devices[i]
+        inputs = _inputs(arguments, i, device)
+        replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *inputs, mask))
+    conductor = Conductor({r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep)
+    for replica in replicas:
+        replica.communicator.conductor = conductor
+    returned = conductor.run()
+    stores = [r.store for r in replicas]
+    everyone = outcomes(returned, stores, strategy)
+    if extended.num_replicas > 1:
+        check_expectations(everyone)
+    return merged(returned, everyone, strategy, mask), new_arrays(stores, everyone, strategy)
+
+
+class _Replica:
+    """One replica of a step."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        index: int,
+        device: jax.Device,
+        fn: Callable[..., Any],
+        adopt: Callable[[], None],
+        creations: Creations,
+        arguments: Callable[[], Any],
+        given: Sequence[tuple[Any, Locality, Place]],
+        mask: ExampleMask | None,
+    ) -> None:
+        localities, places, examples = Localities(), None, None
+        if mask is not None:
+            examples = ReplicaExamples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
+            places = Places(mask.host.shape[1])
+            given = [*given, (examples.mask, T, Rows(0)), (examples.count, M, None)]
+        for array, locality, place in given:
+            localities.note(array, locality)
+            if places is not None:
+                places.note(array, place)
+        self.communicator = ExactCommunicator(
+            index,
+            device,
+            localities.note,
+            localities.is_of_step,
+            examples,
+            None if places is None else places.of,
+            strategy.extended.communication_options,
+        )
+        self.store = ExactStore(strategy, self.communicator, localities, places, creations)
+        self._trace = self.store.trace
+        self._context = context.ReplicaContext(strategy, self.communicator)
+        self._device = device
+        self._fn = fn
+        self._arguments = arguments
+        self._adopt = adopt
+
+    def play(self) -> Any:
+        self._adopt()
+        with (
+            jax.disable_jit(),
+            _jax.kept_programs(),
+            jax.default_device(self._device),
+            _jax.set_current_trace(self._trace),
+            context.replica(self._context),
+            use_store(self.store),
+        ):
+            try:
+                args, kwargs = self._arguments()
+                with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
+                    return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
+            except NameError as error:
+                if "axis name" in str(error):
+                    raise ContextError(
+                        "jax.lax collectives over the axis 'replica' exist in compiled steps only; "
+                        "replicax.get_replica_context() has collectives for both executors"
+                    ) from error
+                raise
+
+
+def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:
+    """What makes one replica's ``(args, kwargs)``, and its arrays with their localities, and where examples are."""
+    given: list[tuple[Any, Locality, Place]] = []
+
+    def one(leaf: Any) -> Any:
+        locality = T if isinstance(leaf, PerReplica) else M
+        value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
+        if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
+            return value
+        array = here(jnp.asarray(value))
+        given.append((_jax.copy_on(device, array), locality, _place(leaf)))
+        return given[-1][0]
+
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
+    leaves = [one(leaf) for leaf in leaves]
+    # Put together by the replica itself: some containers remember the trace that they were made in.
+    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
+
+
+def _place(value: Any) -> Place:
+    """Where the examples are in an argument."""
+    if not isinstance(value, PerReplica) or value.mask is None:
+        return None
+    return UNKNOWN if value.dim is None else Rows(value.dim)
+
+
+def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> ExampleMask | None:
+    """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
+
+    Returns:
+      Which rows of padded arguments are examples; ``None`` if none is padded.
+
+    Raises:
+      ValueError: one has more or fewer, or another mask.
+    """
+    mask: ExampleMask | None = None
+    num_replicas = strategy.num_replicas_in_sync
+    leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
+    for position, leaf in enumerate(leaves):
+        if _jax.is_mutable(leaf):
+            raise is_a_mutable_array(tree, position)
+        if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
+            check_integers(leaf, functools.partial(path_of, tree, position))
+            continue
+        if leaf.count != num_replicas or leaf.replicas != strategy.extended.local_replicas:
+            raise of_another_strategy(tree, position, leaf.count, num_replicas)
+        mask = common_mask(mask, leaf, tree, position)
+    return mask

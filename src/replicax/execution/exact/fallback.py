@@ -1,0 +1,38 @@
+"""Steps that no compiled program can hold, because of how their arguments differ between replicas."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.errors import ExecutorWarning
+from replicax.execution.cache import outside
+from replicax.execution.exact.executor import check_components, run_per_replica
+from replicax.execution.tracing.arguments import NotOneProgramError
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def fall_back(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    why: NotOneProgramError,
+) -> Any:
+    """Run a step that no compiled program can hold on the exact executor; a warning says so once, and why."""
+    check_components(args, kwargs, strategy)
+    said = _warned.setdefault(strategy.extended, set())
+    if str(why) not in said:
+        said.add(str(why))
+        warnings.warn(
+            f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
+            ExecutorWarning,
+            stacklevel=outside(),
+        )
+    return run_per_replica(strategy, fn, args, kwargs)

@@ -1,0 +1,104 @@
+"""The store of the exact executor: one replica's variables, and what is known of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax.devices.arrays import here
+from replicax.errors import LocalityError
+from replicax.execution.exact.facts import Localities, Places
+from replicax.execution.exact.rendezvous import ExactCommunicator
+from replicax.execution.program.marks import Obligation, mark_p
+from replicax.locality import Locality, M, T
+from replicax.values import Local, PerReplica, slices_of
+from replicax.variables.dtypes import check_there
+from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class ExactStore:
+    """The store of one replica; see :class:`replicax.variables.store.Store`."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        communicator: ExactCommunicator,
+        localities: Localities,
+        places: Places | None,
+        creations: Creations,
+    ) -> None:
+        self.create = creations.create
+        self.if_it_fails = creations.if_it_fails
+        self.strategy = strategy
+        self.communicator = communicator
+        self.localities = localities
+        self.places = places
+        self.values: dict[Variable, Any] = {}
+        self.written: dict[Variable, str | None] = {}
+        self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
+        self.differing: list[tuple[Any, frozenset[Locality], str]] = []
+        self.obligations: list[Obligation] = []
+        self.trace = _jax.WatchingTrace(self.watch, communicator.device, each=places is not None)
+
+    def read(self, variable: Variable) -> Any:
+        check_owner(variable, self.strategy)
+        if variable not in self.values:
+            check_there(variable.dtype, variable.describe)
+            with _jax.outside_tracing():
+                self.values[variable] = local_value(variable, self.communicator.replica)
+            self.localities.note(self.values[variable], T if variable.is_stacked else M)
+        note_read(self.trace)
+        return self.values[variable]
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_owner(variable, self.strategy)
+        check_write_trace(variable, self.trace)
+        if must_be_mirrored is not None:
+            self.expect([value], frozenset({T}), must_be_mirrored)
+        self.values[variable] = value
+        _jax.renew_kept_programs()
+        self.written[variable] = must_be_mirrored
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable), self.communicator))
+
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
+        self.obligations.append(Obligation(refused, otherwise))
+        return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
+
+    def answer(self, value: Any, mark_id: int) -> None:
+        """A mark has come upon ``value``."""
+        # What differs can be told at once; what does not differ only when all replicas are known.
+        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
+        found = self.localities.of(value)
+        several = self.strategy.num_replicas_in_sync > 1
+        if several and found in refused and (found is T or M not in refused):
+            raise LocalityError(otherwise)
+        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
+
+    def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
+        """An operation has been computed."""
+        if primitive is mark_p:
+            self.answer(args[0], params["mark_id"])
+        else:
+            self.localities.watch(primitive, args, params, results)
+        if self.places is not None:
+            self.places.watch(primitive, args, params, results)
+
+
+def local_value(variable: Variable, replica: int) -> jax.Array:
+    """One replica's value of a variable, on its device."""
+    device = variable.strategy.extended.worker_devices[replica]
+    if not variable.is_stacked:
+        return _jax.copy_on(device, here(variable.from_storage()))
+    [shard] = [s for s in slices_of(variable.stored()) if (s.index[0].start or 0) == replica]
+    return jax.device_put(jnp.squeeze(shard.data, 0), device)

@@ -1,0 +1,246 @@
+"""What the replicas of an exact step have come to: whether they agree where they must, results and written values.
+
+Where there are several workers, replicas are compared by fingerprints of their arrays, which workers exchange. So every
+worker has them of all replicas, comes to the same verdict and raises the same error, though it has the arrays of its
+own replicas only. A single worker compares the arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import _jax
+from replicax.devices.arrays import put_among
+from replicax.errors import LocalityError
+from replicax.execution.exact.replica_store import ExactStore, local_value
+from replicax.execution.padding.example_places import Place, joined
+from replicax.execution.padding.questions import dim_of_examples
+from replicax.execution.replica_values import mirror, place_components, stack
+from replicax.locality import Locality, T
+from replicax.nests import are_equal, is_leaf, known
+from replicax.values import Components, ExampleMask, PerReplica
+from replicax.variables.layout import Mirrored
+from replicax.variables.variable import Variable
+from replicax.workers.codec import declared, dumps, loads
+from replicax.workers.fingerprints import Fingerprint, fingerprint, unabridged
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+declared(Locality)
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One leaf of what a replica has returned."""
+
+    print: Fingerprint | None  # of an array
+    locality: Locality | None = None
+    is_of_step: bool = False
+    place: Place = None  # of its examples
+    token: Any = None  # of another object, as other workers can compare it
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    """A value that the rules of localities ask about."""
+
+    print: Fingerprint | None  # None if its locality is refused by nobody
+    locality: Locality
+    refused: frozenset[Locality]
+    otherwise: str
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one replica has come to, as every worker knows it."""
+
+    replica: int
+    structure: str
+    leaves: tuple[_Leaf, ...]
+    mirrored: tuple[_Check, ...]
+    differing: tuple[_Check, ...]
+    written: dict[int, tuple[Fingerprint | None, str | None]]
+    """By the number of a variable: the value, if all must have the same, and what to say if they have not."""
+
+
+def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], strategy: Strategy) -> list[Outcome]:
+    """Those of all replicas, in their order, from what this worker's replicas have returned."""
+    lockstep = strategy.extended.lockstep
+    mine = [_outcome(tree, store, lockstep.several) for tree, store in zip(returned, stores, strict=True)]
+    return [outcome for theirs in lockstep.share("ends a step on the exact executor", mine) for outcome in theirs]
+
+
+def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
+    leaves, tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
+    of, print_of = store.localities.of, _print_of(several)
+
+    def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
+        locality = of(value)
+        return _Check(print_of(value) if always or locality in refused else None, locality, refused, text)
+
+    def leaf_of(leaf: Any) -> _Leaf:
+        if isinstance(leaf, jax.Array):
+            place = None if store.places is None else store.places.of(leaf)
+            return _Leaf(print_of(leaf), of(leaf), store.localities.is_of_step(leaf), place)
+        return _Leaf(None, token=_token(leaf) if several else None)
+
+    return Outcome(
+        store.communicator.replica,
+        str(tree),
+        tuple(map(leaf_of, leaves)),
+        tuple(check(*expected, always=True) for expected in store.mirrored),
+        tuple(check(*expected, always=False) for expected in store.differing),
+        {v.number: (None if v.is_stacked else print_of(store.values[v]), text) for v, text in store.written.items()},
+    )
+
+
+def _print_of(several: bool) -> Callable[[Any], Fingerprint]:
+    """What tells arrays apart: a digest, if several workers compare them, and else the array."""
+    return fingerprint if several else unabridged
+
+
+def check_expectations(everyone: Sequence[Outcome]) -> None:
+    """What could not be told from one replica alone.
+
+    Raises:
+      LocalityError: replicas would have to agree on a value, and do not, or the reverse.
+    """
+    for checks in zip(*(o.mirrored for o in everyone), strict=False):
+        if not _equal([c.print for c in checks]):
+            raise LocalityError(checks[0].otherwise)
+    for checks in zip(*(o.differing for o in everyone), strict=False):
+        if {c.locality for c in checks} <= checks[0].refused and _equal([c.print for c in checks]):
+            raise LocalityError(checks[0].otherwise)
+
+
+def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strategy, mask: ExampleMask | None) -> Any:
+    """What ``run`` returns: mirrored values plain, others as ``PerReplica``.
+
+    Args:
+      returned: by this worker's replicas.
+      everyone: what all replicas have come to.
+      strategy: whose replicas they are.
+      mask: which rows of the step's batch are examples, if it is padded.
+
+    Raises:
+      ValueError: the replicas have returned different structures.
+    """
+    for outcome in everyone:
+        if outcome.structure != everyone[0].structure:
+            raise ValueError(
+                f"replicas must return the same structure: replica 0 has {everyone[0].structure}, replica "
+                f"{outcome.replica} has {outcome.structure}"
+            )
+    flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    everyones = zip(*(o.leaves for o in everyone), strict=True)
+    results = []
+    for mine, all_ in zip(columns, everyones, strict=True):
+        padded, dim = (False, None) if mask is None else _where_examples_are(all_, mask.host.shape[1])
+        value = _differing(mine, all_, strategy) if padded else _merged_leaf(mine, all_, strategy)
+        results.append(PerReplica(value.form, mask, dim) if padded else value)
+    return jax.tree_util.tree_unflatten(flat[0][1], results)
+
+
+def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> Any:
+    first, extended = mine[0], strategy.extended
+    if len(everyones) == 1:
+        return first
+    if all(leaf.print is not None for leaf in everyones):
+        same = _equal([leaf.print for leaf in everyones])
+        if same and not any(leaf.is_of_step for leaf in everyones):
+            return first
+        if same and all(leaf.locality is not T for leaf in everyones):
+            devices = [extended.worker_devices[i] for i in extended.local_replicas]
+            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], extended.mesh)
+        return _differing(mine, everyones, strategy)
+    if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
+        tokens = [leaf.token for leaf in everyones]
+        if _equal(tokens) or all(_same_object(token, first) for token in tokens):
+            return first
+    return PerReplica(Components(tuple(mine), extended.local_replicas, extended.num_replicas))
+
+
+def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> PerReplica:
+    return place_components(mine, strategy.extended.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+
+
+def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
+    """Whether a result has rows that may be padding, and along which dim."""
+    if not all(leaf.print is not None and leaf.locality is T for leaf in everyones):
+        return False, None
+    [_, shape, _] = everyones[0].print or ("", (), b"")
+    dim, unclear = dim_of_examples(joined([leaf.place for leaf in everyones]), shape, rows)
+    return dim is not None or unclear, dim
+
+
+def new_arrays(
+    stores: Sequence[ExactStore], everyone: Sequence[Outcome], strategy: Strategy
+) -> list[tuple[Variable, jax.Array]]:
+    """The variables that replicas have written, each with its new stored array.
+
+    Raises:
+      LocalityError: replicas have written different values to a variable without aggregation.
+    """
+    numbers = dict.fromkeys(n for outcome in everyone for n in outcome.written)
+    variables = {v.number: v for store in stores for v in store.written}
+    written = [variables[n] if n in variables else strategy.extended.register[n] for n in numbers]
+    return [(v, _stored(v, stores, everyone)) for v in written]
+
+
+def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
+    extended = variable.strategy.extended
+    devices = [extended.worker_devices[s.communicator.replica] for s in stores]
+    values = [
+        s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica) for s in stores
+    ]
+    if variable.is_stacked:
+        values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+        return put_among(stack(values, extended.mesh), variable.sharding)
+    written = [outcome.written.get(variable.number) for outcome in everyone]
+    print_of = _print_of(extended.lockstep.several)
+    unwritten = None if all(written) else print_of(local_value(variable, stores[0].communicator.replica))
+    if not _equal([w[0] if w else unwritten for w in written]):
+        raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
+    if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):
+        return variable.to_storage(jax.device_put(values[0], devices[0]))
+    # Each replica has it already. Whatever else holds what a replica has written is not to share it with the variable.
+    copies = [_jax.copy_on(d, v) for v, d in zip(values, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(variable.shape, variable.sharding, copies)
+
+
+# --- comparing ------------------------------------------------------------------------------------------
+
+
+def _equal(items: Sequence[Any]) -> bool:
+    return all(item == items[0] for item in items)
+
+
+def _token(value: Any) -> tuple[str, Any]:
+    """What another worker can compare an object of its own with: the object, if it is plain, or else a digest."""
+    if isinstance(value, Variable):
+        return "variable", value.number
+    try:
+        return "plain", dumps(value)
+    except TypeError:
+        pass
+    try:
+        return "pickled", hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
+    except Exception:
+        return "object", type(value).__qualname__
+
+
+def _same_object(token: Any, value: Any) -> bool:
+    if token is None or token == _token(value):
+        return True
+    return token[0] == "plain" and are_equal(loads(token[1]), value)

@@ -1,0 +1,1 @@
+"""Many steps in one dispatch."""

@@ -1,0 +1,206 @@
+"""Groups: consecutive elements of a dataset, side by side on the devices, for one program that goes through them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax.devices.arrays import put
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.replica_values import example_mask
+from replicax.execution.tracing.arguments import Arguments
+from replicax.nests import is_leaf, known
+from replicax.values import ExampleMask, PerReplica, Stacked
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Masks:
+    """Which rows are examples, in elements that are padded.
+
+    Attributes:
+      array: bool ``[num_replicas, count, rows]``, a slice on each replica's device.
+      counts: int32 ``[count]``, how many examples all replicas have together, on all devices.
+      sizes: for each element, how many examples each replica has.
+    """
+
+    array: jax.Array
+    counts: jax.Array
+    sizes: tuple[tuple[int, ...], ...]
+
+    def of(self, index: int, mesh: Mesh) -> ExampleMask:
+        """That of one element."""
+        return example_mask(self.sizes[index], self.array.shape[2], mesh)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ElementGroup:
+    """Some elements of one kind, one after the other.
+
+    Attributes:
+      tree: the structure of an element.
+      arrays: for each leaf an array ``[num_replicas, count, …]``, with a slice on each replica's device; or, of a
+        single replica whose elements are bare arrays, ``[count, …]``.
+      count: how many elements there are.
+      mesh: the replicas' devices.
+      bare: whether elements are bare arrays.
+      masks: if elements are padded.
+    """
+
+    tree: Any
+    arrays: list[jax.Array]
+    count: int
+    mesh: Mesh
+    bare: bool
+    masks: Masks | None = None
+
+    @property
+    def inputs(self) -> list[jax.Array]:
+        """What a program for these elements takes."""
+        return self.arrays if self.masks is None else [*self.arrays, self.masks.array, self.masks.counts]
+
+    @property
+    def mask(self) -> ExampleMask | None:
+        """That of the last element, if it is padded."""
+        return None if self.masks is None else self.masks.of(-1, self.mesh)
+
+    @property
+    def kind(self) -> Any:
+        """What groups must have in common to be joined."""
+        rows = None if self.masks is None else self.masks.array.shape[2]
+        return self.tree, self.bare, rows, [(a.shape[self._axis + 1 :], a.dtype) for a in self.arrays]
+
+    @property
+    def described(self) -> Any:
+        """An element with ``jax.ShapeDtypeStruct`` in the place of arrays."""
+        return _described(self.tree, self.bare, self._kinds, self.mask)
+
+    @property
+    def arguments(self) -> Arguments:
+        """Those of a step that gets an element, as it is described."""
+        if self.masks is not None:
+            return Arguments((self.described,), {})
+        return _arguments(self.tree, self.bare, self._kinds)
+
+    @property
+    def _kinds(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
+        """Shape and dtype of each array of an element."""
+        at = self._axis
+        return tuple(((*a.shape[:at], *a.shape[at + 1 :]), a.dtype) for a in self.arrays)
+
+    def elements(self) -> list[Any]:
+        """One by one, as iterating over the dataset gives them."""
+        return [self._element(i) for i in range(self.count)]
+
+    def split(self, count: int) -> tuple[ElementGroup, ElementGroup]:
+        """The first ``count`` elements, and the others."""
+        return self._part(0, count), self._part(count, self.count - count)
+
+    @property
+    def _axis(self) -> int:
+        return 0 if self.bare else 1
+
+    @property
+    def _layout(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec() if self.bare else PartitionSpec(REPLICA_AXIS))
+
+    def _element(self, index: int) -> Any:
+        mask = None if self.masks is None else self.masks.of(index, self.mesh)
+        arrays = [put(_at(a, index, self._axis), self._layout) for a in self.arrays]
+        leaves = arrays if self.bare else [PerReplica(Stacked(a), mask) for a in arrays]
+        return jax.tree_util.tree_unflatten(self.tree, leaves)
+
+    def _part(self, start: int, size: int) -> ElementGroup:
+        masks = self.masks
+        if masks is not None:
+            array, counts = (_slice(a, start, size, axis) for a, axis in ((masks.array, 1), (masks.counts, 0)))
+            masks = self._masks(array, counts, masks.sizes[start : start + size])
+        arrays = [put(_slice(a, start, size, self._axis), self._layout) for a in self.arrays]
+        return dataclasses.replace(self, arrays=arrays, count=size, masks=masks)
+
+    def _masks(self, array: jax.Array, counts: jax.Array, sizes: tuple[tuple[int, ...], ...]) -> Masks:
+        return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
+
+
+def _described(tree: Any, bare: bool, kinds: Any, mask: ExampleMask | None) -> Any:
+    arrays: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+    return jax.tree_util.tree_unflatten(tree, arrays if bare else [PerReplica(Stacked(a), mask) for a in arrays])
+
+
+@functools.lru_cache(maxsize=256)  # asked for at every call
+def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
+    return Arguments((_described(tree, bare, kinds, None),), {})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Single:
+    """An element on its own: of replicas that differ in size, or for a step whose program can't loop."""
+
+    element: Any
+    count: int = 1
+
+    def elements(self) -> list[Any]:
+        """The element."""
+        return [self.element]
+
+
+def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
+    """A group of one element, of which no copy is made if no program can hold it."""
+    leaves, tree = jax.tree_util.tree_flatten(known(element), is_leaf=is_leaf)
+    if any(isinstance(leaf, PerReplica) and not isinstance(leaf.form, Stacked) for leaf in leaves):
+        return Single(element)
+    bare = not any(isinstance(leaf, PerReplica) for leaf in leaves)
+    mask = None if bare or not leaves else leaves[0].mask
+    group = ElementGroup(tree, [], 1, mesh, bare)
+    arrays = [put(_expand(a if bare else a.form.array, group._axis), group._layout) for a in leaves]
+    masks = None
+    if mask is not None:
+        sizes = tuple(int(size) for size in mask.host.sum(1))
+        masks = group._masks(_expand(mask.array, 1), _expand(mask.count, 0), (sizes,))
+    return dataclasses.replace(group, arrays=arrays, masks=masks)
+
+
+def joined(groups: Sequence[ElementGroup]) -> ElementGroup:
+    """Groups of one kind as one (a copy, on the devices)."""
+    first = groups[0]
+    if len(groups) == 1:
+        return first
+    arrays = [
+        put(_concatenate(column, first._axis), first._layout)
+        for column in zip(*(g.arrays for g in groups), strict=True)
+    ]
+    masks = None
+    if first.masks is not None:
+        each = [g.masks for g in groups if g.masks is not None]
+        sizes = tuple(size for m in each for size in m.sizes)
+        array, counts = _concatenate([m.array for m in each], 1), _concatenate([m.counts for m in each], 0)
+        masks = first._masks(array, counts, sizes)
+    return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), masks=masks)
+
+
+# Compiled once for each shape, wherever in the group the slice is.
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _slice(array: Any, start: Any, size: int, axis: int) -> Any:
+    return lax.dynamic_slice_in_dim(array, start, size, axis)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _at(array: Any, index: Any, axis: int) -> Any:
+    return lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _expand(array: Any, axis: int) -> Any:
+    return lax.expand_dims(array, [axis])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _concatenate(arrays: Sequence[Any], axis: int) -> Any:
+    return lax.concatenate(list(arrays), axis)

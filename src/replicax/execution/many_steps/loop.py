@@ -1,0 +1,202 @@
+"""Steps: many of them in one dispatch.
+
+A group of elements is gone through by the captured program of one step, in a loop on the devices (see
+:func:`replicax.execution.compiled.replicate.replicate`). So it means what the steps mean one at a time, its Python
+runs once for all lengths of groups, and an element whose replicas differ in size is a step of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from replicax.calling import checked_result
+from replicax.execution.compiled.replicate import Executable
+from replicax.execution.exact.executor import run_per_replica
+from replicax.execution.exact.fallback import fall_back
+from replicax.execution.launch import launch
+from replicax.execution.many_steps.element_groups import ElementGroup, Single
+from replicax.execution.many_steps.step_outputs import MultiStepContext
+from replicax.execution.program.program import Program
+from replicax.execution.run import prepare, results, run
+from replicax.execution.run_options import default_options
+from replicax.execution.same_step import check_same_step
+from replicax.execution.tracing.arguments import NotOneProgramError
+from replicax.execution.tracing.function_key import Wrapper
+from replicax.nests import known
+from replicax.variables.dtypes import is_key
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class StepSource(Protocol):
+    """Where elements come from."""
+
+    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
+        """The next elements: at least one; fewer than ``steps`` if there are no more, or an error stands in between.
+
+        Raises:
+          StopIteration, Exception: there is none, or the error comes at once.
+        """
+
+    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
+        """These have not been used: the last of what :meth:`take` gave."""
+
+
+class Step(Wrapper):
+    """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context."""
+
+    def __call__(self, element: Any) -> Any:
+        ctx = MultiStepContext()
+        result = self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
+        checked_result(result, self.fn, "strategy.run_steps")
+        return ctx._closed()
+
+
+def checked_steps(steps: Any) -> int:
+    """``steps`` as an int.
+
+    Raises:
+      ValueError: it is not a number of at least 1.
+    """
+    try:
+        count = 0 if isinstance(steps, bool) else operator.index(steps)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"strategy.run_steps(fn, iterator, steps): steps must be an int of at least 1, got {steps!r}")
+    return count
+
+
+def run_steps(
+    strategy: Strategy, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
+) -> MultiStepContext:
+    """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
+    exact = default_options().executor == "per_replica"
+    groups, error = source.take(steps, not exact)
+    if exact:
+        groups = [Single(element) for group in groups for element in group.elements()]
+    step = Step(fn)
+    launches: list[list[Any]] = []
+    returned: Any = None
+    try:
+        programs = [prepare(strategy, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
+        if len(groups) > 1 or initial_loop_values is not None:
+            _check_outputs(step.__name__, programs, groups, initial_loop_values)
+        groups, programs = _one_by_one(groups, programs)
+        launches = [[] for _ in groups]
+        for group, program, launched in zip(groups, programs, launches, strict=True):
+            returned = _run_group(strategy, step, group, program, exact, launched)
+            launched.append(True)  # on the exact executor nothing else says so
+    except BaseException:
+        source.give_back(groups[sum(map(bool, launches)) :])
+        raise
+    count = sum(group.count for group in groups)
+    if error is not None:
+        error.add_note(f"{count} of the {steps} steps of this run_steps have been run, on the elements before.")
+        raise error
+    return MultiStepContext._of(returned, count)
+
+
+def _one_by_one(
+    groups: Sequence[ElementGroup | Single], programs: Sequence[Executable | None]
+) -> tuple[list[ElementGroup | Single], list[Executable | None]]:
+    """The same, where groups whose program can't loop are single elements.
+
+    A pipeline over logical devices is many programs, which keep the devices busy by themselves.
+    """
+    found: list[tuple[ElementGroup | Single, Executable | None]] = []
+    for group, program in zip(groups, programs, strict=True):
+        if program is None or program.loops:
+            found.append((group, program))
+        else:
+            found += [(Single(element), None) for element in group.elements()]
+    return [group for group, _ in found], [program for _, program in found]
+
+
+def _run_group(
+    strategy: Strategy,
+    step: Step,
+    group: ElementGroup | Single,
+    program: Executable | None,
+    exact: bool,
+    launched: list[Any],
+) -> Any:
+    """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
+    if isinstance(group, Single):
+        if exact:
+            return run_per_replica(strategy, step, (group.element,), None)
+        try:
+            return run(strategy, step, (group.element,), None, launched)
+        except NotOneProgramError as why:
+            return fall_back(strategy, step, (group.element,), None, why)
+    assert program is not None
+    extended = strategy.extended
+    is_new = group.count not in program.repetitions
+    repeated = program.repeated(group.count)
+    if extended.lockstep.several and extended.calls.is_to_compare() | is_new:
+        how = f"{group.count} times in one compiled program"
+        check_same_step(strategy, step, (group.described,), None, how)
+    computed = launch(strategy, repeated, group.inputs, launched)
+    return results(repeated, computed, strategy.num_replicas_in_sync, group.mask if repeated.padded else None)
+
+
+# --- outputs --------------------------------------------------------------------------------------------
+
+
+def _check_outputs(
+    name: str, programs: Sequence[Executable | None], groups: Sequence[ElementGroup | Single], initial: Any
+) -> None:
+    """Raise unless all steps have the same outputs.
+
+    Raises:
+      ValueError: they have not; the message names the first that differs.
+    """
+    expected, whose = None, "initial_loop_values"
+    if initial is not None:
+        if not isinstance(initial, dict):
+            raise ValueError(f"initial_loop_values must be a dict with a value for each output, got {initial!r}")
+        expected = _kinds(initial)
+    start = 0
+    for group, program in zip(groups, programs, strict=True):
+        if program is not None:
+            found = _kinds(_outputs(program.program))
+            if expected is not None and found != expected:
+                raise ValueError(_difference(name, expected, whose, found, start, group.count))
+            expected, whose = found, f"step {start} of these"
+        start += group.count
+
+
+def _outputs(program: Program) -> Any:
+    """The kinds of one replica's outputs."""
+    avals: list[Any] = [v.aval for v in program.jaxpr.outvars[len(program.writes) :]]
+    leaves = [
+        r.value if r.index is None else jax.ShapeDtypeStruct(avals[r.index].shape, avals[r.index].dtype)
+        for r in program.results
+    ]
+    return jax.tree_util.tree_unflatten(program.result_tree, leaves)["last"]
+
+
+def _kinds(outputs: Any) -> dict[str, str]:
+    """By path: dtype and shape of each output."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(known(outputs))[0]:
+        array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+        dtype = array.dtype if is_key(array.dtype) else jax.dtypes.canonicalize_dtype(array.dtype)
+        found[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
+    return found
+
+
+def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int) -> str:
+    where = f"step {start}" if count == 1 else f"steps {start} to {start + count - 1}"
+    path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
+    was, now = (kinds.get(path, "missing") for kinds in (expected, found))
+    return (
+        f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
+        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one "
+        "size: drop_remainder, or InputOptions(partial_batch='pad')."
+    )

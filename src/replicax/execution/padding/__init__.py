@@ -1,0 +1,1 @@
+"""Padded batches: where the examples are in each value of a program."""

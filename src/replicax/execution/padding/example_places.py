@@ -1,0 +1,114 @@
+"""Where the examples of a batch are in a value.
+
+A padded batch has rows that are no examples. What a step returns can be reduced without them if it is known which of
+its dims is that of the examples, and a size alone does not say so: there may be as many classes as rows. So this is
+followed from the arguments on, operation by operation, by the rules of
+:mod:`replicax.execution.padding.example_rules`. A *place* is said of a value:
+
+* ``None``: it has no dim along which examples lie (a parameter, a sum over the examples, a number);
+* ``Rows(dim)``: row ``i`` along ``dim`` is about example ``i``. ``Rows(dim, outer, inner)``: they are in the middle of
+  a dim that a reshape has made of several;
+* ``UNKNOWN``: examples may be anywhere in it, such as after sorting them; ``PART``: some of them, such as the first;
+* ``Index`` and ``Columns``: no examples, but the numbers of rows, as in ``scores[jnp.arange(rows), labels]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replicax.workers.codec import declared
+
+Shape = tuple[int, ...]
+
+
+@declared
+class Untraceable(enum.Enum):
+    """Examples that can't be told from padding any more."""
+
+    UNKNOWN = "unknown"
+    PART = "part"
+
+
+UNKNOWN, PART = Untraceable
+
+
+@declared
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """The examples lie along ``dim``, of size ``outer`` × rows × ``inner``."""
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+    def moved(self, dim: int) -> Rows:
+        """The same along another dim."""
+        return dataclasses.replace(self, dim=dim)
+
+
+@declared
+@dataclasses.dataclass(frozen=True, slots=True)
+class Index:
+    """Each entry is its own position along ``dim``; or, as ``kind`` says, that moved on, or whether it is negative."""
+
+    dim: int
+    kind: str = "at"
+
+
+@declared
+@dataclasses.dataclass(frozen=True, slots=True)
+class Columns:
+    """The last dim is made of columns, each with a place of its own: what a gather looks rows up by."""
+
+    places: tuple[Any, ...]
+
+
+Place = Rows | Index | Columns | Untraceable | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OperationShapes:
+    """One operation: what the rules look at."""
+
+    name: str
+    params: Mapping[str, Any]
+    places: tuple[Place, ...]
+    shapes: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    rows: int
+    number: Callable[[int], Any]
+    """The value of an operand that is a known number; ``None`` of any other."""
+
+    def at(self, operand: int) -> Rows | None:
+        """Where the examples of an operand are, if it has any."""
+        place = self.places[operand]
+        return place if isinstance(place, Rows) else None
+
+
+def joined(places: Sequence[Place]) -> Place:
+    """Of what may be one or the other, or has been made from all of them entry by entry."""
+    found: Place = None
+    for place in places:
+        if isinstance(place, Rows | Untraceable):
+            found = place if found in (None, place) else PART if PART in (found, place) else UNKNOWN
+    return found
+
+
+def reshaped(place: Rows, old: Shape, new: Shape, rows: int) -> Place:
+    """Where ``place`` is when an array of shape ``old`` gets the shape ``new``."""
+    # In the flat order of elements: so many blocks of `rows` steps each.
+    blocks = math.prod(old[: place.dim]) * place.outer
+    candidates = []
+    for dim, size in enumerate(new):
+        before = math.prod(new[:dim])
+        if before and rows and blocks % before == 0 and size and size % (blocks // before * rows) == 0:
+            outer = blocks // before
+            candidates.append(Rows(dim, outer, size // (outer * rows)))
+    exact = [c for c in candidates if c.outer == c.inner == 1]
+    if exact and old[place.dim] == rows and Rows(place.dim) in exact:
+        return Rows(place.dim)  # with a single row others would do as well
+    return next(iter(exact or candidates), UNKNOWN)

@@ -1,0 +1,78 @@
+"""Questions about padding, asked while a step's Python runs and answered when its program is known.
+
+Whether a dim that a ``merge_fn`` reduces along is that of the examples: nobody can know while it is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax import _jax
+from replicax.execution.padding.example_places import Place, Rows, Untraceable
+
+
+class Question:
+    """Whether the examples lie along a dim of a value.
+
+    Args:
+      dim: which one.
+      what: the operation that asks, for the error's text.
+      rows: how many rows a replica has.
+      refused: the error's text if they do; ``None`` if they may.
+      look: finds out where the examples are in a concrete array; for the exact executor.
+
+    Attributes:
+      answer: ``None`` until it is known.
+    """
+
+    def __init__(
+        self, dim: int, what: str, rows: int, refused: str | None = None, look: Callable[[Any], Place] | None = None
+    ) -> None:
+        self.dim, self.what, self.rows, self.refused, self.look = dim, what, rows, refused, look
+        self.answer: bool | None = None
+
+    def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
+        """The answer, from where the examples are.
+
+        Raises:
+          ValueError: it can't be told, or they are there in part.
+        """
+        dim, unclear = dim_of_examples(place, shape, self.rows)
+        if unclear and (not isinstance(place, Rows) or place.dim == self.dim):
+            raise cant_be_told(self.what, self.dim, shape)
+        if dim == self.dim and self.refused is not None:
+            raise ValueError(self.refused)
+        if self.answer not in (None, dim == self.dim):
+            raise cant_be_told(self.what, self.dim, shape)  # it stands in two places
+        self.answer = dim == self.dim
+        return self.answer
+
+
+def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
+    """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
+    if isinstance(place, Rows):
+        return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
+    return None, isinstance(place, Untraceable) and any(size and size % rows == 0 for size in shape)
+
+
+def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
+    """The error that padding can't be told from examples."""
+    return ValueError(
+        f"{what} along dim {dim} of a value of shape {shape} on each replica, computed from a padded batch: its rows "
+        "may be padding, and which can't be told after the operations that made it. Reduce inside the step, with "
+        "replicax.get_replica_context().example_mask; return it with the examples along a dim of their own; or use "
+        'InputOptions(partial_batch="exact"), which does not pad.'
+    )
+
+
+def _ask(x: Any, *, question: Question) -> jax.Array:
+    if question.look is not None:
+        return jax.numpy.asarray(question.resolve(question.look(x), x.shape))
+    return jax.numpy.asarray(bool(question.answer))
+
+
+asks_p = _jax.asking_primitive("replicax_asks", _ask)
+"""``b = asks[question=q] x``: whether the examples lie along the dim of ``x`` that ``q`` names; a constant, later."""

@@ -1,0 +1,185 @@
+"""Flatten: a captured program as one list of operations, so that each can be given a place of its own.
+
+What a jitted helper does is put in the place of its call; what goes operand by operand, such as one all-reduce of
+many gradients, becomes an operation for each. Marks are gone (they have been answered), and so is what nobody needs.
+The list is rewritten for the mesh of one logical device, as the program was captured in that of all of them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from replicax import _jax
+from replicax._jax.families import AXIS_REDUCTIONS
+from replicax.errors import PlacementError
+from replicax.execution.program.infer import ONE_BY_ONE, called_program
+from replicax.execution.program.marks import assign_p, mark_p
+from replicax.execution.program.program import Program
+from replicax.reduction import all_reduce_p, gathered_p
+
+# Each result belongs to the operand in its place: sums over replicas are one operation for each, too.
+_ONE_BY_ONE = ONE_BY_ONE | AXIS_REDUCTIONS | {"pbroadcast", all_reduce_p.name, gathered_p.name}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FlatOperation:
+    """One operation of a flat program."""
+
+    equation: Any
+    sibling_of: int | None = None
+    """Operations with the same number came from one that took all their operands at once."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A program as one list of operations over one replica's values.
+
+    Attributes:
+      inputs: the variables that it reads, its arguments, and its constants, in this order.
+      operations: in an order in which they can run.
+      outputs: the new values of the variables that it writes, and its results; some may be literals.
+      closed_over: those of the inputs that are constants.
+      constants: their values.
+    """
+
+    inputs: list[Any]
+    operations: list[FlatOperation]
+    outputs: list[Any]
+    closed_over: list[Any]
+    constants: list[Any]
+
+    def jaxpr(self, like: _jax.Jaxpr) -> _jax.Jaxpr:
+        """The same as a jaxpr."""
+        return _jax.program_of(like, self.inputs, [o.equation for o in self.operations], self.outputs)
+
+
+def flatten(program: Program, mesh: Mesh) -> Flat:
+    """The operations of ``program``, for the mesh of one logical device of each replica.
+
+    Raises:
+      PlacementError: a value is assigned to a device inside a loop or branch; or is split over devices as well; the
+        program has mutable arrays (``jax.new_ref``).
+    """
+    run = _Flattening(_jax.abstract_mesh(mesh))
+    inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
+    outputs = run.inline(program.jaxpr, inputs)
+    operations = _sums_in_order(_needed(run.operations, outputs), outputs)
+    closed_over = [*inputs[len(program.reads) + len(program.arguments) :], *run.constants]
+    constants = [*program.constants, *run.constants.values()]
+    return Flat([*inputs, *run.constants], operations, outputs, closed_over, constants)
+
+
+class _Flattening:
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+        self.operations: list[FlatOperation] = []
+        self.constants: dict[Any, Any] = {}
+
+    def inline(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
+        """Append the operations of ``jaxpr``, applied to ``values``; return what its results are."""
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom: Any) -> Any:
+            return _jax.fresh(atom, self.mesh) if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(v) for v in equation.invars])
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        if equation.primitive is mark_p:
+            return operands
+        if any(map(_jax.is_mutable, [*equation.invars, *equation.outvars])):
+            raise PlacementError(
+                f"the mutable array at {_jax.source_line(equation)} can't be placed: a step that assigns values to "
+                "logical devices may have none (jax.new_ref)"
+            )
+        if name == "sharding_constraint":
+            raise PlacementError(
+                f"the value at {_jax.source_line(equation)} is split over (or replicated to) the logical devices, in a "
+                "step that assigns others to one device each: a step does the one or the other"
+            )
+        called = called_program(equation)
+        if called is not None and (name == "jit" or assigns(called)):
+            closed = [_jax.fresh(v, self.mesh) for v in called.constvars]
+            self.constants.update(zip(closed, _jax.constants_of(equation), strict=True))
+            inner = [_jax.located(e, equation) for e in called.eqns]
+            return self.inline(_jax.opened(called.replace(eqns=inner)), [*closed, *operands])
+        if called is None and any(map(assigns, _jax.sub_jaxprs(equation))):
+            raise PlacementError(
+                f"a value is assigned to a logical device inside the {name} at {_jax.source_line(equation)}: a loop or "
+                "branch runs on one device. Assign what goes into it, or write the loop (over the microbatches, say) "
+                "in Python"
+            )
+        results = [_jax.fresh(v, self.mesh) for v in equation.outvars]
+        if name in _ONE_BY_ONE and len(operands) > 1:
+            number = len(self.operations)
+            for operand, result in zip(operands, results, strict=True):
+                self.operations.append(FlatOperation(_jax.on_mesh(equation, [operand], [result], self.mesh), number))
+        else:
+            self.operations.append(FlatOperation(_jax.on_mesh(equation, operands, results, self.mesh)))
+        return results
+
+
+def assigns(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a program assigns values to logical devices."""
+    return any(e.primitive is assign_p or any(map(assigns, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+
+
+def _needed(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
+    """Those that something depends on, or that do something outside the program."""
+    needed = {v for v in outputs if not isinstance(v, _jax.Literal)}
+    kept = []
+    for operation in reversed(operations):
+        equation = operation.equation
+        if _jax.acts_outside(equation) or not needed.isdisjoint(equation.outvars):
+            kept.append(operation)
+            needed.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
+    return kept[::-1]
+
+
+def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
+    """The same, where the parts of a gradient are added up in the order of their uses forward.
+
+    JAX adds up the contributions of a value's uses from the last to the first. The first microbatch is through first,
+    however, and its contribution would have to be kept until the end.
+    """
+    uses = collections.Counter(v for o in operations for v in o.equation.invars if not isinstance(v, _jax.Literal))
+    uses.update(v for v in outputs if not isinstance(v, _jax.Literal))
+    sums = {o.equation.outvars[0]: o.equation for o in operations if o.equation.primitive.name == "add_any"}
+    made = {v: i for i, o in enumerate(operations) for v in o.equation.outvars}
+    inner = {v for e in sums.values() for v in e.invars if v in sums and uses[v] == 1}
+
+    def parts(atom: Any, root: bool = False) -> list[Any]:
+        if isinstance(atom, _jax.Literal) or not (root or atom in inner):
+            return [atom]
+        return [part for v in sums[atom].invars for part in parts(v)]
+
+    result = []
+    for operation in operations:
+        equation = operation.equation
+        total: Any = equation.outvars[0] if equation.outvars else None
+        if total in inner:
+            continue  # as part of a sum
+        if total not in sums or not inner.intersection(equation.invars):
+            result.append(operation)
+            continue
+        first, *rest = sorted(parts(total, root=True), key=lambda v: -made.get(v, -1))
+        for i, part in enumerate(rest):
+            so_far = total if i == len(rest) - 1 else _jax.fresh(total, total.aval.sharding.mesh)
+            result.append(FlatOperation(equation.replace(invars=[first, part], outvars=[so_far])))
+            first = so_far
+    return result
+
+
+def bytes_of(value: Any) -> int:
+    """The size of an array, of which only shape and dtype are known."""
+    return int(math.prod(value.shape)) * int(value.dtype.itemsize)  # random keys have an itemsize, too

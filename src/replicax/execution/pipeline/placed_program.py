@@ -1,0 +1,315 @@
+"""Replicate a program whose operations are placed on logical devices: a plan of many programs instead of one."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from replicax import _jax
+from replicax.devices.arrays import put
+from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
+from replicax.errors import PlacementError
+from replicax.execution.compiled.replicate import care_for, evaluated, of_value, over_replicas_of, where_examples_are
+from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
+from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
+from replicax.execution.pipeline.placement import Placement, Variables, place
+from replicax.execution.pipeline.regions import Moves, Region, cut, needed, program_of
+from replicax.execution.pipeline.schedule import schedule
+from replicax.execution.program.infer import infer
+from replicax.execution.program.program import Program, Use
+from replicax.locality import Locality, M, T
+from replicax.variables.initial_layout import move
+from replicax.variables.layout import Layout, Split
+
+
+def is_placed(program: Program) -> bool:
+    """Whether a program assigns values to logical devices, or has variables that live on one."""
+    uses = (*program.reads, *program.writes)
+    return any(use.layout.logical_device is not None for use in uses) or assigns(program.jaxpr)
+
+
+def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
+    """What :func:`replicax.execution.compiled.replicate.replicate` does, for a program with a place for each operation.
+
+    The variables that it uses are moved to where they live from now on.
+
+    Raises:
+      PlacementError: something can't be placed; see :mod:`replicax.execution.pipeline.placement`.
+      LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
+    """
+    planner = _Planner(program, mesh)
+    executable = planner.executable()
+    for use in (*program.reads, *program.writes):
+        variable = use.variable()
+        home = planner.placement.homes[use.slot]
+        if variable is not None and variable.layout.logical_device != home:
+            move(variable, home)
+    return executable
+
+
+def _name(use: Use) -> str:
+    variable = use.variable()
+    return "a variable" if variable is None else variable.describe()
+
+
+def _check_may_be_placed(use: Use) -> None:
+    if any(use.layout.axes) or use.layout.home is not None:
+        where = "split over the logical devices" if use.layout.home is None else f"on {use.layout.home}"
+        raise PlacementError(
+            f"{_name(use)} is {where}, and can't be used by a step that assigns values to one logical device each"
+        )
+
+
+class _Planner:
+    """Makes the plan of one program."""
+
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        for use in (*program.reads, *program.writes):
+            _check_may_be_placed(use)
+        self.program = program
+        self.mesh = mesh
+        self.several = mesh.shape[REPLICA_AXIS] > 1
+        count = mesh.size // mesh.shape[REPLICA_AXIS]
+        for devices in mesh.devices.reshape(-1, count):
+            if len({d.process_index for d in devices}) > 1:
+                raise PlacementError(
+                    f"a step can assign values to logical devices if one process has all of a replica's, but "
+                    f"{list(devices)} belong to several: choose a device assignment that keeps them together"
+                )
+        self.meshes = [logical_device_mesh(mesh, k) for k in range(count)]
+        self.flat = flatten(program, self.meshes[0])
+        self.found: dict[Any, Locality] = {}
+        self.padded: tuple[bool, ...] | None = None
+        self.example_dims: tuple[int | None, ...] = ()
+        self.results = self._infer()
+        self.placement = self._place()
+        self.moves = Moves(self.flat)
+        self.slots: dict[Any, int] = {}
+        self.layouts: dict[Any, Layout] = {
+            v: use.layout for v, use in zip(self.flat.inputs, program.reads, strict=False)
+        }
+        self.layouts |= {
+            v: of_value(locality, mesh)
+            for v, (_, locality) in zip(self.flat.inputs[len(program.reads) :], program.arguments, strict=False)
+        }
+        self.pieces = any(isinstance(u.layout, Split) for u in (*program.reads, *program.writes))
+
+    def _infer(self) -> list[Locality]:
+        """The localities of the results, and in ``found`` those of all values."""
+        program = self.program
+        inputs = [u.layout.locality for u in program.reads] + [locality for _, locality in program.arguments]
+        outputs = infer(program.jaxpr, inputs + [M] * len(program.constants), program.obligations, check=self.several)
+        if program.example_dims is not None:
+            self.padded, self.example_dims = where_examples_are(program, outputs)
+        inputs += [M] * len(self.flat.closed_over)
+        infer(self.flat.jaxpr(program.jaxpr), inputs, {}, check=False, found=self.found)
+        return outputs[len(program.writes) :]
+
+    def _place(self) -> Placement:
+        program, flat = self.program, self.flat
+        uses = {use.slot: use for use in (*program.reads, *program.writes)}
+        names = {slot: _name(use) for slot, use in uses.items()}
+        homes = {s: u.layout.logical_device for s, u in uses.items() if u.layout.logical_device is not None}
+        reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
+        writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
+        return place(flat, Variables(reads, writes, names, homes))
+
+    # --- regions ------------------------------------------------------------------------------------------
+
+    def _outputs(self) -> list[tuple[Any, int, Layout]]:
+        """What each output of the program is, on which device it is wanted, and how it lies there."""
+        program, n_written = self.program, len(self.program.writes)
+        found = []
+        for i, atom in enumerate(self.flat.outputs):
+            if i < n_written:
+                use = program.writes[i]
+                device, layout = self.placement.homes[use.slot], use.layout
+            else:
+                device = self.placement.device_of(atom)
+                stacked = self.several or (self.padded is not None and self.padded[i - n_written])
+                layout = of_value(self.results[i - n_written] if stacked else M, self.mesh)
+            found.append((self.moves.source(atom), device, layout))
+        return found
+
+    def executable(self) -> PlacedExecutable:
+        """The program as a plan."""
+        outputs = self._outputs()
+        regions = cut(self.flat, self.placement, self.moves, [(v, k) for v, k, _ in outputs if _is_value(v)])
+        maker = {v: region for region in regions for v in region.makes}
+        # What is made on its device comes out of that region. Anything else (a constant, an argument, what was
+        # sent there) goes through one more, so that it lies as it should, in an array of its own.
+        through: dict[int, Region] = {}
+        for i, (atom, device, _) in enumerate(outputs):
+            region = maker.get(atom) if _is_value(atom) else None
+            if region is None or region.device != device:
+                region = through.setdefault(device, Region(device, [], {}, {}, 0.0))
+                region.needs.update(dict.fromkeys(needed([atom], self.placement, self.moves)))
+            region.outputs.append(i)
+        return self._plan(schedule([*regions, *through.values()]), outputs)
+
+    # --- the plan -----------------------------------------------------------------------------------------
+
+    def slot(self, key: Any, device: int) -> int:
+        """Where a value is kept on a device while the step runs."""
+        return self.slots.setdefault((key, device), len(self.slots))
+
+    def layout(self, v: Any) -> Layout:
+        known = self.layouts.get(v)
+        return of_value(self.found.get(v, M) if self.several else M, self.mesh) if known is None else known
+
+    def sharding(self, v: Any, device: int) -> NamedSharding:
+        return NamedSharding(self.meshes[device], self.layout(v).spec)
+
+    def stored(self, v: Any, device: int) -> jax.ShapeDtypeStruct:
+        shape = self.layout(v).stored_shape(v.aval.shape)
+        return jax.ShapeDtypeStruct(shape, v.aval.dtype, sharding=self.sharding(v, device))
+
+    def _plan(self, regions: Sequence[Region], outputs: Sequence[tuple[Any, int, Layout]]) -> PlacedExecutable:
+        program, flat, homes = self.program, self.flat, self.placement.homes
+        n_reads, n_written = len(program.reads), len(program.writes)
+        variables = [(v, homes[use.slot]) for v, use in zip(flat.inputs, program.reads, strict=False)]
+        used_on: dict[Any, list[int]] = collections.defaultdict(list)
+        for region in regions:
+            for v in region.needs:
+                if region.device not in used_on[v]:
+                    used_on[v].append(region.device)
+        given = [
+            (i, self.slot(v, k), self.sharding(v, k), jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype))
+            for i, v in enumerate(flat.inputs[n_reads : n_reads + len(program.arguments)])
+            for k in used_on[v]
+        ]
+        constants = {
+            self.slot(v, k): put(value, self.sharding(v, k))
+            for v, value in zip(flat.closed_over, flat.constants, strict=True)
+            for k in used_on[v]
+        }
+
+        # Variables that are read as well come first among the written, in the order of the donated.
+        position = {use.slot: i for i, use in enumerate(program.reads)}
+        written = sorted(range(n_written), key=lambda i: program.writes[i].slot not in position)
+        donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
+        kept = [i for i in range(n_reads) if i not in set(donated)]
+        slots_of_reads = [[self.slot(*variables[i]) for i in group] for group in (donated, kept)]
+        care = care_for(program)
+
+        last_use = {self.slot(v, region.device): step for step, region in enumerate(regions) for v in region.needs}
+        immortal = {*slots_of_reads[1], *constants, *(slot for _, slot, _, _ in given)}
+        if not care.donates:
+            immortal.update(slots_of_reads[0])
+        for slot in immortal & set(last_use):
+            last_use[slot] = len(regions)
+        launches = [self._launch(step, region, outputs, used_on, last_use) for step, region in enumerate(regions)]
+        ends = [self.slot(_OUTPUT, i) for i in range(len(outputs))]
+        plan = LaunchPlan(
+            slots=len(self.slots),
+            donated=slots_of_reads[0],
+            kept=slots_of_reads[1],
+            given=given,
+            constants=constants,
+            first=self._sends(variables, used_on),
+            launches=launches,
+            written=[ends[i] for i in written],
+            results=ends[n_written:],
+        )
+        return PlacedExecutable(
+            program=dataclasses.replace(program, constants=[]),
+            localities=tuple(T if locality is T else M for locality in self.results),
+            call=plan.run,
+            donated=tuple(program.reads[i].slot for i in donated),
+            kept=tuple(program.reads[i].slot for i in kept),
+            written=tuple(program.writes[i].slot for i in written),
+            mesh=self.mesh,
+            travel=None,
+            plan=plan,
+            homes=dict(homes),
+            padded=self.padded,
+            example_dims=self.example_dims,
+            care=care,
+        )
+
+    def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:
+        """What sends ``values`` from where they are to where else they are used."""
+        sends: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
+        for v, origin in values:
+            for target in used_on[v]:
+                if target != origin:
+                    sends[origin, target].append(v)
+        return [
+            Send(
+                origin,
+                target,
+                [(self.slot(v, origin), self.slot(v, target)) for v in vs],
+                [self.sharding(v, target) for v in vs],
+                [bytes_of(v.aval) for v in vs],
+            )
+            for (origin, target), vs in sends.items()
+        ]
+
+    def _launch(
+        self,
+        step: int,
+        region: Region,
+        outputs: Sequence[tuple[Any, int, Layout]],
+        used_on: Mapping[Any, Sequence[int]],
+        last_use: Mapping[int, int],
+    ) -> Launch:
+        device = region.device
+        results = [v for v in region.makes if v in used_on]  # by other regions, or it would not be among their needs
+        gives = [self.slot(v, device) for v in results] + [self.slot(_OUTPUT, i) for i in region.outputs]
+        atoms = results + [outputs[i][0] for i in region.outputs]
+        layouts = [self.layout(v) for v in results] + [outputs[i][2] for i in region.outputs]
+
+        # An operand that nobody needs any more gives its memory to a result that lies just as it does.
+        ends_here = {v for v in region.needs if last_use[self.slot(v, device)] == step}
+        to_fill = collections.Counter(_kind(atom, layout) for atom, layout in zip(atoms, layouts, strict=True))
+        dying: list[Any] = []
+        for v in region.needs:
+            kind = _kind(v, self.layout(v))
+            if v in ends_here and to_fill[kind] > 0:
+                to_fill[kind] -= 1
+                dying.append(v)
+        operands = dying, [v for v in region.needs if v not in set(dying)]
+        jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
+        jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
+        localities = self.found if self.pieces else None
+
+        def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
+            return (evaluated(jaxpr, [*first, *second], layouts, localities),)
+
+        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
+        name = f"{self.program.name}_on_{device}"
+        sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
+        return Launch(
+            device=device,
+            jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name, donates=True),
+            takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
+            gives=gives,
+            avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),
+            operations=collections.Counter(e.primitive.name for e in jaxpr.eqns),
+            calls_back=_jax.calls_back(jaxpr),
+            sends=self._sends([(v, device) for v in results], used_on),
+            free=[self.slot(v, device) for v in ends_here] + sorted(sent_only),
+        )
+
+
+_OUTPUT = object()
+"""As a value it stands for an output of the program, whose number takes the place of the device."""
+
+
+def _kind(atom: Any, layout: Layout) -> Any:
+    """Arrays of one kind can take each other's memory."""
+    return (
+        layout.stored_shape(np.shape(atom.val) if isinstance(atom, _jax.Literal) else atom.aval.shape),
+        atom.aval.dtype,
+        layout.spec,
+    )
+
+
+def _is_value(atom: Any) -> bool:
+    return not isinstance(atom, _jax.Literal)

@@ -1,0 +1,304 @@
+"""Placement: on which logical device each operation of a program runs, and each of its variables lives.
+
+The rule, for a flat program in which values are assigned to devices:
+
+- What an operation computes from values that are on one logical device, it computes there.
+- Backward operations follow their forward counterparts: the gradient of an assigned value goes back to where the
+  value was.
+- Variables, arguments and constants have no place of their own: they go where they are used. What is computed from
+  variables alone (a cast of the parameters, say) goes there too. Afterwards a variable lives there for good.
+- What depends on arguments, but on nothing that is on a device, runs on device 0. If what runs elsewhere needs it, it
+  is sent there.
+- Numbers and random keys (at most 16 bytes) decide nothing, and are sent wherever they are needed. What is made of
+  nothing else (zeros, a mask of random bits) is made where it is used.
+
+So a place comes down with the data, from assigned values to what is computed from them, and goes up from the
+operations to the variables that they use, until nothing changes any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax._jax.families import EXPENSIVE, UNRELIABLE
+from replicax.errors import PlacementError
+from replicax.execution.pipeline.flat_program import Flat, bytes_of
+from replicax.execution.program.marks import assign_p
+
+SMALL = 16
+"""Values of at most this many bytes, such as numbers and random keys, are sent wherever they are needed."""
+
+
+class Hold(enum.Enum):
+    """How much a value's place says about the place of what is computed from it."""
+
+    CONSTANT = "constant"
+    """It has none: it is a constant, or made of such, wherever it is used."""
+    ARGUMENT = "argument"
+    """It has none: the step is given it, wherever it is used."""
+    FLOATING = "floating"
+    """It has none yet: it is made of variables that have none yet."""
+    DEFAULT = "default"
+    """It is on device 0, as nothing says otherwise."""
+    LIGHT = "light"
+    """It is on a device, but small, or made of small values."""
+    FIRM = "firm"
+    """It is assigned to its device, or computed from such."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is.
+
+    Attributes:
+      hold: how firmly.
+      device: the logical device; ``None`` if it has no place.
+      since: what has put it there, in words.
+    """
+
+    hold: Hold
+    device: int | None = None
+    since: str = ""
+
+
+_DEFAULT = Place(Hold.DEFAULT, 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variables:
+    """The variables of a flat program.
+
+    Attributes:
+      reads: an identity, in its input, for each that is read.
+      writes: the new value of each that is written, by the same identity.
+      names: what they are called, by identity.
+      homes: the logical devices of those that live on one already, by identity.
+    """
+
+    reads: Mapping[Any, Any]
+    writes: Mapping[Any, Any]
+    names: Mapping[Any, str]
+    homes: Mapping[Any, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placement:
+    """Where everything in a flat program is.
+
+    Attributes:
+      devices: the logical device of each operation; ``None`` for one that is done wherever its result is used.
+      anew: which operation makes a value that is made wherever it is used.
+      leaves: what has to be there for such a value to be made.
+      homes: the logical device of each variable, by identity.
+      places: of all values.
+    """
+
+    devices: list[int | None]
+    anew: Mapping[Any, int]
+    leaves: Mapping[Any, tuple[Any, ...]]
+    homes: Mapping[Any, int]
+    places: Mapping[Any, Place]
+
+    def needs(self, atoms: Iterable[Any]) -> list[Any]:
+        """The values that have to be on a device for ``atoms`` to be there."""
+        return _needs(atoms, self.leaves)
+
+    def device_of(self, atom: Any) -> int:
+        """Where a result of the program is."""
+        return (None if isinstance(atom, _jax.Literal) else self.places[atom].device) or 0
+
+
+def place(flat: Flat, variables: Variables) -> Placement:
+    """Find the place of each operation and variable.
+
+    Raises:
+      PlacementError: an operation has operands on several devices; a variable would be assigned a value that is on
+        another device.
+    """
+    homes = {v: (k, f"{variables.names[v]} lives there") for v, k in variables.homes.items()}
+    while found := _Walk(flat, variables, homes).found_homes():
+        homes |= found
+    for v in (*variables.reads, *variables.writes):
+        homes.setdefault(v, (0, "nothing is said of it"))
+    walk = _Walk(flat, variables, homes, final=True)
+    walk.check_writes()
+    return Placement(walk.devices, walk.anew, walk.leaves, {v: k for v, (k, _) in homes.items()}, walk.places)
+
+
+class _Walk:
+    """One pass over the program with the homes of variables that are known so far.
+
+    Args:
+      flat: the program.
+      variables: its variables.
+      homes: a logical device, and the reason, for those that have one.
+      final: whether to raise.
+    """
+
+    def __init__(
+        self, flat: Flat, variables: Variables, homes: Mapping[Any, tuple[int, str]], final: bool = False
+    ) -> None:
+        self.flat, self.variables, self.homes, self.final = flat, variables, homes, final
+        self.anew: dict[Any, int] = {}
+        self.leaves: dict[Any, tuple[Any, ...]] = {}
+        self.origins: dict[int, Place] = {}  # where assigned values came from, by the assignment's number
+        self.places: dict[Any, Place] = dict.fromkeys(flat.inputs, Place(Hold.ARGUMENT))
+        self.places.update(dict.fromkeys(flat.closed_over, Place(Hold.CONSTANT)))
+        for v, atom in variables.reads.items():
+            device, since = homes.get(v, (None, ""))
+            hold = Hold.FLOATING if device is None else Hold.LIGHT if is_small(atom) else Hold.FIRM
+            self.places[atom] = Place(hold, device, since)
+        self.devices = [self._operation(i, o.equation) for i, o in enumerate(flat.operations)]
+
+    # --- down, from values to what is computed from them --------------------------------------------------
+
+    def _operation(self, index: int, equation: Any) -> int | None:
+        found = self._assigned(equation) if equation.primitive is assign_p else self._computed(equation)
+        anew = found.hold is not Hold.FIRM and self._made_of_nothing(equation)
+        anew = anew and (found.hold is Hold.CONSTANT or not all(map(is_small, equation.outvars)))
+        if found.hold is Hold.CONSTANT and not anew:
+            found = _DEFAULT
+        for v in equation.outvars:
+            light = found.hold is Hold.FIRM and is_small(v)
+            self.places[v] = dataclasses.replace(found, hold=Hold.LIGHT) if light else found
+            if anew:
+                self.anew[v] = index
+                self.leaves[v] = tuple(_needs(equation.invars, self.leaves))
+        return None if anew else found.device
+
+    def _assigned(self, equation: Any) -> Place:
+        params, [operand] = equation.params, equation.invars
+        source = Place(Hold.CONSTANT) if isinstance(operand, _jax.Literal) else self.places[operand]
+        line = _jax.source_line(equation)
+        if params["back"]:
+            origin = self.origins[params["number"]].device
+            device = params["device"] if origin is None else origin
+            return Place(Hold.FIRM, device, f"as the gradient of what is assigned at {line}")
+        before = self.origins.setdefault(params["number"], source)
+        if before.device != source.device and self.final:
+            raise PlacementError(
+                f"the assignment to a logical device at {line} stands in a function that JAX keeps, and which gets "
+                f"values from logical device {before.device} as well as {source.device}: move it out of jax.jit"
+            )
+        return Place(Hold.FIRM, params["device"], f"assigned at {line}")
+
+    def _computed(self, equation: Any) -> Place:
+        operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+        large = [self.places[v] for v in operands if not is_small(v) and v not in self.anew]
+        firm = _by_device(p for p in large if p.hold is Hold.FIRM)
+        if len(firm) > 1 and self.final:
+            raise _conflict(equation, firm)
+        if firm:
+            return next(iter(firm.values()))
+        light = self._light(operands)
+        if any(p.hold in (Hold.ARGUMENT, Hold.DEFAULT) for p in large):
+            return dataclasses.replace(next(iter(light.values())), hold=Hold.FIRM) if len(light) == 1 else _DEFAULT
+        holds = {p.hold for p in large} - {Hold.CONSTANT}
+        if not holds:  # small values decide where there is nothing else
+            if light:
+                return next(iter(light.values())) if len(light) == 1 else _DEFAULT
+            holds = {self.places[v].hold for v in operands}
+        if Hold.FLOATING in holds:
+            return Place(Hold.FLOATING)
+        return _DEFAULT if holds - {Hold.CONSTANT} else Place(Hold.CONSTANT)
+
+    def _light(self, operands: Sequence[Any]) -> dict[int, Place]:
+        """Where the small operands are that are on a device: the largest of them, if not all are of one size."""
+        light = [v for v in operands if self.places[v].hold is Hold.LIGHT]
+        most = max((bytes_of(v.aval) for v in light), default=0)
+        return _by_device(self.places[v] for v in light if bytes_of(v.aval) == most)
+
+    def _made_of_nothing(self, equation: Any) -> bool:
+        """Whether an operation may as well be done wherever its result is needed, as next to nothing goes into it."""
+        name = equation.primitive.name
+        if name in UNRELIABLE | EXPENSIVE or _jax.acts_outside(equation) or _jax.sub_jaxprs(equation):
+            return False
+        return all(
+            isinstance(v, _jax.Literal) or is_small(v) or v in self.anew or self.places[v].hold is Hold.CONSTANT
+            for v in equation.invars
+        )
+
+    # --- up, from operations to the variables that they use -----------------------------------------------
+
+    def found_homes(self) -> dict[Any, tuple[int, str]]:
+        """Homes for variables that had none, from where they are used or what they are assigned."""
+        demands: dict[Any, dict[int, str]] = {}
+        for operation, device in reversed(list(zip(self.flat.operations, self.devices, strict=True))):
+            equation = operation.equation
+            if equation.outvars and equation.outvars[0] in self.anew:
+                continue  # asked for by those who use it
+            if equation.primitive is assign_p:
+                device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
+            wanted = (
+                {device: f"it is used at {_jax.source_line(equation)}"}
+                if device is not None
+                else self._wanted(equation, demands)
+            )
+            for leaf in _needs(equation.invars, self.leaves):
+                if self.places[leaf].hold is Hold.FLOATING:
+                    demands[leaf] = demands.get(leaf, {}) | wanted  # of several lines, the first
+        found = {}
+        for v in (*self.variables.reads, *self.variables.writes):
+            atom = self.variables.reads.get(v)
+            asked = demands.get(atom, {}) if atom is not None else {}
+            if not asked and v in self.variables.writes:
+                new = self.variables.writes[v]
+                where = None if isinstance(new, _jax.Literal) else self.places[new]
+                if where is not None and where.device is not None and where.hold is not Hold.DEFAULT:
+                    asked = {where.device: f"what is written to it is {where.since}"}
+            if v not in self.homes and asked:
+                several = len(asked) > 1 and is_small(atom)
+                device = 0 if several else min(asked)
+                name = self.variables.names[v]
+                found[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
+        return found
+
+    def _wanted(self, equation: Any, demands: Mapping[Any, dict[int, str]]) -> dict[int, str]:
+        """Where the operands of an operation without a place are wanted."""
+        if all(map(is_small, equation.outvars)) and not all(map(is_small, equation.invars)):
+            return {}  # its result is sent: it belongs where its large operands are
+        return {k: line for v in equation.outvars for k, line in demands.get(v, {}).items()}
+
+    def check_writes(self) -> None:
+        """Raise if a variable would be assigned a value that is on another device."""
+        for v, atom in self.variables.writes.items():
+            where = Place(Hold.CONSTANT) if isinstance(atom, _jax.Literal) else self.places[atom]
+            if where.hold is Hold.FIRM and where.device != self.homes[v][0]:
+                home, since = self.homes[v]
+                raise PlacementError(
+                    f"{self.variables.names[v]} would be assigned a value that is on logical device {where.device} "
+                    f"({where.since}), but is on {home} ({since}). Bring the value there first: "
+                    f"strategy.assign_to_logical_device(value, {home})"
+                )
+
+
+def _needs(atoms: Iterable[Any], leaves: Mapping[Any, tuple[Any, ...]]) -> list[Any]:
+    values = [v for v in atoms if not isinstance(v, _jax.Literal)]
+    return list(dict.fromkeys(leaf for v in values for leaf in leaves.get(v, (v,))))
+
+
+def is_small(atom: Any) -> bool:
+    """Whether a value is a number or a random key, or no bigger than one."""
+    return bytes_of(atom.aval) <= SMALL
+
+
+def _by_device(places: Iterable[Place]) -> dict[int, Place]:
+    found: dict[int, Place] = {}
+    for p in places:
+        assert p.device is not None
+        found.setdefault(p.device, p)
+    return found
+
+
+def _conflict(equation: Any, firm: Mapping[int, Place]) -> PlacementError:
+    (a, first), (b, second), *_ = firm.items()
+    return PlacementError(
+        f"{equation.primitive.name} at {_jax.source_line(equation)} has operands on two logical devices: on {a} "
+        f"({first.since}) and on {b} ({second.since}). Nothing is copied unasked: bring one to the other with "
+        f"strategy.assign_to_logical_device(value, {b}). A variable that is needed on both is assigned to the one "
+        "where it is to live, and the result of that to the other."
+    )

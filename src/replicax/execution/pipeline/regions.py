@@ -1,0 +1,183 @@
+"""Regions: the parts of a placed program, each of which is one program on one logical device.
+
+Two operations of a device belong to one region if they depend on the same values from other devices, and if the same
+values to other devices depend on them. So nothing waits for anything that it does not need: no value is sent later, and
+no region begins later, than if each operation were on its own. Of a loop over microbatches each device gets a region
+for each microbatch, forward and backward, one that adds up the gradients, and so on; nobody has to say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax.execution.pipeline.flat_program import Flat
+from replicax.execution.pipeline.operation_cost import cost_of
+from replicax.execution.pipeline.placement import Placement
+from replicax.execution.program.marks import assign_p
+
+
+@dataclasses.dataclass(eq=False)
+class Region:
+    """Operations that run as one program on one logical device of each replica.
+
+    Attributes:
+      device: the logical device.
+      operations: their numbers in the flat program, in order.
+      needs: the values that must be there before.
+      makes: the values that it computes.
+      cost: how long it takes, in arbitrary units.
+      sends: the values that are sent to other devices.
+      outputs: which of the program's outputs come out of it.
+    """
+
+    device: int
+    operations: list[int]
+    needs: dict[Any, None]
+    makes: dict[Any, None]
+    cost: float
+    sends: set[Any] = dataclasses.field(default_factory=set)
+    outputs: list[int] = dataclasses.field(default_factory=list)
+
+    def joined(self, later: Region) -> Region:
+        """This region and another one after it, as one."""
+        return Region(
+            self.device,
+            sorted({*self.operations, *later.operations}),
+            self.needs | {v: None for v in later.needs if v not in self.makes},
+            self.makes | later.makes,
+            self.cost + later.cost,
+            self.sends | later.sends,
+            self.outputs + later.outputs,
+        )
+
+
+class Moves:
+    """What an assigned value is: the one before it was assigned, which is sent to where it is used."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._before: dict[Any, Any] = {}
+        for operation in flat.operations:
+            equation = operation.equation
+            if equation.primitive is assign_p:
+                [result], [operand] = equation.outvars, equation.invars
+                self._before[result] = self.source(operand)
+
+    def source(self, atom: Any) -> Any:
+        """The value that ``atom`` is; may be a literal."""
+        return atom if isinstance(atom, _jax.Literal) else self._before.get(atom, atom)
+
+
+def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[Any, int]]) -> list[Region]:
+    """The regions of a program, in no particular order.
+
+    Args:
+      flat: the program.
+      placement: where its operations are.
+      moves: its assigned values.
+      wanted: values, and the devices where they are needed at the end.
+    """
+    computed = [
+        (i, placement.devices[i], operation.equation)
+        for i, operation in enumerate(flat.operations)
+        if placement.devices[i] is not None and operation.equation.primitive is not assign_p
+    ]
+    needs = {i: needed(e.invars, placement, moves) for i, _, e in computed}
+    made_on = {v: k for _, k, e in computed for v in e.outvars}
+
+    # Values that cross, each a bit; which of them an operation depends on, and which depend on it.
+    bits: dict[tuple[Any, int | None], int] = {}
+    received: dict[Any, int] = {}
+    before: dict[int, int] = {}
+    for i, device, equation in computed:
+        mask = 0
+        for v in needs[i]:
+            mask |= received.get(v, 0)
+            if v in made_on and made_on[v] != device:
+                mask |= 1 << bits.setdefault((v, device), len(bits))
+        before[i] = mask
+        received.update(dict.fromkeys(equation.outvars, mask))
+    for v, device in wanted:
+        if v in made_on and made_on[v] != device:
+            bits.setdefault((v, device), len(bits))
+    leaving: dict[Any, int] = {}
+    for (v, _), bit in bits.items():
+        leaving[v] = leaving.get(v, 0) | 1 << bit
+    after: dict[int, int] = {}
+    for i, _, equation in reversed(computed):
+        mask = 0
+        for v in equation.outvars:
+            mask |= leaving.get(v, 0)
+        after[i] = mask
+        for v in needs[i]:
+            leaving[v] = leaving.get(v, 0) | mask
+
+    keys = {i: (device, before[i], after[i]) for i, device, _ in computed}
+    # What waits for nothing and is sent nowhere, such as the decay of an optimizer's slots, would be computed at once,
+    # and kept until it is needed. It rather belongs to what needs it.
+    used_by: dict[Any, set[Any]] = {v: {None} for v, _ in wanted}
+    for i, _, equation in reversed(computed):
+        users = set().union(*(used_by.get(v, set()) for v in equation.outvars))
+        if not before[i] and not after[i] and len(users) == 1 and None not in users:
+            [keys[i]] = users
+        for v in needs[i]:
+            used_by.setdefault(v, set()).add(keys[i])
+
+    sent = {v for v, _ in bits}
+    regions: dict[Any, Region] = {}
+    for i, device, equation in computed:
+        assert device is not None
+        region = regions.setdefault(keys[i], Region(device, [], {}, {}, 0.0))
+        region.operations.append(i)
+        region.needs.update((v, None) for v in needs[i] if v not in region.makes)
+        region.makes.update(dict.fromkeys(equation.outvars))
+        region.cost += cost_of(equation)
+        region.sends.update(sent.intersection(equation.outvars))
+    return list(regions.values())
+
+
+def needed(atoms: Iterable[Any], placement: Placement, moves: Moves) -> list[Any]:
+    """The values that have to be on a device for ``atoms`` to be there."""
+    sources = [moves.source(v) for v in placement.needs(moves.source(v) for v in atoms)]
+    return list(dict.fromkeys(v for v in sources if not isinstance(v, _jax.Literal)))
+
+
+def program_of(
+    region: Region, flat: Flat, placement: Placement, moves: Moves, like: _jax.Jaxpr, outputs: Sequence[Any]
+) -> _jax.Jaxpr:
+    """The region as a program that takes what it needs, and returns ``outputs``."""
+    equations: list[Any] = []
+    present: set[Any] = set()
+
+    def made(atom: Any) -> Any:
+        """``atom`` as it is called here, after making it if it is made wherever it is used."""
+        atom = moves.source(atom)
+        if isinstance(atom, _jax.Literal) or atom in present or atom not in placement.anew:
+            return atom
+        equation = flat.operations[placement.anew[atom]].equation
+        equations.append(equation.replace(invars=[made(v) for v in equation.invars]))
+        present.update(equation.outvars)
+        return atom
+
+    for group in _siblings(region, flat):
+        equation = flat.operations[group[0]].equation
+        operands = [made(v) for i in group for v in flat.operations[i].equation.invars]
+        results = [v for i in group for v in flat.operations[i].equation.outvars]
+        equations.append(equation.replace(invars=operands, outvars=results))
+    outputs = [made(v) for v in outputs]
+    return _jax.program_of(like, list(region.needs), equations, outputs)
+
+
+def _siblings(region: Region, flat: Flat) -> Iterator[list[int]]:
+    """The operations of a region, with those together that were one (a sum of many gradients, say)."""
+    group: list[int] = []
+    for i in region.operations:
+        number = flat.operations[i].sibling_of
+        if group and (number is None or number != flat.operations[group[0]].sibling_of):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,52 @@
+"""The rules of locality for single operations: both executors go by them.
+
+What has no rule here joins its operands: a result may differ between replicas if anything that it is computed from may.
+Loops, branches and calls have programs inside, which :mod:`replicax.execution.program.infer` goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replicax._jax.families import UNRELIABLE
+from replicax.execution.program.marks import assign_p, mark_p
+from replicax.locality import Locality, M, R, T
+from replicax.reduction import alone_p, gathered_p, share_p
+
+ALWAYS: dict[str, Locality] = {
+    # What replicas have put together. The last two are the exact executor's collectives.
+    alone_p.name: R,
+    gathered_p.name: R,
+    "replicax_sum": R,
+    "replicax_whole": R,
+    share_p.name: T,
+    "replicax_asks": M,  # answered once for all
+    **dict.fromkeys(UNRELIABLE, T),
+}
+"""Operations whose results have one locality, whatever their operands have."""
+
+HANDED_ON = frozenset({"optimization_barrier", mark_p.name, assign_p.name})
+"""Operations whose results are their operands, each in its place."""
+
+
+def result_localities(name: str, operands: Sequence[Locality], count: int) -> list[Locality]:
+    """The localities of the results of an operation without programs inside.
+
+    Args:
+      name: of its primitive.
+      operands: their localities.
+      count: how many results it has.
+    """
+    if name in ALWAYS:
+        return [ALWAYS[name]] * count
+    if name in HANDED_ON:
+        return list(operands)
+    return [join(operands)] * count
+
+
+def join(localities: Sequence[Locality]) -> Locality:
+    """The locality of what is computed from values of these."""
+    joined = M
+    for locality in localities:
+        joined = joined | locality
+    return joined

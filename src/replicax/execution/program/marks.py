@@ -1,0 +1,54 @@
+"""Marks: questions asked while tracing, answered once the locality of every value is known.
+
+Whether a value is the same on all replicas is not known while the step's Python runs. So a question such as
+"this must be mirrored, because it is assigned to a mirrored variable" becomes a *mark* on the value: an
+identity primitive with a number, which the pass in :mod:`replicax.execution.program.infer` finds wherever it ended up,
+inside a loop or inside a gradient. In compiled code a mark is nothing at all.
+
+Other things that can be said of a value only while it is traced are primitives of the same kind: that it is a
+variable's, and that it is to be on a certain logical device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from replicax import _jax
+from replicax.errors import LocalityError
+from replicax.locality import Locality
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Obligation:
+    """What a mark asks for."""
+
+    refused: frozenset[Locality]
+    """What the marked value must not turn out to be."""
+    otherwise: str
+    """The error's text if it does."""
+
+    def check(self, found: Locality, mark: _jax.Equation) -> None:
+        """Raise unless a value may turn out to be what was found.
+
+        Raises:
+          LocalityError: it must not.
+        """
+        if found in self.refused:
+            raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
+
+
+mark_p = _jax.identity_primitive("replicax_mark")
+"""``y, … = mark[mark_id=i] x, …``: ``y`` is ``x``, and obligation ``i`` of the program is about it.
+
+What comes after ``x`` is only tied to it: the mark is there as long as any of its results is used.
+"""
+
+variable_p = _jax.input_primitive("replicax_variable")
+"""``y = variable[aval=a index=i]``: ``y`` is the value at the start of the step of the i-th variable it uses."""
+
+assign_p = _jax.two_way_primitive("replicax_assign")
+"""``y = assign[device=k number=n back=False] x``: ``y`` is ``x``, on logical device ``k``.
+
+Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x`` was. In code that knows nothing of
+places it is nothing at all. Each has a number of its own; see :mod:`replicax.execution.pipeline.placement`.
+"""

@@ -1,0 +1,69 @@
+"""Program: a step as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import _jax
+from replicax.execution.program.marks import Obligation
+from replicax.locality import Locality
+from replicax.variables.layout import Layout
+from replicax.variables.slots import Slot
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """Where one leaf of what the step returned comes from."""
+
+    index: int | None
+    """Its position among the computed results; ``None`` if it is not computed."""
+    value: Any = None
+    """The leaf itself, if it is not computed: a Python object, or a variable (weakly, so that it can go)."""
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Of every replica's array, if they differ: each is then at the start of what is computed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """One variable that a program reads or writes."""
+
+    slot: Slot
+    layout: Layout
+    aval: jax.ShapeDtypeStruct
+    """Of one replica's value."""
+    name: str
+    """The variable's."""
+    variable: weakref.ref[Variable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What a step does on one replica, traced once, and where its inputs and outputs belong.
+
+    The jaxpr is over one replica's values. Its inputs are, in this order, the variables it reads, the step's
+    arguments and the arrays it closed over; its outputs the new values of the variables that it writes, and
+    then what the step returns.
+    """
+
+    name: str
+    jaxpr: _jax.Jaxpr
+    reads: tuple[Use, ...]
+    arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]
+    constants: list[jax.Array]
+    writes: tuple[Use, ...]
+    results: tuple[Result, ...]
+    result_tree: Any
+    obligations: Mapping[int, Obligation]
+    timeout: float | None
+    """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""
+    example_dims: tuple[Any, ...] | None = None
+    """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
+    has none. Two more arguments follow then: the mask, and how many examples all replicas have."""

@@ -1,0 +1,142 @@
+"""Before workers run a step: whether it is the same step, with the same arguments, on all of them.
+
+A compiled step in which one worker takes part and another does not would wait for ever, and a plain value that differs
+between workers would make mirrored variables differ, unseen. To compare at every call would cost more than a small
+step does, so it is done when a program is new, and later at every call of the exact executor and at the calls whose
+number is a power of two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax import _jax
+from replicax.errors import LocalityError
+from replicax.execution.program.infer import over_replicas
+from replicax.execution.replica_values import ARRAYS
+from replicax.execution.tracing.arguments import path_of
+from replicax.nests import is_leaf, known
+from replicax.values import PerReplica
+from replicax.variables.variable import Variable
+from replicax.workers.fingerprints import fingerprint
+
+if TYPE_CHECKING:
+    from replicax.execution.compiled.replicate import Executable
+    from replicax.strategy import Strategy
+    from replicax.workers.lockstep import Lockstep
+
+
+def check_same_step(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, how: str
+) -> None:
+    """Raise unless all workers are about to run the same step with the same plain arguments.
+
+    Args:
+      strategy: whose step it is.
+      fn: the step.
+      args: its arguments.
+      kwargs: the same, by name.
+      how: on which executor.
+
+    Raises:
+      DeadlockError: workers run another step, or none.
+      ValueError: arguments of another kind.
+      LocalityError: plain values that differ between workers.
+    """
+    lockstep = strategy.extended.lockstep
+    if not lockstep.several:
+        return
+    name = getattr(fn, "__name__", type(fn).__name__)
+    leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
+    mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves]
+    theirs = lockstep.share(f"runs the step {name!r} {how}", mine)
+    first = theirs[0]
+    for worker, (structure, kinds, prints) in enumerate(theirs):
+        if structure != first[0]:
+            raise ValueError(
+                f"{name}: the arguments differ in structure: worker 0 has {first[0]}, worker {worker} has {structure}"
+            )
+        for position, here, there in _differences(first[1], kinds):
+            raise ValueError(
+                f"{name}: {path_of(tree, position)} is {here} on worker 0, and {there} on worker {worker}. All "
+                "workers must run the same step with the same plain values; what differs is for "
+                "strategy.distribute_values_from_function or a distributed dataset."
+            )
+        for position, _, _ in _differences(first[2], prints):
+            raise LocalityError(
+                f"{name}: {path_of(tree, position)} is a plain value, which all workers must have alike, but worker "
+                f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
+                "a distributed dataset."
+            )
+
+
+def announce(lockstep: Lockstep, executable: Executable) -> None:
+    """Before a program is launched that other workers have to launch, too: note which, if they will.
+
+    Raises:
+      WorkerError: another worker has failed, or has ended.
+      DeadlockError: it is known that another worker runs another program.
+    """
+    lockstep.check_launch()
+    label = executable.label
+    if not label.number:
+        times = "" if executable.steps is None else f", {executable.steps} times"
+        label.name = executable.program.name + times
+        label.meets = _meets(executable.program.jaxpr)
+    lockstep.launches.begin(label)
+
+
+def _meets(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether there are collectives over the replicas in a program."""
+    return any(
+        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
+        or any(map(_meets, _jax.sub_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
+class Calls:
+    """Counts the calls of compiled steps, alike on all workers."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._watched = itertools.count()
+
+    def next_watched(self) -> int:
+        """The number of a call whose collectives have a timeout."""
+        return next(self._watched)
+
+    def is_to_compare(self) -> bool:
+        """One more call; whether its number is a power of two."""
+        self._count += 1
+        return self._count & (self._count - 1) == 0
+
+
+def _differences(here: Sequence[Any], there: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:
+    return ((i, a, b) for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
+
+
+def _describe(leaf: Any) -> str:
+    """An argument in words that are the same on all workers."""
+    if isinstance(leaf, Variable):
+        return f"variable number {leaf.number}"
+    if isinstance(leaf, PerReplica):
+        return "a PerReplica value"  # in which workers may differ
+    if isinstance(leaf, bool | str | bytes | None):
+        return f"the Python value {leaf!r}"
+    if isinstance(leaf, ARRAYS):
+        return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
+    return f"a {type(leaf).__name__}"
+
+
+def _print(leaf: Any) -> Any:
+    if isinstance(leaf, bool) or not isinstance(leaf, ARRAYS):
+        return None
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return None  # all workers have computed it
+    return fingerprint(leaf)

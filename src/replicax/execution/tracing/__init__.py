@@ -1,0 +1,1 @@
+"""Tracing: from a call of a step to its program."""

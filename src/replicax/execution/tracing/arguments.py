@@ -1,0 +1,336 @@
+"""A call's arguments, taken apart: what is traced, what is static, and the key of both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _jax
+from replicax.devices.arrays import put
+from replicax.devices.host_values import check_integers
+from replicax.devices.logical_axes import over_replicas
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.tracing.function_key import ById
+from replicax.locality import Locality, M, T
+from replicax.nests import is_leaf, learn
+from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
+from replicax.variables import Variable
+
+_STATIC = object()
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1  # of int32, which any int of JAX's holds
+_flatten = jax.tree_util.default_registry.flatten  # what jax.tree_util.tree_flatten calls
+
+# Arguments are read at every call, mostly right after a program that has emptied the processor's caches. What
+# takes 0.1 µs in a loop then takes 20 or 100 times that (isinstance(x, jax.Array): 9 µs), so as little as
+# possible is looked at twice.
+_array_types: set[type] = set()
+"""The types of concrete arrays that have been met: each is a ``jax.Array``, and no tracer."""
+
+
+class NotOneProgramError(ValueError):
+    """The components of a ``PerReplica`` argument differ, and no compiled program can hold the step."""
+
+
+_AS_IT_IS = "RunOptions(executor='per_replica') runs it as it is."
+
+
+def not_one_program(name: str, why: str) -> NotOneProgramError:
+    """The error that a step can't be compiled for replicas whose arguments differ in size."""
+    return NotOneProgramError(
+        f"{name} can't run as one compiled program on replicas whose arguments differ in size, because {why}. "
+        f"{_AS_IT_IS}"
+    )
+
+
+class Arguments:
+    """The arguments of one call of a step.
+
+    ``PerReplica`` values are traced with locality T; arrays, NumPy arrays and scalars, ints, floats and complex
+    numbers are traced with locality M; everything else (bools, strings, other Python objects, variables) is
+    static: the step sees the object itself, and another object means another program.
+
+    Attributes:
+      arrays: the traced values, in the order of the flattened arguments.
+      mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
+      is_uneven: whether some differ in size between replicas.
+      key: what decides whether a program for other arguments fits these.
+    """
+
+    __slots__ = ("_statics", "_tree", "arrays", "is_uneven", "key", "mask")
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        leaves, self._tree = _flatten((args, kwargs), is_leaf)
+        self.arrays: list[Any] = []
+        self._statics: list[Any] = []
+        self.mask: ExampleMask | None = None
+        self.is_uneven = False
+        keys: list[Any] = []
+        for position, leaf in enumerate(leaves):
+            kind = type(leaf)
+            if kind is PerReplica:
+                form = leaf.form
+                if type(form) is not Stacked:
+                    if type(form) is not Uneven:
+                        self._not_stacked(form, position)
+                    self.is_uneven = True
+                    self.arrays.append(form.array)
+                    keys.append((T, form.array.shape, form.array.dtype, False, (), form.shapes))
+                    continue
+                array = form.array
+                self.arrays.append(array)
+                if leaf.mask is None:
+                    keys.append((T, array.shape, array.dtype, False))
+                else:
+                    self._note_mask(leaf, position)
+                    keys.append((T, array.shape, array.dtype, False, leaf.dim))
+            elif kind is Variable:
+                self._statics.append((position, leaf))
+                keys.append((_STATIC, kind, leaf.slot))  # as good as the variable, and compared without its ==
+            elif kind in _array_types or isinstance(leaf, jax.Array):
+                if kind not in _array_types:
+                    self._check_concrete(leaf, position)
+                self.arrays.append(leaf)
+                keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
+            elif isinstance(leaf, (np.ndarray, np.generic)):
+                self.arrays.append(leaf)
+                try:
+                    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                except TypeError:
+                    dtype = leaf.dtype
+                if dtype.kind in "OSUMm":
+                    raise TypeError(
+                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, and none of numbers: "
+                        "pass numbers (ids, say), or capture the array in the step, where it is a Python object"
+                    )
+                if dtype != leaf.dtype:
+                    check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
+                keys.append((M, leaf.shape, dtype, False))
+            elif kind is int or kind is float or kind is complex:
+                if kind is int and not _LOWEST <= leaf <= _HIGHEST:
+                    check_integers(leaf, functools.partial(path_of, self._tree, position))
+                self.arrays.append(leaf)
+                keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
+            elif kind is jax.ShapeDtypeStruct:  # of an array that is still to come; see extended.trace
+                self.arrays.append(leaf)
+                keys.append((M, leaf.shape, leaf.dtype, False))
+            elif learn(leaf):
+                self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
+                return
+            elif _jax.is_mutable(leaf):
+                raise is_a_mutable_array(self._tree, position)
+            else:
+                self._statics.append((position, leaf))
+                keys.append((_STATIC, kind, _static_key(leaf)))
+        if self.mask is not None:
+            if self.is_uneven:
+                raise NotOneProgramError(
+                    "some arguments are padded and others differ in size between replicas, which is not one compiled "
+                    f"program. {_AS_IT_IS}"
+                )
+            self.arrays += [self.mask.array, self.mask.count]
+            keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
+        self.key = (self._tree, tuple(keys))
+
+    def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
+        """One replica's shape and dtype, and the locality, of each traced argument.
+
+        Raises:
+          ValueError: a ``PerReplica`` value has components for another number of replicas.
+        """
+        for position, key in enumerate(self.key[1]):
+            if key[0] is T and key[1][0] != num_replicas:
+                raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
+        return [
+            (jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0])
+            for k in self.key[1]
+            if k[0] is not _STATIC
+        ]
+
+    def of_replicas(self, num_replicas: int) -> list[list[tuple[jax.ShapeDtypeStruct, Locality]]]:
+        """What :meth:`traced` says, for each replica with the shapes that it really has."""
+        keys = [k for k in self.key[1] if k[0] is not _STATIC]
+        padded = self.traced(num_replicas)
+        return [
+            [
+                (aval.update(shape=k[5][replica]) if len(k) > 5 else aval, locality)
+                for k, (aval, locality) in zip(keys, padded, strict=True)
+            ]
+            for replica in range(num_replicas)
+        ]
+
+    def example_dims(self) -> list[Any] | None:
+        """Of each traced argument but the mask, the dim of the examples; ``None`` if unknown, ``()`` if it has none.
+
+        Nothing at all if no argument is padded.
+        """
+        if self.mask is None:
+            return None
+        keys = [k for k in self.key[1] if k[0] is not _STATIC]
+        return [k[4] if len(k) > 4 else () for k in keys[:-2]]
+
+    def paths(self) -> list[str]:
+        """Where each traced argument stands: ``args[0]['x']``."""
+        return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
+
+    def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
+        """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
+        tree: Any = self._tree
+        statics = dict(self._statics)
+
+        def build(values: Sequence[Any]) -> tuple[Any, Any]:
+            rest = iter(values)
+            leaves = [statics[i] if i in statics else next(rest) for i in range(tree.num_leaves)]
+            args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+            return args, kwargs
+
+        return build
+
+    def placed(self, mesh: jax.sharding.Mesh) -> list[Any]:
+        """The traced values on the devices of ``mesh``; those that lie elsewhere are copied there."""
+        if not self.arrays:
+            return []
+        everywhere, along = _layouts(mesh)
+        keys = [k for k in self.key[1] if k[0] is not _STATIC] if self._statics else self.key[1]
+        placed = []
+        for array, key in zip(self.arrays, keys, strict=True):
+            wanted = along if key[0] is T else everywhere
+            present = getattr(array, "sharding", wanted)  # NumPy arrays and numbers have none: jit places them
+            if present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
+                array = put(array, wanted)
+            placed.append(array)
+        return placed
+
+    def _note_mask(self, value: PerReplica, position: int) -> None:
+        self.mask = common_mask(self.mask, value, self._tree, position)
+
+    def _check_concrete(self, leaf: jax.Array, position: int) -> None:
+        if isinstance(leaf, jax.core.Tracer):
+            raise self._error(
+                position, "is being traced: strategy.run compiles the step itself, so call it outside jax.jit"
+            )
+        _array_types.add(type(leaf))
+
+    def _not_stacked(self, form: Any, position: int) -> NoReturn:
+        if isinstance(form, Local):
+            raise self._error(position, "belongs to a step that is still being traced")
+        shown = ", ".join(_describe(v) for v in form.values)
+        raise NotOneProgramError(
+            f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one dtype and "
+            f"rank on every replica; its components are {shown}. {_AS_IT_IS}"
+        )
+
+    def _error(self, position: int, what: str) -> ValueError:
+        return ValueError(f"{path_of(self._tree, position)} {what}")
+
+
+def is_a_mutable_array(tree: Any, position: int) -> TypeError:
+    """The error that an argument is what no step can take."""
+    return TypeError(
+        f"{path_of(tree, position)} is a mutable array (jax.new_ref), which a step can't take: pass its value, "
+        "ref[...], or keep the state in a replicax.Variable"
+    )
+
+
+def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> ValueError:
+    """The error that a ``PerReplica`` argument has components for another number of replicas."""
+    return ValueError(
+        f"{path_of(tree, position)} is a PerReplica of another strategy, with {found} components; this one has "
+        f"{expected} replica(s)"
+    )
+
+
+def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, position: int) -> ExampleMask | None:
+    """The mask of a step, given that of the arguments before ``value``.
+
+    Raises:
+      ValueError: they come from different batches.
+    """
+    other = value.mask
+    if first is None or other is None or first.same_as(other):
+        return first or other
+    if value.dim is None:  # where its examples are can't be told anyway
+        return first
+    sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, other)]
+    raise ValueError(
+        f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the replicas "
+        f"have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
+    )
+
+
+@functools.cache
+def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
+    """How values of locality M, and of locality T, lie on the devices of ``mesh``."""
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+
+
+def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> bool:
+    """Whether an array lies as is wanted, but that it may be split over the logical devices of each replica."""
+    if isinstance(present, NamedSharding) and present.mesh == wanted.mesh:
+        return over_replicas(present.spec) == wanted.spec
+    return bool(present.is_equivalent_to(wanted, ndim))
+
+
+def path_of(tree: Any, position: int) -> str:
+    """``args[0]['x']``: where in ``(args, kwargs)`` the leaf at ``position`` stands."""
+    if position >= tree.num_leaves:
+        return "the mask of the padded batch"
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
+    first, *rest = paths[position][0]
+    return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
+
+
+def describe_difference(old: Any, new: Any) -> list[str]:
+    """What differs between two :attr:`Arguments.key`, in words."""
+    (old_tree, old_keys), (new_tree, new_keys) = old, new
+    if old_tree != new_tree:
+        return [f"the structure of the arguments: was {old_tree}, now {new_tree}"]
+    if len(old_keys) != len(new_keys):
+        return [
+            f"whether the batch is padded: was {len(old_keys) > len(new_keys)}, now {len(new_keys) > len(old_keys)}"
+        ]
+    return [
+        f"{path_of(new_tree, i)}: was {_describe_key(a)}, now {_describe_key(b)}"
+        for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))
+        if a != b
+    ]
+
+
+def _describe_key(key: Any) -> str:
+    if key[0] is _STATIC:
+        return "a variable" if key[1] is Variable else f"the Python value {key[2]!r}"
+    weak = ", weakly typed" if key[3] else ""
+    if len(key) > 5:
+        return f"{np.dtype(key[2]).name} of the shapes {', '.join(str(list(shape)) for shape in key[5])}"
+    dtype = key[2] if _is_extended(key[2]) else np.dtype(key[2]).name
+    return f"{dtype}{list(_local_shape(key))} ({key[0].value}{weak})"
+
+
+def _local_shape(key: Any) -> tuple[int, ...]:
+    """One replica's shape of a traced argument, from its key."""
+    shape: tuple[int, ...] = key[1]
+    return shape[1:] if key[0] is T else shape
+
+
+def _is_extended(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)
+
+
+def _static_key(leaf: Any) -> Any:
+    if is_leaf(leaf):
+        return ById(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return ById(leaf)
+    return leaf

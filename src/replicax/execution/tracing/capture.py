@@ -1,0 +1,219 @@
+"""Capture: run a step's Python once, and record the program that it is.
+
+The step runs inside the mesh's replica axis, on traced values, with its variables lifted: reading one for the
+first time adds an input to the program, and the last value written becomes an output. Nothing is computed, and
+whatever goes wrong leaves every variable as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax import _jax, context
+from replicax.communication import ReplicaExamples
+from replicax.devices.arrays import put
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.errors import TraceError
+from replicax.execution.program.marks import Obligation, mark_p, variable_p
+from replicax.execution.program.program import Program, Result, Use
+from replicax.execution.tracing.communicator import SpmdCommunicator
+from replicax.execution.tracing.step_call import call_step
+from replicax.execution.tracing.step_errors import explaining
+from replicax.locality import Locality, T
+from replicax.nests import check_no_traced_fields, is_leaf, known
+from replicax.values import Local, PerReplica
+from replicax.variables.dtypes import check_there
+from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class TracedStore:
+    """The store of a step that is being captured; see :class:`replicax.variables.store.Store`."""
+
+    def __init__(self, strategy: Strategy, communicator: SpmdCommunicator, creations: Creations) -> None:
+        self.strategy = strategy
+        self.create = creations.create
+        self.if_it_fails = creations.if_it_fails
+        self.communicator = communicator
+        self.values: dict[Variable, Any] = {}
+        self.reads: list[Variable] = []
+        self.writes: list[Variable] = []
+        self.obligations: dict[int, Obligation] = {}
+        self._trace = _jax.current_trace()
+        self._mesh = jax.sharding.get_abstract_mesh()
+
+    def read(self, variable: Variable) -> Any:
+        check_owner(variable, self.strategy)
+        if variable not in self.values:
+            check_there(variable.dtype, variable.describe)
+            aval = _jax.aval_on(_jax.ShapedArray(variable.shape, variable.dtype), self._mesh)
+            with _jax.set_current_trace(self._trace):
+                self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
+            self.reads.append(variable)
+        note_read(self._trace)
+        return in_parts(variable, self.values[variable])
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        check_owner(variable, self.strategy)
+        check_write_trace(variable, self._trace)
+        if must_be_mirrored is not None:
+            [value] = self.expect([value], frozenset({T}), must_be_mirrored)
+        self.values[variable] = value
+        _jax.renew_kept_programs()
+        if not any(w is variable for w in self.writes):
+            self.writes.append(variable)
+
+    def copies(self, variable: Variable) -> PerReplica:
+        return PerReplica(Local(self.read(variable), self.communicator))
+
+    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+        mark_id = len(self.obligations)
+        self.obligations[mark_id] = Obligation(refused, otherwise)
+        return mark_p.bind(*map(jnp.asarray, values), mark_id=mark_id)
+
+
+def capture(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
+    rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
+    creations: Creations,
+    example_dims: Sequence[Any] | None = None,
+    paths: Callable[[], Sequence[str]] = tuple,
+    communicator: SpmdCommunicator | None = None,
+) -> Program:
+    """Trace ``fn`` for one replica of ``strategy``.
+
+    Args:
+      strategy: whose replica to be.
+      fn: the step.
+      arguments: one replica's shape and dtype, and the locality, of each traced argument.
+      rebuild: makes ``(args, kwargs)`` from the traced arguments.
+      creations: the variables that the step creates.
+      example_dims: where the examples are in arguments that are padded (:meth:`Arguments.example_dims`); the last two
+        arguments are then the mask, and the number of examples on all replicas.
+      paths: where each traced argument stands, for messages.
+      communicator: how the replica reaches the others, if not in the usual way.
+
+    >>> import replicax
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     v = replicax.Variable(1.0)
+    >>> program = strategy.extended.trace(lambda x: v.assign_add(x * 2).value, args=(3.0,)).program  # captured
+    >>> len(program.reads), len(program.arguments), len(program.writes)
+    (1, 1, 1)
+    """
+    name = getattr(fn, "__name__", type(fn).__name__)
+    for number, (aval, _) in enumerate(arguments):
+        check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
+    store: TracedStore | None = None
+    results: list[Result] = []
+    result_tree: Any = None
+
+    def body(*values: Any) -> tuple[list[Any], list[Any]]:
+        nonlocal store, result_tree
+        way = communicator or SpmdCommunicator(
+            None if example_dims is None else ReplicaExamples(*values[-2:]), strategy.extended.communication_options
+        )
+        store = TracedStore(strategy, way, creations)
+        replica = context.ReplicaContext(strategy, way)
+        args, kwargs = rebuild(values)
+        reads = store.reads
+        with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
+            returned = call_step(fn, args, kwargs, store.values, store.writes)
+        leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
+        computed: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
+                raise ValueError(
+                    "a step returned a PerReplica that it got in a merge_fn: return it from the merge_fn, which gives "
+                    "each replica its component"
+                )
+            if isinstance(leaf, jax.Array):
+                results.append(Result(len(computed)))
+                computed.append(leaf)
+            else:
+                check_no_traced_fields(leaf)
+                results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
+        written = [store.values[v] for v in store.writes]
+        store.values.clear()  # traced values end here
+        return written, computed
+
+    with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
+        traced = traced_inside(strategy.extended.mesh, body, [aval for aval, _ in arguments])
+    assert store is not None
+    jaxpr, operands = _jax.shard_map_body(traced)
+    lost = _jax.left_behind(traced, jaxpr, len(arguments))
+    if lost is not None:
+        raise TraceError(
+            f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "
+            "has left behind, in a list, say. Such a value ends with the step that computes it: return it from there "
+            "and pass it on in args, or assign it to a replicax.Variable."
+        )
+    _jax.check_freed_once(jaxpr)
+    inputs, equations = _lift(jaxpr, len(store.reads))
+
+    # The body's own inputs: arguments in their order, and arrays that the step closed over.
+    n_arguments = len(arguments)
+    by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
+    closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
+    unused = [i for i in range(n_arguments) if i not in by_position]
+    assert not unused, f"arguments {unused} were dropped while tracing"
+    everywhere = NamedSharding(strategy.extended.mesh, PartitionSpec())
+    return Program(
+        name=name,
+        jaxpr=_jax.replace_inputs(
+            jaxpr,
+            [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],
+            equations,
+            jaxpr.outvars,
+        ),
+        reads=tuple(map(_use, store.reads)),
+        arguments=tuple(arguments),
+        constants=[put(value, everywhere) for _, value in closed_over],
+        writes=tuple(map(_use, store.writes)),
+        results=tuple(results),
+        result_tree=result_tree,
+        obligations=store.obligations,
+        timeout=store.communicator.timeout,
+        example_dims=None if example_dims is None else tuple(example_dims),
+    )
+
+
+def traced_inside(mesh: Mesh, body: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """``body``, of one replica's values, as JAX has traced it inside the replica axis of ``mesh``."""
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    return jax.jit(mapped).trace(*avals)
+
+
+def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
+    """Split off the equations that stand for variables: their results, in order, and the other equations."""
+    inputs: list[Any] = [None] * n_variables
+    others = []
+    for equation in jaxpr.eqns:
+        if equation.primitive is variable_p:
+            inputs[equation.params["index"]] = equation.outvars[0]
+        else:
+            others.append(equation)
+    return inputs, others
+
+
+def _use(variable: Variable) -> Use:
+    aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    return Use(variable.slot, variable.layout, aval, variable.name, weakref.ref(variable))

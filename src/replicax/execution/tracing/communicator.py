@@ -1,0 +1,112 @@
+"""The communicator of a compiled step: collectives over the mesh's replica axis, traced once for all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import lax
+
+from replicax import context, reduction
+from replicax.calling import checked_result
+from replicax.communication import Communicator, ReplicaExamples
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.padding.questions import Question, asks_p
+from replicax.nests import is_leaf, known
+from replicax.reduction import ReduceOp
+from replicax.values import Local, PerReplica
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class SpmdCommunicator:
+    """See :class:`replicax.communication.Communicator`. Everything here only records operations.
+
+    Args:
+      examples: of a padded batch.
+      options: of collectives that are given none.
+
+    Attributes:
+      timeout: the longest that a collective has, in seconds; ``None`` if none has one.
+    """
+
+    timeout: float | None = None
+
+    def __init__(self, examples: ReplicaExamples | None = None, options: context.Options = None) -> None:
+        self.examples = examples
+        self._options = options
+
+    def replica_id(self) -> Any:
+        return lax.axis_index(REPLICA_AXIS)
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+        return reduction.all_reduce(op, arrays, self._noted(options))
+
+    def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
+        return reduction.all_gather(array, axis, self._noted(options))
+
+    def _noted(self, options: context.Options) -> context.Options:
+        options = self._options if options is None else options
+        if options is not None and options.timeout_seconds is not None:
+            self.timeout = max(self.timeout or 0.0, options.timeout_seconds)
+        return options
+
+    def from_first(self, array: Any) -> Any:
+        return reduction.from_first(array, self._noted(None))
+
+    def add_up(self, count: int) -> int:
+        return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
+
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        if self.examples is None:
+            return False
+        question = Question(dim, what, self.examples.mask.shape[0], refused)
+        return asks_p.bind(lax.stop_gradient(value), question=question)
+
+    def components(self, value: Any) -> Sequence[Any]:
+        stacked = reduction.stack_replicas(value, self._noted(None))
+        return [stacked[i] for i in range(stacked.shape[0])]
+
+    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        computed = [isinstance(leaf, jax.core.Tracer) for leaf in leaves_of((args, kwargs))]
+        return merge_here(self, strategy, fn, args, kwargs, computed)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of a pytree, with variables whole."""
+    return jax.tree_util.tree_leaves(known(tree), is_leaf=is_leaf)
+
+
+def merge_here(
+    communicator: Communicator,
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    computed: Sequence[bool],
+) -> Any:
+    """Call ``fn`` in cross-replica context as this replica, with the computed leaves as ``PerReplica``.
+
+    Args:
+      communicator: reaches the other replicas, which do the same.
+      strategy: passed to ``fn`` first.
+      fn: the ``merge_fn``.
+      args: its further arguments.
+      kwargs: its keyword arguments.
+      computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
+    """
+    if strategy.num_replicas_in_sync > 1 or communicator.examples is not None:
+        leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs)), is_leaf=is_leaf)
+        wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
+        args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
+    with context.cross_replica(strategy):
+        result = checked_result(fn(strategy, *args, **kwargs), fn, "merge_call")
+    return jax.tree_util.tree_map(_back, known(result), is_leaf=is_leaf)
+
+
+def _back(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
+        return leaf.form.value
+    return leaf

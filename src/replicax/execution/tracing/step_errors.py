@@ -1,0 +1,139 @@
+"""Explain: an error out of a step, in the words of the step.
+
+JAX speaks of the function that it has traced, which is Replicax's, and of its arguments by number. Here the first
+error of every newcomer gets the step's name, the user's line, and the names of the arguments, and says what to do
+instead. The exception stays the one that JAX raised; its message changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from replicax import _jax
+from replicax.execution.tracing.function_key import Wrapper
+
+_NOT_THE_USERS = (
+    _jax.INSTALLED,
+    os.path.dirname(os.path.abspath(np.__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
+_INSTEAD = {
+    "bool": "Choose with jnp.where(condition, a, b) or jax.lax.cond(condition, f, g, x), and loop with "
+    "jax.lax.while_loop or fori_loop.",
+    "array": "Keep it an array: jax.numpy in place of numpy, no float(), int() or .item(); print with jax.debug.print, "
+    "and return what you want to see.",
+    "number": "A size, an index of a list and a range need a number that is known when the step is traced: take it "
+    "from a shape, or capture it as a Python value; to repeat, jax.lax.fori_loop.",
+    "mask": "Elements can't be left out, as shapes are fixed: choose with jnp.where(mask, x, 0).",
+}
+CAPTURED_IN = os.path.join("execution", "capture.py")
+"""Where the function is that JAX traces for a step; its arguments are called ``values``."""
+_VALUES = (
+    "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
+    "variables, as to jax.tree a variable is a pytree of its value."
+)
+
+
+@contextlib.contextmanager
+def explaining(
+    fn: Callable[..., Any], paths: Callable[[], Sequence[str]], reads: Callable[[], Sequence[str]]
+) -> Iterator[None]:
+    """Errors of JAX's that come out of ``fn``, a step, say what is wrong in its words.
+
+    Args:
+      fn: the step.
+      paths: where each traced argument stands: ``args[0]['x']``.
+      reads: the names of the variables that the step has read so far.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = _explanation(error, fn, paths, reads)
+        if text is not None:
+            error.args = (text, *error.args[1:])
+        raise
+
+
+def _explanation(
+    error: Exception, fn: Callable[..., Any], paths: Callable[[], Sequence[str]], reads: Callable[[], Sequence[str]]
+) -> str | None:
+    """The new message; ``None`` if the old one is as good."""
+    said = str(error)
+    if _jax.asked_for_an_array(error):
+        return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
+    kind = _jax.asked_for_a_value(error)
+    if kind is None:
+        return None
+    arguments, said = _jax.arguments_named(said, CAPTURED_IN)
+    return (
+        f"{_where(error, fn)} needs the value of something that {_depends_on(arguments, fn, paths, reads)}. No value "
+        "is known there: the Python of a compiled step runs once, to record what is to be computed, for all replicas "
+        f"and calls. {_INSTEAD[kind]} To look at values, run it as plain Python: with replicax.debug(): …\n"
+        f"JAX says: {said}"
+    )
+
+
+def _where(error: Exception, fn: Callable[..., Any]) -> str:
+    """The step, and the user's innermost line with its code: ``step 'train', in loss at model.py:12: …``."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    found = _users_frame(error.__traceback__)
+    if found is None:
+        return f"step {name!r}"
+    code, line = found.tb_frame.f_code, found.tb_lineno
+    source = linecache.getline(code.co_filename, line).strip()
+    inside = "" if code.co_name == name else f", in {code.co_name}"
+    return f"step {name!r}{inside} at {code.co_filename}:{line}" + (f": `{source}`" if source else "")
+
+
+def _users_frame(traceback: TracebackType | None) -> TracebackType | None:
+    found = None
+    while traceback is not None:
+        if not os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(_NOT_THE_USERS):
+            found = traceback
+        traceback = traceback.tb_next
+    return found
+
+
+def _depends_on(
+    arguments: Sequence[int],
+    fn: Callable[..., Any],
+    paths: Callable[[], Sequence[str]],
+    reads: Callable[[], Sequence[str]],
+) -> str:
+    """What the value comes from, as far as JAX tells."""
+    known = paths() if arguments else ()
+    names = [_as_written(known[n], fn) for n in arguments if n < len(known)]
+    if names:
+        return f"depends on the argument{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    variables = [repr(name) for name in reads()]
+    if variables:
+        shown = ", ".join(variables[:4]) + (", …" if len(variables) > 4 else "")
+        return f"the step computes (it has read the variable{'s' if len(variables) > 1 else ''} {shown})"
+    return "the step computes"
+
+
+def _as_written(path: str, fn: Callable[..., Any]) -> str:
+    """``batch['x']`` for ``args[0]['x']``, if the step calls its first argument ``batch``."""
+    match = re.match(r"(?:args\[(\d+)\]|kwargs\['(\w+)'\])(.*)", path, re.DOTALL)
+    if match is None:
+        return path
+    if match[2]:
+        return match[2] + match[3]
+    if isinstance(fn, Wrapper):
+        return "element" + match[3]
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return path
+    number = int(match[1])
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional[number] + match[3] if number < len(positional) else path

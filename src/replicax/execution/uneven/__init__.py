@@ -1,0 +1,1 @@
+"""Uneven steps: the programs of replicas that differ in size become one."""

@@ -1,0 +1,275 @@
+"""Assembly: the joint program of replicas of different sizes, while it is traced.
+
+See :mod:`replicax.execution.uneven.joint_program`, which says what is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax import _jax
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.replica_values import largest_of
+from replicax.execution.uneven.convolutions import bind_in_branch
+from replicax.execution.uneven.ragged_collectives import gather_p, gathered, part_of_sum, part_p
+from replicax.execution.uneven.straight_line import CantJoinError, Straight, StraightOperation
+from replicax.execution.uneven.value_numbering import ValueNumbering
+
+Joint = tuple[int, ...]
+"""One value of the joint program: what it is in each of the programs."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """What a joint program is made of.
+
+    Attributes:
+      lines: the program of each size.
+      size_of: the size of each replica, by number.
+      numbers: of all values.
+      made_by: the operation that makes a value that all sizes have in common.
+      given: the values that come from outside.
+      uneven: of an input with room for all sizes, what each size has there.
+    """
+
+    lines: Sequence[Straight]
+    size_of: tuple[int, ...]
+    numbers: ValueNumbering
+    made_by: Mapping[int, StraightOperation]
+    given: Set[int]
+    uneven: Mapping[int, Joint]
+
+    def is_own(self, value: int) -> bool:
+        """Whether a value is of some sizes only."""
+        return value not in self.made_by and value not in self.given and value not in self.numbers.literals
+
+
+class Assembly:
+    """Puts the joint program together.
+
+    Args:
+      parts: what it is made of.
+      outputs: what it gives.
+      on_cpu: whether it is for CPUs.
+    """
+
+    def __init__(self, parts: Parts, outputs: Sequence[Joint], on_cpu: bool) -> None:
+        self.parts = parts
+        self.numbers = parts.numbers
+        self.outputs = outputs
+        self.sizes = range(len(parts.lines))
+        meetings = [line.collectives for line in parts.lines]
+        self.meetings: list[tuple[StraightOperation, ...]] = list(zip(*meetings, strict=True))
+        self.stretches = [self._stretches(line) for line in parts.lines]
+        # What comes to each collective, and to the end.
+        self.wanted: list[list[Joint]] = [
+            list(zip(*(o.operands for o in operations), strict=True)) for operations in self.meetings
+        ]
+        self.wanted.append(list(outputs))
+        self.last_use = [self._last_uses(k) for k in self.sizes]
+        self.values: dict[int, Any] = {}
+        self.joint: dict[Joint, Any] = {}
+        self.carried: dict[tuple[int, int], Any] = {}  # by size and number
+        self.bind_own: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
+
+    def _stretches(self, line: Straight) -> list[list[StraightOperation]]:
+        """What is the size's own, before each collective and at the end."""
+        found: list[list[StraightOperation]] = [[]]
+        for operation in line.operations:
+            if operation.is_collective:
+                found.append([])
+            elif not self.is_common(operation):
+                found[-1].append(operation)
+        return found
+
+    def _last_uses(self, k: int) -> dict[int, int]:
+        """Of each value of a size the last stretch that needs it."""
+        last: dict[int, int] = {}
+        for number, (stretch, wanted) in enumerate(zip(self.stretches[k], self.wanted, strict=True)):
+            last.update((v, number) for o in stretch for v in o.operands)
+            last.update((joint[k], number) for joint in wanted)
+        return last
+
+    def is_common(self, operation: StraightOperation) -> bool:
+        return bool(operation.results) and all(v in self.parts.made_by for v in operation.results)
+
+    def run(self, inputs: dict[int, Any]) -> list[Any]:
+        """The values of the outputs, from those of the inputs."""
+        self.values, self.joint, self.carried = dict(inputs), {}, {}
+        for whole, joint in self.parts.uneven.items():
+            self.carried.update(((k, own), inputs[whole]) for k, own in enumerate(joint))
+        for number, meeting in enumerate(self.meetings):
+            self.stretch(number)
+            operands = [self.value_of(joint) for joint in self.wanted[number]]
+            results = self.meet(meeting[0].equation, operands)
+            for k, operation in zip(self.sizes, meeting, strict=True):
+                if self.is_common(operation):
+                    self.values.update(zip(operation.results, results, strict=True))
+                else:
+                    self.carried.update(((k, v), x) for v, x in zip(operation.results, results, strict=True))
+        self.stretch(len(self.meetings))
+        return [self.value_of(joint) for joint in self.outputs]
+
+    def value_of(self, joint: Joint) -> Any:
+        if joint in self.joint:
+            return self.joint[joint]
+        self.compute(joint[:1])
+        return self.array(joint[0])
+
+    def array(self, value: int) -> Any:
+        literals = self.numbers.literals
+        return literals[value] if value in literals else self.values[value]
+
+    def compute(self, wanted: Iterable[int]) -> None:
+        """Compute what all sizes have in common, as far as it is needed for these."""
+        missing: dict[int, StraightOperation] = {}
+        stack = list(wanted)
+        while stack:
+            value = stack.pop()
+            if value in self.values or value in missing or value not in self.parts.made_by:
+                continue
+            operation = self.parts.made_by[value]
+            missing.update(dict.fromkeys(operation.results, operation))
+            stack += operation.operands
+        done = set()
+        for value in sorted(missing):  # a result has a greater number than its operands
+            operation = missing[value]
+            if operation.results not in done:
+                done.add(operation.results)
+                results = _jax.bind(operation.equation, [self.array(v) for v in operation.operands])
+                self.values.update(zip(operation.results, results, strict=True))
+
+    # --- between collectives ----------------------------------------------------------------------------
+
+    def stretch(self, number: int) -> None:
+        """Let each replica do what its size does before a collective, or at the end."""
+        own = [self.stretches[k][number] for k in self.sizes]
+        mixed = [j for j in dict.fromkeys(self.wanted[number]) if self.is_mixed(j) and j not in self.joint]
+        if not mixed and not any(own):
+            return
+        living = [self.living(k, number) for k in self.sizes]
+        slots = self.slots(living)
+        outputs: list[list[int | None]] = [
+            [*(joint[k] for joint in mixed), *(slot[k] for slot, _ in slots)] for k in self.sizes
+        ]
+        shapes = [self.shape_of(joint) for joint in mixed] + [shape for _, shape in slots]
+        needs = [self.needs(own[k], outputs[k]) for k in self.sizes]
+        common = sorted({v for k in self.sizes for v in needs[k] if (k, v) not in self.carried})
+        self.compute(common)
+        carried = list(dict.fromkeys((k, v) for k in self.sizes for v in needs[k] if (k, v) in self.carried))
+        places = {id(self.carried[c]): self.carried[c] for c in carried}
+        position = {key: i for i, key in enumerate(places)}
+
+        def branch(k: int) -> Callable[..., list[Any]]:
+            def run(given: list[Any], arrays: list[Any]) -> list[Any]:
+                env = dict(zip(common, given, strict=True))
+                for size, v in carried:
+                    if size == k:
+                        array = arrays[position[id(self.carried[size, v])]]
+                        env[v] = _taken(array, self.numbers.avals[v].shape)
+
+                def read(v: int) -> Any:
+                    return self.numbers.literals[v] if v in self.numbers.literals else env[v]
+
+                for operation in own[k]:
+                    results = self.bind_own(operation.equation, [read(v) for v in operation.operands])
+                    env.update(zip(operation.results, results, strict=True))
+                return [
+                    jnp.zeros(shape.shape, shape.dtype) if v is None else _with_room(read(v), shape)
+                    for v, shape in zip(outputs[k], shapes, strict=True)
+                ]
+
+            return run
+
+        results = lax.switch(
+            self.size_here(), [branch(k) for k in self.sizes], [self.array(v) for v in common], list(places.values())
+        )
+        for joint, array in zip(mixed, results, strict=False):
+            self.joint[joint] = array
+        for (slot, _), array in zip(slots, results[len(mixed) :], strict=True):
+            self.carried.update(((k, v), array) for k, v in enumerate(slot) if v is not None)
+
+    def size_here(self) -> Any:
+        """The number of this replica's size."""
+        sizes = jnp.asarray(np.array(self.parts.size_of, np.int32))
+        return lax.dynamic_index_in_dim(sizes, lax.axis_index(REPLICA_AXIS), keepdims=False)
+
+    def is_mixed(self, joint: Joint) -> bool:
+        return len(set(joint)) > 1 or self.parts.is_own(joint[0])
+
+    def needs(self, operations: Sequence[StraightOperation], outputs: Sequence[int | None]) -> list[int]:
+        """What a stretch takes from outside."""
+        made = {v for o in operations for v in o.results}
+        used = dict.fromkeys([*(v for o in operations for v in o.operands), *(v for v in outputs if v is not None)])
+        return [v for v in used if v not in made and v not in self.numbers.literals]
+
+    def living(self, k: int, number: int) -> list[int]:
+        """What a size makes in a stretch, and needs in a later one."""
+        made = [v for o in self.stretches[k][number] for v in o.results]
+        return [v for v in made if self.last_use[k].get(v, -1) > number]
+
+    def slots(self, living: Sequence[list[int]]) -> list[tuple[tuple[int | None, ...], jax.ShapeDtypeStruct]]:
+        """Places for what goes on to later stretches: what each size has there, and for how much there is room."""
+        avals = self.numbers.avals
+        dtypes = dict.fromkeys(avals[v].dtype for values in living for v in values)
+        found = []
+        for dtype in dtypes:
+            columns = [[v for v in values if avals[v].dtype == dtype] for values in living]
+            for slot in itertools.zip_longest(*columns):
+                found.append((slot, self._room([avals[v].shape for v in slot if v is not None], dtype)))
+        return found
+
+    def shape_of(self, joint: Joint) -> jax.ShapeDtypeStruct:
+        """For how much there is room in a joint value."""
+        avals = [self.numbers.avals[v] for v in joint]
+        if len({(a.dtype, len(a.shape)) for a in avals}) > 1:
+            kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in avals)
+            raise CantJoinError(f"replicas of different sizes have {kinds} for one value")
+        return self._room([a.shape for a in avals], avals[0].dtype)
+
+    def _room(self, shapes: Sequence[tuple[int, ...]], dtype: Any) -> jax.ShapeDtypeStruct:
+        if len(set(shapes)) == 1:
+            return jax.ShapeDtypeStruct(shapes[0], dtype)
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
+            raise CantJoinError(f"as many values of dtype {dtype} as there are examples go on after a collective")
+        if len(set(map(len, shapes))) == 1:
+            return jax.ShapeDtypeStruct(largest_of(shapes), dtype)
+        return jax.ShapeDtypeStruct((max(int(np.prod(shape)) for shape in shapes),), dtype)
+
+    # --- collectives ------------------------------------------------------------------------------------
+
+    def meet(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """A collective of all replicas."""
+        if equation.primitive is gather_p:
+            return [gathered(operands[0], **equation.params)]
+        if equation.primitive is part_p:
+            return [part_of_sum(operands[0], **equation.params)]
+        return _jax.bind(equation, operands)
+
+
+def _with_room(value: Any, wanted: jax.ShapeDtypeStruct) -> Any:
+    """``value`` at the start of an array of the wanted shape, strongly typed."""
+    value = lax.convert_element_type(jnp.asarray(value), wanted.dtype)
+    if value.shape == wanted.shape:
+        return value
+    if value.ndim != len(wanted.shape):
+        value = value.reshape(-1)
+    config = [(0, n - m, 0) for n, m in zip(wanted.shape, value.shape, strict=True)]
+    return lax.pad(value, np.zeros((), wanted.dtype), config)
+
+
+def _taken(array: Any, shape: tuple[int, ...]) -> Any:
+    """What :func:`_with_room` has put into ``array``."""
+    if array.shape == shape:
+        return array
+    if array.ndim != len(shape):
+        return lax.slice(array, (0,), (int(np.prod(shape)),)).reshape(shape)
+    return lax.slice(array, (0,) * len(shape), shape)

@@ -1,0 +1,210 @@
+"""Joining: the programs that replicas of different sizes run become one program for all of them.
+
+What the programs have in common (an optimizer's update, a schedule) is in it once, for all replicas. Collectives are
+what holds the programs together: they have the same ones in the same order, and so has the joint program. Between two
+of them each replica chooses what its size is to do, with a branch that contains no collective. What differs in size
+goes from one such branch to a later one, and in and out of the program, with room for the largest, each at the start of
+it; a branch works on what it really is.
+
+So variables, donation, layouts, loops over several steps and workers are those of any other program.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax import _jax
+from replicax.devices.arrays import put
+from replicax.execution.program.program import Program, Result, Use
+from replicax.execution.replica_values import devices_here, largest_of
+from replicax.execution.tracing.capture import traced_inside
+from replicax.execution.uneven.assembly import Assembly, Joint, Parts
+from replicax.execution.uneven.ragged_collectives import gather_p, part_p
+from replicax.execution.uneven.straight_line import CantJoinError, Straight
+from replicax.execution.uneven.value_numbering import ValueNumbering
+from replicax.locality import Locality, M, T
+from replicax.nests import are_equal
+from replicax.values import Components, PerReplica
+
+
+def joined(programs: Sequence[Program], size_of: Sequence[int], mesh: Mesh) -> Program:
+    """One program, of which each replica does what that of its size does.
+
+    Args:
+      programs: one for each size, of the same step.
+      size_of: the program of each replica, by its number.
+      mesh: the replicas' devices.
+
+    Raises:
+      LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
+      CantJoinError: they have different collectives, variables or results, or what differs in size can't be kept apart.
+    """
+    return _Joining(programs, size_of, mesh).program()
+
+
+class _Joining:
+    def __init__(self, programs: Sequence[Program], size_of: Sequence[int], mesh: Mesh) -> None:
+        self.programs = programs
+        self.mesh = mesh
+        self.reads: list[Use] = list({use.slot: use for program in programs for use in program.reads}.values())
+        self.numbers = ValueNumbering()
+        self.inputs: list[int] = []
+        self.uneven: dict[int, Joint] = {}
+        self._check_alike()
+        self._number_inputs()
+        self.lines = [self._straight(k) for k in range(len(programs))]
+        common = set.intersection(*(set(line.made) for line in self.lines))
+        self.parts = Parts(
+            self.lines,
+            tuple(size_of),
+            self.numbers,
+            {v: o for v, o in self.lines[0].made.items() if v in common},
+            {*self.inputs, *self.numbers.constants},
+            self.uneven,
+        )
+        self._check_marks()
+        self._check_collectives()
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _check_alike(self) -> None:
+        first, *others = self.programs
+        for other in others:
+            if {use.slot for use in other.writes} != {use.slot for use in first.writes}:
+                raise CantJoinError("replicas of different sizes write different variables")
+            if other.result_tree != first.result_tree:
+                raise CantJoinError(
+                    f"replicas of different sizes return different structures: {first.result_tree}, {other.result_tree}"
+                )
+
+    def _check_marks(self) -> None:
+        for mark in [mark for line in self.lines for mark in line.marks]:
+            if not self.parts.is_own(mark.value):
+                mark.obligation.check(mark.found, mark.equation)
+            elif mark.found is not T and not mark.obligation.refused.isdisjoint({T, mark.found}):
+                raise CantJoinError(
+                    f"whether replicas agree on the value at {_jax.source_line(mark.equation)} depends on their sizes"
+                )
+
+    def _check_collectives(self) -> None:
+        if len({len(line.collectives) for line in self.lines}) > 1:
+            raise CantJoinError("replicas of different sizes do not come to the same collectives")
+        for operations in zip(*(line.collectives for line in self.lines), strict=True):
+            first = operations[0].equation
+            at = f"the {first.primitive.name} at {_jax.source_line(first)}"
+            if len({o.equation.primitive for o in operations}) > 1:
+                raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
+            if first.primitive in (gather_p, part_p):
+                continue
+            kinds = [[(v.aval.shape, v.aval.dtype) for v in o.equation.invars] for o in operations]
+            if any(other != kinds[0] for other in kinds):
+                raise CantJoinError(
+                    f"{at} is a collective, or has one inside, and works on arrays that differ in size between replicas"
+                )
+            if len({self.numbers.what(o.equation) for o in operations}) > 1:
+                raise CantJoinError(f"{at} has a collective inside, and does something else for each size")
+
+    # --- taking apart -----------------------------------------------------------------------------------
+
+    def _number_inputs(self) -> None:
+        self.inputs += [self._given(("variable", use.slot), use.aval) for use in self.reads]
+        for position, column in enumerate(zip(*(p.arguments for p in self.programs), strict=True)):
+            shapes = [aval.shape for aval, _ in column]
+            aval = column[0][0]
+            if len(set(shapes)) == 1:
+                self.inputs.append(self._given(("argument", position), aval))
+                continue
+            whole = self._given(("argument", position), aval.update(shape=largest_of(shapes)))
+            self.inputs.append(whole)
+            self.uneven[whole] = tuple(
+                self._given(("own argument", k, position), own) for k, (own, _) in enumerate(column)
+            )
+
+    def _given(self, key: Any, aval: Any) -> int:
+        return self.numbers.of(key, [aval])[0]
+
+    def _straight(self, k: int) -> Straight:
+        program = self.programs[k]
+        inputs = [self._given(("variable", use.slot), use.aval) for use in program.reads]
+        localities: list[Locality] = [use.layout.locality for use in program.reads]
+        for position, (aval, locality) in enumerate(program.arguments):
+            whole = self._given(("argument", position), aval)
+            inputs.append(self.uneven[whole][k] if whole in self.uneven else whole)
+            localities.append(locality)
+        inputs += map(self.numbers.of_constant, program.constants)
+        localities += [M] * len(program.constants)
+        return Straight(program, inputs, localities, self.numbers)
+
+    # --- putting together -------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        """The joint program."""
+        first = self.programs[0]
+        order = [use.slot for use in first.writes]
+        outputs, results = [], []
+        for slot in order:
+            positions = [[use.slot for use in p.writes].index(slot) for p in self.programs]
+            outputs.append(tuple(line.outputs[i] for line, i in zip(self.lines, positions, strict=True)))
+        for column in zip(*(p.results for p in self.programs), strict=True):
+            if all(r.index is None for r in column):
+                results.append(Result(None, self._object([r.value for r in column])))
+                continue
+            if any(r.index is None for r in column):
+                raise CantJoinError("replicas of different sizes return different kinds of objects")
+            at = [len(p.writes) + (r.index or 0) for p, r in zip(self.programs, column, strict=True)]
+            outputs.append(tuple(line.outputs[i] for line, i in zip(self.lines, at, strict=True)))
+            shapes = [self.numbers.avals[v].shape for v in outputs[-1]]
+            of_replicas = tuple(shapes[k] for k in self.parts.size_of) if len(set(shapes)) > 1 else None
+            results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
+        constants = dict(self.numbers.constants)
+        inputs = [*self.inputs, *constants]
+        assembly = Assembly(self.parts, outputs, self.mesh.devices.flat[0].platform == "cpu")
+        traced = traced_inside(
+            self.mesh,
+            lambda *arrays: assembly.run(dict(zip(inputs, arrays, strict=True))),
+            [_described(self.numbers.avals[v]) for v in inputs],
+        )
+        jaxpr, operands = _jax.shard_map_body(traced)
+        by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
+        closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        timeouts = [p.timeout for p in self.programs if p.timeout is not None]
+        n = len(self.reads)
+        return Program(
+            name=first.name,
+            jaxpr=_jax.replace_inputs(
+                jaxpr,
+                [*(by_position[i] for i in range(len(inputs))), *(v for v, _ in closed_over)],
+                jaxpr.eqns,
+                jaxpr.outvars,
+            ),
+            reads=tuple(self.reads),
+            arguments=tuple(
+                (_described(self.numbers.avals[self.inputs[n + i]]), locality)
+                for i, (_, locality) in enumerate(first.arguments)
+            ),
+            constants=[put(value, everywhere) for value in (*constants.values(), *(a for _, a in closed_over))],
+            writes=first.writes,
+            results=tuple(results),
+            result_tree=first.result_tree,
+            obligations={},  # they have been answered
+            timeout=max(timeouts, default=None),
+        )
+
+    def _object(self, column: Sequence[Any]) -> Any:
+        """What ``run`` returns of what is not computed."""
+        objects = [value() if isinstance(value, weakref.ref) else value for value in column]
+        if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
+            return column[0]
+        here = tuple(devices_here(self.mesh))
+        values = tuple(objects[self.parts.size_of[replica]] for replica in here)
+        return PerReplica(Components(values, here, len(self.parts.size_of)))
+
+
+def _described(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -1,0 +1,226 @@
+"""Uneven steps: those whose arguments differ in size between replicas, such as a last partial batch.
+
+The step is captured once for each size, as if all that replicas may do differently were known: how large the others'
+arrays are. That comes out while they are captured; what the first one asks for before is guessed, and if the guess
+was wrong, it is captured again. What has been captured is then joined to one program
+(:mod:`replicax.execution.uneven.joint_program`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from replicax.communication import CommunicationOptions
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.pipeline.placed_program import is_placed
+from replicax.execution.program.program import Program
+from replicax.execution.thread_state import state_of_this_thread
+from replicax.execution.tracing.arguments import Arguments
+from replicax.execution.tracing.capture import capture
+from replicax.execution.tracing.communicator import SpmdCommunicator
+from replicax.execution.uneven.joint_program import joined
+from replicax.execution.uneven.ragged_collectives import gather_p
+from replicax.execution.uneven.straight_line import CantJoinError
+from replicax.reduction import check_other_dims, checked_axes
+from replicax.variables.store import Creations
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+_ROUNDS = 6
+
+
+def capture_uneven(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
+    """Trace ``fn`` for each size of its arguments, as one program for all replicas.
+
+    Args:
+      strategy: whose replicas run it.
+      fn: the step.
+      arguments: some of which differ in size between replicas.
+      creations: the variables that the step creates.
+
+    Raises:
+      CantJoinError: no one program can do what the replicas do; says why.
+    """
+    of_replicas = arguments.of_replicas(strategy.num_replicas_in_sync)
+    sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in mine) for mine in of_replicas))
+    size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in mine)) for mine in of_replicas)
+    questions = _Questions(size_of, sizes)
+    captured: list[Program | Exception | None] = [None] * len(sizes)
+    for _ in range(_ROUNDS):
+        for number in range(len(sizes)):
+            if captured[number] is None:
+                captured[number] = _captured(
+                    strategy, fn, arguments, of_replicas[size_of.index(number)], creations.again(), questions, number
+                )
+        for number in questions.guessed_wrong():
+            captured[number] = None
+        if None not in captured:
+            break
+    programs: list[Program] = []
+    for program in captured:
+        if isinstance(program, Exception):
+            raise program
+        if program is None:
+            raise CantJoinError("the sizes that it gathers depend on each other")
+        programs.append(program)
+    questions.check_alike()
+    if any(map(is_placed, programs)):
+        raise CantJoinError("it assigns values to logical devices")
+    return joined(programs, size_of, strategy.extended.mesh)
+
+
+def _captured(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    mine: Any,
+    creations: Creations,
+    questions: _Questions,
+    number: int,
+) -> Program | Exception:
+    communicator = UnevenCommunicator(questions, number, strategy.extended.communication_options)
+    put_back = state_of_this_thread()
+    try:
+        return capture(
+            strategy, fn, mine, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
+        )
+    except Exception as error:  # which may come from a wrong guess
+        put_back()
+        return error
+
+
+@dataclasses.dataclass
+class _Asked:
+    what: str
+    offer: Any
+    answers: tuple[Any, ...]
+
+
+class _Questions:
+    """What the replicas want to know of each other's sizes, in the order in which they ask.
+
+    Args:
+      size_of: the size of each replica, by number.
+      sizes: for each size the shapes of the arguments.
+    """
+
+    def __init__(self, size_of: tuple[int, ...], sizes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
+        self._size_of = size_of
+        self._asked: list[list[_Asked]] = [[] for _ in sizes]
+        self._before: list[list[_Asked]] = [[] for _ in sizes]
+        # For each size, what another one would have in the place of a number.
+        self._counterparts = [[_counterparts(mine, theirs) for theirs in sizes] for mine in sizes]
+
+    def begin(self, number: int) -> None:
+        """The step is captured for this size, from the start."""
+        self._before[number] = self._asked[number]
+        self._asked[number] = []
+
+    def ask(self, number: int, what: str, offer: Any, dim: int = 0) -> tuple[Any, ...]:
+        """What every replica says, while those of one size say ``offer``.
+
+        Args:
+          number: of that size.
+          what: it is about.
+          offer: a number or a shape.
+          dim: in which shapes probably differ.
+        """
+        position = len(self._asked[number])
+        by_size = [
+            offer if i == number else self._expected(number, i, position, what, offer, dim)
+            for i in range(len(self._asked))
+        ]
+        answers = tuple(by_size[i] for i in self._size_of)
+        self._asked[number].append(_Asked(what, offer, answers))
+        return answers
+
+    def _expected(self, number: int, other: int, position: int, what: str, offer: Any, dim: int) -> Any:
+        for asked in (self._asked[other], self._before[other]):
+            if position < len(asked) and asked[position].what == what:
+                return asked[position].offer
+        table = self._counterparts[number][other]
+        if isinstance(offer, int):
+            return table.get(offer, offer)
+        return tuple(table.get(n, n) if i == dim else n for i, n in enumerate(offer))
+
+    def guessed_wrong(self) -> list[int]:
+        """The sizes that have been captured with answers that the others did not give."""
+        wrong = []
+        for number, asked in enumerate(self._asked):
+            for position, question in enumerate(asked):
+                known = [self._asked[i][position] if position < len(self._asked[i]) else None for i in self._size_of]
+                if any(k is not None and k.offer != a for k, a in zip(known, question.answers, strict=True)):
+                    wrong.append(number)
+                    break
+        return wrong
+
+    def check_alike(self) -> None:
+        """Raise unless all have asked the same.
+
+        Raises:
+          CantJoinError: they have not.
+        """
+        if len({tuple(a.what for a in asked) for asked in self._asked}) > 1:
+            raise CantJoinError("replicas of different sizes do not come to the same collectives")
+
+
+def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    """For each dim of one size's arguments what another one has there; of the first argument, if that is not clear."""
+    pairs = [(a, b) for x, y in zip(mine, theirs, strict=True) for a, b in zip(x, y, strict=True) if a != b]
+    return dict(reversed(pairs))
+
+
+class UnevenCommunicator(SpmdCommunicator):
+    """The communicator of a replica of one of the sizes; see :class:`replicax.communication.Communicator`."""
+
+    def __init__(self, questions: _Questions, number: int, options: CommunicationOptions | None) -> None:
+        super().__init__(options=options)
+        self._questions = questions
+        self._number = number
+        questions.begin(number)
+
+    def add_up(self, count: int) -> int:
+        return sum(self._questions.ask(self._number, "add up", count))
+
+    def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        array = jnp.asarray(array)
+        [axis] = checked_axes(axis, array.shape, "all_gather")
+        shapes = self._shapes("all_gather", array, axis)
+        if len(set(shapes)) == 1:
+            return super().all_gather(array, axis, options)
+        return _gathered(array, axis, shapes, self._noted(options))
+
+    def from_first(self, array: Any) -> Any:
+        array = jnp.asarray(array)
+        shapes = self._shapes("the first replica's value", array)
+        if len(set(shapes)) == 1:
+            return super().from_first(array)
+        if not array.ndim:
+            raise ValueError(f"the first replica's value: the replicas' arrays have the shapes {list(shapes)}")
+        return _gathered(array, 0, shapes, self._noted(None))[: shapes[0][0]]
+
+    def components(self, value: Any) -> Sequence[Any]:
+        array = jnp.asarray(value)
+        shapes = self._shapes("local_results", array)
+        if len(set(shapes)) == 1:
+            return super().components(array)
+        flat = tuple((math.prod(shape),) for shape in shapes)
+        whole = _gathered(array.reshape(-1), 0, flat, self._noted(None))
+        ends = [sum(n for (n,) in flat[: i + 1]) for i in range(len(flat))]
+        return [whole[end - n : end].reshape(shape) for end, (n,), shape in zip(ends, flat, shapes, strict=True)]
+
+    def _shapes(self, what: str, array: Any, dim: int = 0) -> tuple[tuple[int, ...], ...]:
+        """Those of every replica's array, which probably differ in ``dim`` only."""
+        return self._questions.ask(self._number, what, tuple(array.shape), dim)
+
+
+def _gathered(array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None) -> Any:
+    check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
+    sizes = tuple(shape[axis] for shape in shapes)
+    return gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))

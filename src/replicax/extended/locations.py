@@ -1,0 +1,77 @@
+"""Destinations: where a result is wanted, or variables are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from replicax import context
+from replicax.devices.mesh import replica_mesh
+from replicax.devices.selection import resolve_devices
+from replicax.values import PerReplica
+from replicax.variables.store import check_owner
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
+    """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices.
+
+    Args:
+      strategy: whose results.
+      where: a variable or a value (wherever it is), devices, or ``None``.
+      what: the method that is told so.
+
+    Raises:
+      ContextError: another strategy's variable.
+      TypeError: ``where`` is nothing of all this.
+      ValueError: inside a step, other devices than the replicas'.
+    """
+    if where is None or isinstance(where, PerReplica):
+        return None
+    if isinstance(where, Variable):
+        check_owner(where, strategy, "this is")
+        return where.sharding if where.layout.home is not None and not context.in_step() else None
+    if isinstance(where, jax.Array):
+        if context.in_step():
+            return None
+        where = sorted(where.devices(), key=lambda d: d.id)
+    if isinstance(where, str | jax.Device):
+        where = [where]
+    if not isinstance(where, tuple | list):
+        raise TypeError(
+            f"{what}: destinations must be a variable, a PerReplica value, a device or its name, a list of devices, or "
+            f"None for all replicas' devices, got {where!r}"
+        )
+    extended = strategy.extended
+    if _are(where, extended.worker_devices) or _are(where, list(extended.mesh.devices.flat)):
+        return None
+    devices = resolve_devices(where)
+    if context.in_step():
+        raise ValueError(
+            f"{what}: inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass "
+            "a variable or None as destinations, or reduce outside the step"
+        )
+    return NamedSharding(replica_mesh(devices), PartitionSpec())
+
+
+def holds_variables(strategy: Strategy, where: Any) -> bool:
+    """Whether ``where``, a variable or what ``non_slot_devices`` returned, is where the strategy has its variables."""
+    if isinstance(where, Variable):
+        check_owner(where, strategy, "this is")
+        return True
+    if isinstance(where, tuple | list) and where:
+        return _are(where, strategy.extended.parameter_devices)
+    return where is None or (isinstance(where, str | jax.Device) and _are([where], strategy.extended.parameter_devices))
+
+
+def _are(where: Any, devices: Sequence[jax.Device]) -> bool:
+    """Whether ``where`` names exactly these devices, of which some may be other workers'."""
+    if isinstance(where, tuple | list) and all(isinstance(d, jax.Device) for d in where):
+        return set(where) == set(devices)
+    return set(resolve_devices(where)) == set(devices)

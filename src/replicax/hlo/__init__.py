@@ -1,0 +1,1 @@
+"""What the compiler says: a compiled program's text, taken apart."""

@@ -1,0 +1,85 @@
+"""Where a compiler has laid out memory: XLA's buffer assignment, from the text that it leaves on request."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+_ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+)(?P<about>.*):$")
+_VALUE = re.compile(
+    r"^ value: <\d+ (?P<name>[\w.\-]+)(?:\{[\d,]*\})? @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<type>.+)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The result of an instruction, or a part of it, at its place in an allocation.
+
+    Attributes:
+      instruction: its name.
+      type: of the array.
+      size: in bytes, with padding.
+      offset: from where the allocation begins.
+    """
+
+    instruction: str
+    type: str
+    size: int
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """A piece of main memory.
+
+    Attributes:
+      size: in bytes.
+      is_argument: whether it holds an argument of the program.
+      is_output: whether it holds what the program returns.
+      is_temporary: whether it holds what is needed in between only.
+      values: what lies there, one after the other.
+    """
+
+    size: int
+    is_argument: bool
+    is_output: bool
+    is_temporary: bool
+    values: tuple[Value, ...]
+
+
+def allocations(text: str) -> list[Allocation]:
+    """The allocations in the device's main memory.
+
+    >>> from replicax.hlo.buffer_assignment import allocations
+    >>> found = allocations('''BufferAssignment:
+    ... allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
+    ...  value: <1 x.1 @0> (size=64,offset=0): f32[16]{0}
+    ... allocation 1: size 32, color 1, preallocated-temp:
+    ... allocation 2: size 128, preallocated-temp:
+    ...  value: <2 add @0> (size=128,offset=0): f32[32]{0}
+    ... ''')
+    >>> [(a.size, a.is_argument, a.is_output, a.is_temporary, len(a.values)) for a in found]
+    [(64, True, True, False, 1), (128, False, False, True, 1)]
+    """
+    return list(_allocations(text))
+
+
+def _allocations(text: str) -> Iterator[Allocation]:
+    found: re.Match[str] | None = None
+    values: list[Value] = []
+    for line in [*text.splitlines(), ""]:
+        if match := _VALUE.match(line):
+            if not match["type"].startswith("("):  # a table of where the parts of a tuple are
+                values.append(Value(match["name"], match["type"], int(match["size"]), int(match["offset"])))
+            continue
+        if found is not None and not re.search(r", color [1-9]|thread-local", found["about"]):
+            about = found["about"]
+            yield Allocation(
+                size=int(found["size"]),
+                is_argument=", parameter " in about,
+                is_output="maybe-live-out" in about,
+                is_temporary="preallocated-temp" in about,
+                values=tuple(values),
+            )
+        found, values = _ALLOCATION.match(line), []

@@ -1,0 +1,119 @@
+"""What a compiled program executes: each instruction, and how many times.
+
+XLA's own cost analysis counts the body of a loop once, however often it runs. A model whose layers are a scan would
+look as cheap as one of its layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from replicax.hlo.instructions import Computation, Instruction, Module
+
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_PASSES_ON = ("copy", "bitcast", "convert", "copy-done", "copy-start")
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+    """An instruction that runs.
+
+    Attributes:
+      instruction: which.
+      computation: where it stands.
+      times: how often it runs in one run of the program.
+      is_fused: whether it is part of a fusion, whose inner values lie in no memory.
+    """
+
+    instruction: Instruction
+    computation: Computation
+    times: int
+    is_fused: bool
+
+
+class Walk:
+    """Goes through a program as it runs.
+
+    A branch counts as if each of its arms ran, as some replica or step may take any of them.
+
+    Attributes:
+      unknown_loops: the names of loops of which it can't be told how often they run; they count once. Complete
+        when the walk has ended.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self.unknown_loops: list[str] = []
+
+    def __iter__(self) -> Iterator[Executed]:
+        return self._within(self._module.entry, 1, False)
+
+    def _within(self, name: str, times: int, is_fused: bool) -> Iterator[Executed]:
+        computation = self._module.computations[name]
+        for instruction in computation.instructions.values():
+            yield Executed(instruction, computation, times, is_fused)
+            match instruction.opcode:
+                case "while":
+                    trips = trip_count(self._module, computation, instruction)
+                    if trips is None:
+                        self.unknown_loops.append(instruction.name)
+                    inner, repeated = instruction.called("body"), times * (1 if trips is None else trips)
+                case "conditional":
+                    inner = instruction.called("branch_computations", "true_computation", "false_computation")
+                    repeated = times
+                case "call" | "fusion" | "async-start":
+                    inner, repeated = instruction.called("to_apply", "calls"), times
+                case _:  # what else is called (to_apply of a reduction) is applied to single numbers
+                    continue
+            for called in inner:
+                yield from self._within(called, repeated, is_fused or instruction.opcode == "fusion")
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a loop runs; ``None`` if that can't be told.
+
+    The compiler for CPUs and GPUs writes it down. That for TPUs does not; there it is read from a condition that
+    compares a counter, which starts from a constant and grows by one, with a constant.
+    """
+    if found := _TRIPS.search(loop.attributes):
+        return int(found[1])
+    condition = module.computations[loop.called("condition")[0]]
+    compare = condition.root
+    if compare.opcode != "compare" or "direction=LT" not in compare.attributes:
+        return None
+    counter, limit = (_origin(condition, name) for name in compare.operands)
+    if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
+        return None
+    index = int(re.findall(r"\bindex=(\d+)", counter.attributes)[0])
+    if not _grows_by_one(module.computations[loop.called("body")[0]], index):
+        return None
+    initial = _origin(computation, loop.operands[0])
+    if initial.opcode != "tuple":
+        return None
+    start = _origin(computation, initial.operands[index])
+    numbers = [i.arguments if i.opcode == "constant" else "" for i in (start, limit)]
+    if not all(re.fullmatch(r"-?\d+", n) for n in numbers):
+        return None
+    return max(0, int(numbers[1]) - int(numbers[0]))
+
+
+def _grows_by_one(body: Computation, index: int) -> bool:
+    if body.root.opcode != "tuple":
+        return False
+    new = _origin(body, body.root.operands[index])
+    if new.opcode != "add":
+        return False
+    operands = [_origin(body, name) for name in new.operands]
+    return {o.opcode for o in operands} == {"get-tuple-element", "constant"} and any(
+        o.opcode == "constant" and o.arguments == "1" for o in operands
+    )
+
+
+def _origin(computation: Computation, name: str) -> Instruction:
+    """Where a value comes from, past what only passes it on."""
+    instruction = computation.instructions[name]
+    while instruction.opcode in _PASSES_ON and instruction.operands:
+        instruction = computation.instructions[instruction.operands[0]]
+    return instruction

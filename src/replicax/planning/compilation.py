@@ -1,0 +1,92 @@
+"""Compiling a step ahead of time, and what the compiler tells of it: also of a step that does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from replicax import _jax
+from replicax.errors import CompilationError
+from replicax.hlo.buffer_assignment import Allocation, allocations
+from replicax.hlo.instructions import Module, parse
+
+_TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """How it went.
+
+    Attributes:
+      module: the optimised program.
+      allocations: of its memory.
+      code: the size of the program itself, in bytes; 0 if it does not fit.
+      seconds: how long it took.
+      available: if it does not fit, the bytes that there are, as the compiler says; rounded by it.
+      words: the same, what it says.
+    """
+
+    module: Module
+    allocations: list[Allocation]
+    code: int
+    seconds: float
+    available: int | None = None
+    words: str = ""
+
+
+def compile_ahead(
+    compile_: Callable[[dict[str, Any]], jax.stages.Compiled], name: str, device_kind: str
+) -> Compilation:
+    """Compile a program for devices that need not be there.
+
+    Args:
+      compile_: compiles it with the options that it is given, as ``jax.stages.Lowered.compile`` does.
+      name: of the step.
+      device_kind: what the devices are.
+
+    The compiler is asked to leave its program and its layout of memory as text, which it does also of a program that
+    turns out not to fit.
+
+    Raises:
+      CompilationError: the compiler refuses the step for another reason than that it does not fit.
+    """
+    with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        code, available, words = 0, None, ""
+        begin = time.perf_counter()
+        try:
+            with _jax.without_compilation_cache():  # from which a program would come without its text
+                analysis: Any = compile_(options).memory_analysis()
+            code = analysis.generated_code_size_in_bytes
+        except Exception as error:  # whatever a compiler raises
+            words = " ".join(str(error).split())
+            found = _TOO_MUCH.search(words)
+            if found is None:
+                raise refusal(name, device_kind, error) from error
+            available = int(float(found[1]) * _UNITS[found[2]])
+        seconds = time.perf_counter() - begin
+        program = _read(folder, "after_optimizations.txt")
+        layout = _read(folder, "after_optimizations-buffer-assignment.txt")
+    return Compilation(parse(program), allocations(layout), code, seconds, available, words)
+
+
+def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
+    """What to raise if the step ``name`` can't be compiled for devices because of ``error``."""
+    words = " ".join(str(error).split())
+    return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
+
+
+def _read(folder: str, ending: str) -> str:
+    """The text of that name about the largest of the modules: a compiler may take small ones out of a program."""
+    texts = [path.read_text() for path in Path(folder).glob(f"*{ending}")]
+    if not texts:
+        raise CompilationError(f"the compiler has left no text *{ending}, which a plan is read from")
+    return max(texts, key=len)

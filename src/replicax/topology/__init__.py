@@ -1,1 +1,0 @@
-"""Devices: which there are, how replicas lie on them."""

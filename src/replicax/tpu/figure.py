@@ -1,0 +1,287 @@
+"""The picture of a slice on paper: PNG or SVG.
+
+It is drawn on a figure of its own and not on ``pyplot``'s: nothing global, and no display needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+
+from replicax.tpu.assignment import DeviceAssignment
+from replicax.tpu.drawing import COLOURS, INK, LINE, MUTED, PAPER, SHARED, Drawing, drawing
+from replicax.tpu.topology import Topology
+
+_WIDTH, _HEIGHT = 12.0, 8.0  # the room for the chips, in inches
+_MARGIN, _HEAD, _NUMBERS = 0.45, 1.0, 0.24
+_LARGEST = 1.1  # inches from chip to chip
+_GAP = 2.0  # between planes, in chips
+_CHIP, _SHEET, _STUB = 0.72, 0.46, 0.72  # the side of a chip; from its middle to the rim, and to an open end
+_AROUND, _RIM, _EDGE = "#B98900", "#F4F6F9", "#9AA3B0"
+_DPI = 160
+
+
+def plot(topology: Topology, path: str | os.PathLike[str], assignment: DeviceAssignment | None = None) -> None:
+    """Draw a slice: planes of chips side by side, links, hosts; with an assignment, replicas and logical devices."""
+    if Path(path).suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"plot: the path must end in .png or .svg, got {str(path)!r}")
+    page = _Page(drawing(topology, assignment))
+    page.hosts()
+    page.links(assignment)
+    page.cores()
+    page.numbers()
+    page.text(_MARGIN, 0.42, _title(topology), 14, fontweight="bold")
+    page.text(_MARGIN, 0.7, _facts(topology, assignment), 9.5, color=MUTED)
+    page.legend(assignment)
+    # Words stay words in an SVG, and the same picture gives the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "replicax"}):
+        page.figure.savefig(path, dpi=_DPI, metadata={"Date": None} if str(path).lower().endswith("svg") else None)
+
+
+class _Page:
+    """A slice on paper. Positions are in chips, from the upper left one of the first plane; y goes down."""
+
+    def __init__(self, picture: Drawing) -> None:
+        self.picture = picture
+        x, y, z = picture.topology.torus.shape
+        # As many planes side by side as make the chips largest.
+        self.across = max(range(1, z + 1), key=lambda n: (min(*self._units(n), _LARGEST), -n))
+        self.unit = min(*self._units(self.across), _LARGEST)
+        planes = z > 1
+        self.numbered = self.unit > 0.27
+        self.labelled = False
+        left, top = _MARGIN + _NUMBERS * self.numbered, _HEAD + _NUMBERS * (self.numbered + planes)
+        self.reach = _STUB if any(picture.topology.torus.wrap[:2]) else _SHEET
+        right, bottom = self.at(np.array([[x - 1, y - 1, plane] for plane in range(z)])).max(0) + 2 * self.reach
+        self.width = max(left + self.unit * right + _MARGIN, 7.0)
+        self.height = top + self.unit * bottom + 0.85
+        self.figure = Figure(figsize=(self.width, self.height), facecolor=PAPER)
+        self.corner = -self.reach - np.array([left, top]) / self.unit
+        low, high = self.corner, self.corner + np.array([self.width, self.height]) / self.unit
+        self.axes = self.figure.add_axes((0, 0, 1, 1), xlim=(low[0], high[0]), ylim=(high[1], low[1]))
+        self.axes.axis("off")
+
+    def _units(self, across: int) -> tuple[float, float]:
+        """How large the distance from chip to chip may be with so many planes side by side, in inches."""
+        x, y, z = self.picture.topology.torus.shape
+        return _WIDTH / (across * (x + _GAP)), _HEIGHT / (-(-z // across) * (y + _GAP))
+
+    def at(self, chips: np.ndarray) -> np.ndarray:
+        """Where chips ``[..., 3]`` lie on the page: ``[..., 2]``."""
+        x, y, _ = self.picture.topology.torus.shape
+        row, column = np.divmod(chips[..., 2], self.across)
+        return np.stack([chips[..., 0] + column * (x + _GAP), chips[..., 1] + row * (y + _GAP)], axis=-1).astype(float)
+
+    # --- what is drawn, from below ----------------------------------------------------------------------
+
+    def hosts(self) -> None:
+        """A sheet under the chips of each host."""
+        topology = self.picture.topology
+        if topology.num_tasks == 1:
+            return
+        sheets = []
+        for own in topology.device_coordinates:
+            for z in np.unique(own[:, 2]):
+                places = self.at(own[own[:, 2] == z][:, :3])
+                sheets.append(_rounded(places.min(0) - _SHEET, places.max(0) + _SHEET, 0.16))
+        self._polygons(sheets, 0, facecolors=_RIM, edgecolors="#DDE2EA", linewidths=self._thin(0.8))
+
+    def links(self, assignment: DeviceAssignment | None) -> None:
+        """Links between chips; those from one logical device to the next in the colour of their replica."""
+        ends = self.picture.topology.torus.links()
+        there = np.asarray((self.picture.owner > -2).any(-1))[tuple(np.moveaxis(ends, -1, 0))].all(1)
+        flat = ends[there & (ends[:, 0, 2] == ends[:, 1, 2])]  # those along z have no place on the page
+        ring = _ring_links(assignment)
+        lines: list[np.ndarray] = []
+        colours: list[str] = []
+        widths: list[float] = []
+        for a, b in flat:
+            wraps = bool(np.abs(a - b).max() > 1)
+            owner = ring.get(frozenset((tuple(a.tolist()), tuple(b.tolist()))))
+            strokes = self._stubs(a, b) if wraps else [self.at(np.stack([a, b]))]
+            colour = (_AROUND if wraps else LINE) if owner is None else COLOURS[self.picture.colours[owner]]
+            lines += strokes
+            colours += [colour] * len(strokes)
+            widths += [self._thin(1.8 if owner is None else 6.0)] * len(strokes)
+        self._lines(lines, 1, colors=colours, linewidths=widths)
+
+    def _stubs(self, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+        """A link that wraps around leaves on one side and comes back on the other: two short ends."""
+        last, first = self.at(np.stack([a, b]))
+        out = (last - first) / np.abs(last - first).max() * _STUB
+        return [np.stack([last, last + out]), np.stack([first, first - out])]
+
+    def cores(self) -> None:
+        """The chips, and on them their cores."""
+        shape = self.picture.owner.shape
+        chips, cores, colours, edges = [], [], [], []
+        for chip in np.ndindex(shape[:3]):
+            centre = self.at(np.array(chip))
+            chips.append(self._corners(centre - _CHIP / 2, centre + _CHIP / 2, 0.12))
+            for core in range(shape[3]):
+                at = (*chip, core)
+                low, high = self._core(centre, core, shape[3])
+                cores.append(self._corners(low, high, 0.08))
+                missing = self.picture.owner[at] == -2
+                colours.append(PAPER if missing else self.picture.colour(at))
+                edges.append(LINE if missing else "none")
+                self._label(at, (low + high) / 2, high - low)
+        self._polygons(chips, 2, facecolors=PAPER, edgecolors=_EDGE, linewidths=self._thin(1.0))
+        self._polygons(cores, 3, facecolors=colours, edgecolors=edges, linewidths=self._thin(0.8))
+
+    def _core(self, centre: np.ndarray, core: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The corners of a core: cores of a chip lie side by side."""
+        inside, between = _CHIP - 0.08, 0.04
+        side = (inside - between * (count - 1)) / count
+        low = centre - inside / 2 + np.array([core * (side + between), 0])
+        return low, low + np.array([side, inside])
+
+    def _label(self, at: tuple[int, ...], centre: np.ndarray, size: np.ndarray) -> None:
+        """The replica, and below it the logical device, if there is room."""
+        owner, member = self.picture.owner[at], self.picture.member[at]
+        x, y = (float(n) for n in centre)
+        if owner == -2 and self.unit > 0.4:
+            self.axes.text(x, y, "×", ha="center", va="center", color=LINE, fontsize=26 * self.unit, zorder=4)
+        if owner < 0:
+            return
+        room = 72 * self.unit * size  # in points
+        digits = len(str(self.picture.owner.max()))
+        large = min(room[0] / (0.75 * max(digits, 1)), room[1] * (0.5 if self.picture.single else 0.38), 15)
+        if large < 4.2:
+            return
+        self.labelled = True
+        style: dict[str, Any] = {"ha": "center", "color": PAPER, "zorder": 4}
+        if self.picture.single:
+            self.axes.text(x, y, str(owner), va="center", fontsize=large, fontweight="bold", **style)
+            return
+        self.axes.text(x, y - 0.03, str(owner), va="bottom", fontsize=large, fontweight="bold", **style)
+        self.axes.text(x, y + 0.05, str(member), va="top", fontsize=0.72 * large, alpha=0.85, **style)
+
+    def numbers(self) -> None:
+        """The coordinates of the chips, at the upper and the left rim, and of the planes."""
+        x, y, z = self.picture.topology.torus.shape
+        style: dict[str, Any] = {"fontsize": 7.5, "color": MUTED, "va": "center"}
+        away = self.reach + 0.1 / self.unit
+        for plane in range(z):
+            left, top = (float(n) for n in self.at(np.array([0, 0, plane])))
+            first = plane < self.across
+            for i in range(x if self.numbered and first else 0):
+                self.axes.text(left + i, top - away, f"x = {i}" if i == 0 else str(i), ha="center", **style)
+            for i in range(y if self.numbered and plane % self.across == 0 else 0):
+                self.axes.text(left - away + 0.06, top + i, f"y = {i}" if i == 0 else str(i), ha="right", **style)
+            if z > 1:
+                up = away + (_NUMBERS / self.unit if self.numbered and first else 0)
+                bold = {**style, "color": INK, "fontsize": 8.5 if self.numbered else 7.0}
+                self.axes.text(left - _CHIP / 2, top - up, f"z = {plane}", ha="left", **bold)
+
+    def legend(self, assignment: DeviceAssignment | None) -> None:
+        """What the shapes mean, below the chips."""
+        picture = self.picture
+        below = "" if picture.single else f", below it the {picture.what}"
+        numbers = f": its number{below}" if self.labelled else ""
+        keys = [("core", COLOURS[0], f"{picture.whose}{numbers}")]
+        if (picture.owner == -1).any():
+            keys.append(("core", SHARED, "no replica's"))
+        if (picture.owner == -2).any():
+            keys.append(("hole", LINE, "missing"))
+        if assignment is not None and _ring_links(assignment):
+            keys.append(("line", COLOURS[0], "from one logical device to the next"))
+        if picture.topology.num_tasks > 1:
+            keys.append(("sheet", _RIM, "a host"))
+        if any(picture.topology.torus.wrap[:2]):
+            keys.append(("line", _AROUND, "open end: a link around"))
+        if len(picture.layers()) > 1:
+            around = ", and the last to the first" if picture.topology.torus.wrap[2] else ""
+            keys.append(("none", PAPER, f"each plane is linked to the next{around}"))
+        x, y = _MARGIN, self.height - 0.52
+        for kind, colour, text in keys:
+            end = x + 0.22 * (kind != "none") + 0.0575 * len(text)
+            if end > self.width - 0.1:
+                x, y, end = _MARGIN, y + 0.22, end - x + _MARGIN
+            self._key(x, y, kind, colour, text)
+            x = end + 0.3
+
+    def _key(self, x: float, y: float, kind: str, colour: str, text: str) -> None:
+        """One shape and its meaning, in inches."""
+        middle = self.corner + np.array([x + 0.08, y]) / self.unit
+        side = 0.07 / self.unit
+        if kind == "line":
+            half = np.array([side, 0])
+            self._lines([np.stack([middle - half, middle + half])], 3, colors=[colour], linewidths=3.0)
+        elif kind != "none":
+            edge = {"core": "none", "hole": LINE, "sheet": LINE}[kind]
+            corners = [_rounded(middle - side, middle + side, side * 0.35)]
+            self._polygons(corners, 3, facecolors=PAPER if kind == "hole" else colour, edgecolors=edge, linewidths=0.8)
+        self.text(x if kind == "none" else x + 0.22, y, text, 8.5, color=MUTED)
+
+    # --- drawing ----------------------------------------------------------------------------------------
+
+    def text(self, x: float, y: float, text: str, size: float, color: str = INK, **style: Any) -> None:
+        """Words, in inches from the upper left corner."""
+        self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, color=color, va="center", **style)
+
+    def _polygons(self, corners: list[np.ndarray], level: float, **style: Any) -> None:
+        self.axes.add_collection(PolyCollection(corners, zorder=level, **style))
+
+    def _lines(self, lines: list[np.ndarray], level: float, **style: Any) -> None:
+        self.axes.add_collection(LineCollection(lines, capstyle="butt", zorder=level, **style))
+
+    def _corners(self, low: np.ndarray, high: np.ndarray, radius: float) -> np.ndarray:
+        return _rounded(low, high, radius if self.unit > 0.2 else 0.0)
+
+    def _thin(self, width: float) -> float:
+        return width * min(1.0, max(self.unit / 0.7, 0.2))
+
+
+def _rounded(low: np.ndarray, high: np.ndarray, radius: float) -> np.ndarray:
+    """The corners of a rectangle, rounded."""
+    if radius == 0:
+        return np.array([low, (high[0], low[1]), high, (low[0], high[1])])
+    turn = np.linspace(0, math.pi / 2, 4)
+    arc = radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    inner_low, inner_high = low + radius, high - radius
+    quarter = np.array([[0.0, 1.0], [-1.0, 0.0]])  # turns an arc on by a quarter
+    corners = [inner_high, (inner_low[0], inner_high[1]), inner_low, (inner_high[0], inner_low[1])]
+    return np.concatenate([arc @ np.linalg.matrix_power(quarter, i) + c for i, c in enumerate(corners)])
+
+
+def _ring_links(assignment: DeviceAssignment | None) -> dict[frozenset[tuple[int, ...]], int]:
+    """The replica whose logical devices follow on each other along a link, by the chips at its ends."""
+    if assignment is None:
+        return {}
+    chips = assignment.core_assignment[..., :3]
+    following = np.roll(chips, -1, axis=1)
+    beside = assignment.hops() == 1
+    return {
+        frozenset((tuple(chips[r, c].tolist()), tuple(following[r, c].tolist()))): r
+        for r, c in np.argwhere(beside).tolist()
+    }
+
+
+def _title(topology: Topology) -> str:
+    return topology.name or "×".join(map(str, topology.torus.shape)) + " chips"
+
+
+def _facts(topology: Topology, assignment: DeviceAssignment | None) -> str:
+    cores = int(topology.mesh_shape[3])
+    dims = [axis for axis, wraps in zip("xyz", topology.torus.wrap, strict=True) if wraps]
+    facts = [
+        _many(math.prod(topology.torus.shape), "chip") + (f" of {cores} devices" if cores > 1 else ""),
+        _many(topology.num_tasks, "host"),
+        f"wraps around along {', '.join(dims)}" if dims else "no wrap-around",
+    ]
+    if assignment is not None:
+        replicas, each = assignment.num_replicas, assignment.num_cores_per_replica
+        facts.insert(0, f"{_many(replicas, 'replica')} of {_many(each, 'core')}")
+    return "  ·  ".join(facts)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"

@@ -1,0 +1,139 @@
+"""The generations of TPUs: how many cores a chip has, how slices are wired, what belongs to a host.
+
+Sources: the pages of the Cloud TPU documentation on v4, v5e, v5p, v6e and TPU7x
+(https://docs.cloud.google.com/tpu/docs/v5p and so on: cores, pods, hosts, and that v5p slices of 4x4x4 chips and more
+are tori and smaller ones are not); Jouppi et al., "A Domain-Specific Supercomputer for Training Deep Neural
+Networks", CACM 2020 (v2 and v3: tori of 16x16 and 32x32); Austin et al., "How to Scale Your Model", part 2,
+https://jax-ml.github.io/scaling-book/tpus (v5e and v6e wrap around along each dim of 16); and what libtpu 0.0.51
+says of slices that are not there (names of device kinds, hosts of 2x2x1 chips, devices of a chip).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+HOST = (2, 2, 1)
+"""The chips that belong to one host, in every generation: four, in a square."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of TPUs.
+
+    Attributes:
+      name: as in the names of topologies: ``"v5e"`` in ``"v5e:4x4"``.
+      device_kinds: ``jax.Device.device_kind`` of its devices.
+      cores_per_chip: TensorCores.
+      devices_per_chip: JAX devices. Where they are fewer than the cores, both cores act as one device (megacore).
+        Two devices of a chip are told apart by ``core_on_chip``.
+      chips: how many the largest slice has.
+      side: where chips lie in a plane: how many a whole pod has along x, and along y. ``None`` where slices are put
+        together from cubes of 4x4x4 chips.
+      slices: the shapes of slices that one can rent, or some of them.
+    """
+
+    name: str
+    device_kinds: tuple[str, ...]
+    cores_per_chip: int
+    devices_per_chip: int
+    chips: int
+    side: int | None
+    slices: tuple[str, ...]
+
+    @property
+    def dims(self) -> int:
+        """2 if chips lie in a plane, 3 if in space."""
+        return 3 if self.side is None else 2
+
+    def has_room(self, shape: tuple[int, int, int]) -> bool:
+        """Whether a slice may have so many chips, in such a shape."""
+        flat = self.side is None or (max(shape) <= self.side and shape[2] == 1)
+        return flat and 0 < prod(shape) <= self.chips
+
+    def accelerator_type(self, shape: tuple[int, int, int]) -> str:
+        """What Cloud calls a slice: the generation and how many cores.
+
+        >>> from replicax.tpu.generations import generation
+        >>> generation("v5e").accelerator_type((4, 4, 1)), generation("v5p").accelerator_type((4, 4, 4))
+        ('v5litepod-16', 'v5p-128')
+        """
+        return f"{'v5litepod' if self.name == 'v5e' else self.name}-{prod(shape) * self.cores_per_chip}"
+
+    def wrap(self, shape: tuple[int, int, int]) -> tuple[bool, bool, bool]:
+        """Along which dims a slice of ``shape`` chips wraps around.
+
+        Of full cubes, along all: their links around are switched. In a plane, along those that are a whole pod long.
+
+        >>> from replicax.tpu.generations import generation
+        >>> generation("v5p").wrap((4, 4, 8)), generation("v5p").wrap((2, 4, 4))
+        ((True, True, True), (False, False, False))
+        >>> generation("v5e").wrap((8, 16, 1))
+        (False, True, False)
+        """
+        if self.side is None:
+            full = all(size % 4 == 0 for size in shape)
+            return full, full, full
+        return shape[0] == self.side, shape[1] == self.side, False
+
+
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+
+GENERATIONS = (
+    Generation("v2", ("TPU v2",), 2, 2, 256, 16, ("2x2", "4x4", "8x8", "16x16")),
+    Generation("v3", ("TPU v3",), 2, 2, 1024, 32, ("2x2", "4x4", "8x8", "16x16", "32x32")),
+    Generation("v4", ("TPU v4",), 2, 1, 4096, None, _CUBES),
+    Generation("v5e", ("TPU v5 lite", "TPU v5e"), 1, 1, 256, 16, _FLAT),
+    Generation("v5p", ("TPU v5", "TPU v5p"), 2, 1, 8960, None, (*_CUBES, "16x16x24")),
+    Generation("v6e", ("TPU v6 lite", "TPU v6e"), 1, 1, 256, 16, _FLAT),
+    Generation("tpu7x", ("TPU7x", "TPU v7x"), 2, 2, 9216, None, _CUBES),
+)
+
+
+def generation(name: str) -> Generation:
+    """The generation of that name. Raises a ``ValueError`` that lists all of them."""
+    for one in GENERATIONS:
+        if one.name == name:
+            return one
+    raise ValueError(f"there is no TPU generation {name!r}; known: {', '.join(g.name for g in GENERATIONS)}")
+
+
+def generation_of(device_kind: str) -> Generation | None:
+    """The generation whose devices say that they are of ``device_kind``; ``None`` for what is no known TPU."""
+    return next((one for one in GENERATIONS if device_kind in one.device_kinds), None)
+
+
+def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
+    """The generation and the chips along x, y and z that a name such as ``"v5e:4x4"`` means.
+
+    Raises:
+      ValueError: it means nothing: no such generation, too many chips for it, chips that fill no host.
+
+    >>> from replicax.tpu.generations import parse_slice
+    >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1]
+    ((2, 2, 4), (4, 8, 1))
+    """
+    match = re.fullmatch(r"(\w+):(\d+)x(\d+)(?:x(\d+))?(?:_untwisted)?", str(name))
+    if match is None:
+        raise ValueError(f"{name!r} is no TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8'.\n{_known()}")
+    try:
+        kind = generation(match[1])
+    except ValueError as error:
+        raise ValueError(f"{name!r} is no TPU slice: {error}.\n{_known()}") from None
+    shape = int(match[2]), int(match[3]), int(match[4] or 1)
+    chips = "x".join(map(str, shape))
+    if not kind.has_room(shape):
+        whole = f"{kind.chips} chips" if kind.side is None else f"{kind.side}x{kind.side} chips"
+        raise ValueError(f"{name!r} is no TPU slice: {kind.name} has at most {whole}, not {chips}.\n{_known(kind)}")
+    if prod(shape) > 1 and any(size % tile for size, tile in zip(shape, HOST, strict=True)):
+        raise ValueError(
+            f"{name!r} is no TPU slice: hosts have {'x'.join(map(str, HOST))} chips, and these do not fill "
+            f"{chips} chips.\n{_known(kind)}"
+        )
+    return kind, shape
+
+
+def _known(*kinds: Generation) -> str:
+    return "Known slices: " + "; ".join(f"{kind.name}: {', '.join(kind.slices)}" for kind in kinds or GENERATIONS)

@@ -1,0 +1,260 @@
+"""``TPUClusterResolver``: finds TPUs, names those of a slice that is not there, or emulates a slice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _jax
+from replicax.devices.selection import use_cpu_devices
+from replicax.tpu.absent_devices import absent_devices
+from replicax.tpu.assignment import DeviceAssignment
+from replicax.tpu.generations import generation_of
+from replicax.tpu.topology import Topology
+
+
+class TPUClusterResolver:
+    """Which TPUs there are: their devices, their topology, and the addresses of their hosts.
+
+    Args:
+      tpu: where to look for real ones. ``None``, ``""`` and ``"local"`` mean those that JAX finds: the chips of this
+        machine; on Cloud TPU and GKE those of the whole slice, after ``jax.distributed.initialize()`` in a process on
+        each host.
+      topology: for planning: the name of a slice that is not there, such as ``"v5p:4x4x8"``. Its devices come from
+        libtpu; steps can be compiled for them, and not run.
+      emulate: for running with no TPU: a slice to emulate on CPU devices, one for each core. Either its mesh,
+        ``"2x2x1x2"`` for x, y, z and cores of a chip; or a name, ``"v3:2x2"``, which has that generation's cores and
+        wrap-around links; or a :class:`Topology`. Call it before anything asks JAX for a device, as
+        :func:`use_cpu_devices`, which it calls.
+
+    Attributes:
+      topology: the :class:`Topology`.
+      devices: the JAX devices: an array ``[tasks, devices of a task]``, as in ``topology.device_coordinates``.
+      kind: ``"attached"`` if this program's processes drive them, ``"emulated"``, or ``"absent"``: then steps can be
+        compiled for them, and not run.
+      task_type: the name of the job, ``"worker"``.
+      task_id: which worker this process is.
+
+    Raises:
+      RuntimeError: there is no TPU; libtpu is not installed; JAX has made its devices already, and they are too few.
+      ValueError: more than one of the three arguments; no such slice; TPUs of several slices.
+
+    >>> import replicax
+    >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
+    >>> resolver.topology
+    Topology(2x2x1 chips of 2 devices, 1 host, no wrap-around)
+    >>> resolver.num_accelerators(), resolver.environment
+    ({'TPU': 8}, 'emulated')
+    """
+
+    def __init__(
+        self,
+        tpu: str | None = None,
+        *,
+        topology: str | None = None,
+        emulate: str | Topology | None = None,
+    ) -> None:
+        if sum(bool(argument) for argument in (tpu, topology, emulate)) > 1:
+            raise ValueError(
+                "TPUClusterResolver: give one of tpu, topology (to plan) and emulate (to run on CPU devices), got "
+                f"tpu={tpu!r}, topology={topology!r}, emulate={emulate!r}"
+            )
+        self.task_type = "worker"
+        if emulate is not None:
+            self.topology, self.devices = _emulated(emulate)
+            self.kind = "emulated"
+        elif topology is not None:
+            self.topology, self.devices = topology_of(absent_devices(topology), topology)
+            self.kind = "absent"
+        else:
+            self.topology, self.devices = topology_of(_attached(tpu))
+            self.kind = "attached"
+        self.task_id = jax.process_index() if self.kind == "attached" else 0
+
+    @classmethod
+    def connect(cls, tpu: str | None = None) -> TPUClusterResolver:
+        """The resolver of real TPUs: the same as ``TPUClusterResolver(tpu)``, as JAX has nothing else to connect to."""
+        return cls(tpu)
+
+    # --- what there is ----------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> str:
+        """Where the devices are: ``"local"``, ``"google_cloud"``, ``"gke"``, ``"emulated"`` or ``"absent"``."""
+        if self.kind != "attached":
+            return self.kind
+        cluster = _jax.tpu_cluster()
+        return "local" if cluster is None else cluster[0]
+
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        """How many TPU devices each worker drives: ``{"TPU": 8}``.
+
+        Args:
+          task_type: only ``"worker"``, or ``None``.
+          task_id: any of the workers: all drive the same number.
+
+        Raises:
+          ValueError: there is no such worker.
+        """
+        self._check_task(task_type, task_id)
+        return {"TPU": self.topology.num_tpus_per_task}
+
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """The addresses of the workers by the name of their job; ``{}`` where there are none to reach."""
+        cluster = _jax.tpu_cluster() if self.kind == "attached" else None
+        return {} if cluster is None else {self.task_type: list(cluster[1])}
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a worker; ``""`` where nothing is reached through the network.
+
+        Args:
+          task_type: only ``"worker"``, or ``None``.
+          task_id: which worker; ``None`` means the first, which coordinates the others.
+          rpc_layer: put before the address, as in ``"grpc://10.0.0.1"``.
+
+        Raises:
+          ValueError: there is no such worker.
+
+        >>> import replicax
+        >>> replicax.TPUClusterResolver(emulate="2x2x1x1").master()
+        ''
+        """
+        self._check_task(task_type, task_id)
+        addresses = self.cluster_spec().get(self.task_type)
+        if not addresses:
+            return ""
+        return (f"{rpc_layer}://" if rpc_layer else "") + addresses[task_id or 0]
+
+    def get_master(self) -> str:
+        """The same as :meth:`master`."""
+        return self.master()
+
+    def get_job_name(self) -> str:
+        """The same as ``task_type``."""
+        return self.task_type
+
+    def _check_task(self, task_type: str | None, task_id: int | None) -> None:
+        if task_type not in (None, self.task_type):
+            raise ValueError(f"there is no job {task_type!r}: the TPUs belong to the job {self.task_type!r}")
+        if task_id is not None and not 0 <= task_id < self.topology.num_tasks:
+            raise ValueError(f"there is no worker {task_id}: there are {self.topology.num_tasks}, numbered from 0")
+
+    # --- devices ----------------------------------------------------------------------------------------
+
+    def logical_devices(self, assignment: DeviceAssignment) -> np.ndarray:
+        """The JAX devices of an assignment: ``[replicas, logical devices]``.
+
+        Raises:
+          ValueError: the assignment is of another topology.
+
+        >>> import replicax
+        >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
+        >>> assignment = replicax.DeviceAssignment.build(resolver.topology, [1, 1, 2], num_replicas=4)
+        >>> [[d.id for d in replica] for replica in resolver.logical_devices(assignment)]
+        [[0, 1], [2, 3], [4, 5], [6, 7]]
+        """
+        if assignment.topology != self.topology:
+            raise ValueError(
+                f"the device assignment is of another topology: it has {assignment.topology!r}, and the resolver found "
+                f"{self.topology!r}. Build it from resolver.topology."
+            )
+        cores = assignment.core_assignment
+        return self.devices[self.topology.task_ordinals(cores), self.topology.tpu_device_ordinals(cores)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TPUClusterResolver:
+        return self  # it never changes, and devices have no copies
+
+    def __repr__(self) -> str:
+        return f"TPUClusterResolver({self.topology!r}, {self.kind})"
+
+
+def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
+    """The topology of TPU devices, from what they say of themselves, and the devices ``[tasks, devices of a task]``.
+
+    Args:
+      devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index`` and ``device_kind``.
+      name: what to call the topology.
+
+    Raises:
+      ValueError: the devices are no TPUs, or of several slices, or processes drive different numbers of them.
+    """
+    slices = sorted({getattr(d, "slice_index", None) or 0 for d in devices})
+    if len(slices) > 1:
+        raise ValueError(
+            f"a topology is of one slice, and these devices are of {len(slices)}: {slices}. Between slices there are "
+            "no links to lay replicas along."
+        )
+    if not all(hasattr(d, "coords") for d in devices):
+        raise ValueError(f"{devices[0]!r} is no TPU: it has no coordinates")
+    driven: dict[int, list[jax.Device]] = {}
+    for d in sorted(devices, key=lambda d: (d.process_index, d.id)):
+        driven.setdefault(d.process_index, []).append(d)
+    if len({len(row) for row in driven.values()}) > 1:
+        raise ValueError(
+            "processes drive different numbers of TPU devices: "
+            + ", ".join(f"process {task} has {len(row)}" for task, row in driven.items())
+        )
+    ordered = list(driven.values())
+    coordinates = np.array([[(*d.coords, d.core_on_chip) for d in row] for row in ordered])
+    coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice starts elsewhere
+    mesh = coordinates.reshape(-1, 4).max(0) + 1
+    kind = generation_of(devices[0].device_kind)
+    wrap = kind.wrap((int(mesh[0]), int(mesh[1]), int(mesh[2]))) if kind else (False, False, False)
+    if name is None and kind is not None:
+        name = f"{kind.name}:{'x'.join(str(size) for size in mesh[: kind.dims])}"
+    array = np.empty(coordinates.shape[:2], dtype=object)
+    for i, row in enumerate(ordered):
+        array[i, :] = row
+    return Topology(mesh_shape=mesh, device_coordinates=coordinates, wrap=wrap, name=name), array
+
+
+def _attached(tpu: str | None) -> list[jax.Device]:
+    if tpu not in (None, "", "local"):
+        raise ValueError(
+            f"TPUClusterResolver(tpu={tpu!r}): JAX drives the TPUs of the machines that it runs on, and connects to no "
+            "others by name or address. Run this on the TPU VM, one process a host, with tpu=None."
+        )
+    try:
+        return list(jax.devices("tpu"))
+    except RuntimeError as error:
+        found = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
+        raise RuntimeError(
+            f"there is no TPU: JAX has {found}. To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); "
+            "to compile for one that is not there: TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install "
+            "'replicax[tpu]', and leave JAX_PLATFORMS unset."
+        ) from error
+
+
+def _emulated(slice_: str | Topology) -> tuple[Topology, np.ndarray]:
+    topology = slice_ if isinstance(slice_, Topology) else _parse_emulated(slice_)
+    n = topology.num_devices
+    if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < n:
+        use_cpu_devices(n)  # and otherwise as many as were asked for before
+    have = jax.local_devices(backend="cpu")
+    if len(have) < n:
+        raise RuntimeError(
+            f"{topology!r} takes {n} CPU devices, but JAX has already made its devices, and {len(have)} of them are "
+            f"CPUs. Make the resolver, or call replicax.use_cpu_devices({n}), at the top of the program."
+        )
+    array = np.empty(n, dtype=object)
+    array[:] = have[:n]
+    return topology, array.reshape(topology.device_coordinates.shape[:2])
+
+
+def _parse_emulated(text: str) -> Topology:
+    if not isinstance(text, str):
+        raise ValueError(f"TPUClusterResolver: emulate must be a string such as '2x2x1x2', or a Topology, got {text!r}")
+    if ":" in text:
+        return Topology.from_name(text)
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", text)
+    if match is None or "0" in match.groups():
+        raise ValueError(
+            f"TPUClusterResolver(emulate={text!r}): expected four positive numbers, chips along x, y and z and cores "
+            "of a chip, as in '2x2x1x2'; or the name of a slice, such as 'v3:2x2'"
+        )
+    x, y, z, cores = (int(n) for n in match.groups())
+    return Topology.of_chips((x, y, z), cores)

@@ -1,0 +1,205 @@
+"""Placement: which layout a new variable gets."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax.devices.arrays import put_among
+from replicax.devices.host_values import Where, check_integers, check_numbers
+from replicax.devices.logical_axes import parted
+from replicax.errors import PlacementError
+from replicax.variables.dtypes import is_key
+from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
+from replicax.variables.partitioners import layout_by
+from replicax.variables.slots import launching
+
+if TYPE_CHECKING:
+    from replicax.variables.partitioners import Partitioner
+    from replicax.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An initial value that is on its devices already.
+
+    Attributes:
+      array: the stored array.
+      layout: how it is stored.
+      shape: of the value.
+    """
+
+    array: jax.Array
+    layout: Layout
+    shape: tuple[int, ...]
+
+
+class _Colocation(threading.local):
+    def __init__(self) -> None:
+        self.places: list[tuple[Any, Layout, str]] = []
+
+
+_colocation = _Colocation()
+
+
+@contextlib.contextmanager
+def colocated(strategy: Any, layout: Layout, what: str) -> Iterator[None]:
+    """New variables of ``strategy`` lie where ``what``, which has this layout, does."""
+    _colocation.places.append((strategy, layout, what))
+    try:
+        yield
+    finally:
+        _colocation.places.pop()
+
+
+def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
+    """The layout of ``variable``, if it is created inside :func:`colocated`.
+
+    Raises:
+      ValueError: it is to lie somewhere else, too.
+    """
+    extended = variable.strategy.extended
+    place = next((p for p in reversed(_colocation.places) if p[0] is variable.strategy), None)
+    if place is None:
+        return None
+    if any(wish is not None for wish in wishes):
+        raise ValueError(
+            f"{variable.describe()} is created inside colocate_vars_with, and lies where {place[2]} does: leave "
+            "partitioner, partition_dimensions and logical_device out, or create it outside"
+        )
+    own = variable.is_on_read and extended.num_replicas > 1
+    return beside(place[1], variable.shape, extended.mesh, own, not is_key(variable.dtype))
+
+
+def layout_for(
+    variable: Variable,
+    partitioner: Partitioner | None,
+    partition_dimensions: Sequence[int] | None,
+    logical_device: int | None,
+) -> Layout:
+    """How ``variable``, of which the rest is known, is to lie on the devices of its strategy.
+
+    Args:
+      variable: the variable.
+      partitioner: splits it over the replicas; by default the strategy's.
+      partition_dimensions: split it over the logical devices of each replica; then the default does not.
+      logical_device: the one of each replica that is to have it.
+
+    Raises:
+      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
+        partitioner and partition dimensions. A partitioner that returns something else than it should. No such logical
+        device, or partition dimensions as well. Any of these inside :func:`colocated`.
+    """
+    beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
+    if beside_another is not None:
+        return beside_another
+    if logical_device is not None:
+        count = variable.strategy.extended.num_logical_devices
+        if partition_dimensions is not None:
+            raise ValueError(
+                f"{variable.describe()} can't be split over the logical devices and live on one of them: choose one of "
+                "partition_dimensions and logical_device"
+            )
+        device = checked_logical_device(logical_device, count, variable.describe())
+        layout = layout_for(variable, partitioner, None, None)
+        return on_logical_device(layout, device) if count > 1 else layout
+    extended = variable.strategy.extended
+    replicas = extended.num_replicas
+    usual = extended.default_layout
+    if partition_dimensions is None:
+        if replicas == 1:
+            return usual
+        if variable.is_on_read:
+            return Copies(replicas)
+        chosen = None if is_key(variable.dtype) else partitioner or extended.partitioner
+        split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
+        if isinstance(split, Mirrored):
+            return usual
+        if extended.lockstep.several:
+            raise ValueError(
+                f"{variable.describe()}: a variable can be split over the replicas of one process only; under "
+                f"{variable.strategy!r} use Variable without a partitioner"
+            )
+        return split
+    if partitioner is not None:
+        raise ValueError(
+            f"{variable.describe()} can't be split over the replicas and over the logical devices of each: choose one "
+            "of partitioner and partition_dimensions"
+        )
+    if usual.home is not None and not variable.is_on_read:
+        raise ValueError(
+            f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
+            "devices: leave partition_dimensions out"
+        )
+    axes = parted(variable.shape, partition_dimensions, extended.num_logical_devices, variable.describe())
+    return Copies(replicas, axes=axes) if variable.is_on_read and replicas > 1 else Mirrored(axes=axes)
+
+
+def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
+    """The number of a logical device.
+
+    Raises:
+      TypeError: it is no int.
+      ValueError: a replica has no such logical device.
+    """
+    try:
+        if isinstance(logical_device, bool):
+            raise TypeError
+        device = operator.index(logical_device)
+    except TypeError:
+        raise TypeError(f"{what}: the id of a logical device must be an int, got {logical_device!r}") from None
+    if not 0 <= device < count:
+        raise ValueError(
+            f"{what}: there is no logical device {device}: a replica has {count}, with the ids 0 to {count - 1}"
+        )
+    return device
+
+
+def on_logical_device(layout: Layout, logical_device: int) -> Layout:
+    """The same layout on one logical device of each replica.
+
+    Raises:
+      PlacementError: what is split over the logical devices, or on one device for all replicas, can't be there.
+    """
+    if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
+        raise PlacementError("what is split over the logical devices, or on a device for all, can't be on one of each")
+    return dataclasses.replace(layout, logical_device=logical_device)
+
+
+def move(variable: Variable, logical_device: int) -> None:
+    """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
+    with launching:
+        variable.layout = on_logical_device(variable.layout, logical_device)
+        variable.slot.array = put_among(variable.stored(), variable.sharding)
+    for cache in list(variable.slot.caches):
+        cache.forget(variable.slot)  # programs that would look for it where it was
+
+
+def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
+    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
+
+    Raises:
+      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
+      TypeError: it is no array of numbers.
+    """
+    check_integers(value, where, dtype)
+    if not isinstance(value, np.ndarray):
+        return None
+    check_numbers(value, where)
+    wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
+    return None if dtype is not None and wanted != dtype else value.astype(wanted)
+
+
+def numpy_array(value: Any) -> Any:
+    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
+    is_list = isinstance(value, list | tuple) and all(
+        isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
+    )
+    return np.array(value) if is_list or isinstance(value, np.generic) else value

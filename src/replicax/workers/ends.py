@@ -1,0 +1,453 @@
+"""Ends: a worker that fails, is interrupted or ends tells the others, and a watch tells it of them.
+
+Workers wait for each other, and a worker that has raised an error never comes. JAX's own end waits for it, too, for
+minutes. So whatever ends a worker's Python (``sys.excepthook``, ``atexit``) is written into the coordination service at
+once, and a thread in each worker, the *watch*, looks there twice a second. Whoever waits for the others, or launches a
+program that needs them, raises a :class:`replicax.WorkerError` that names the worker and says why.
+
+A worker that is inside a compiled program can't be woken by Python. If the program needs workers that will not come,
+and doesn't end by itself either, the watch ends the process, with the same message on stderr. It never does that while
+all workers are well, however long a program takes, nor where some have come to the end of the program before others.
+
+What can't be told is the end of a process that runs no Python any more (killed, out of memory, ``os._exit``); that is
+for another process to see.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax.errors import DeadlockError, WorkerError
+from replicax.workers.codec import declared, dumps, loads
+from replicax.workers.connections import connections_to
+from replicax.workers.launches import Launches, RunningProgram, first_difference
+
+INTERVAL = 0.5
+"""Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
+STUCK = 2.0
+"""After how many seconds of one program a worker tells the others which one it is."""
+GRACE = 4.0
+"""For how many seconds a program may go on when it is known that it needs a worker that will not come."""
+FAREWELL = 20.0
+"""For how many seconds the chief, with which the service goes, waits for the others to leave when one has failed."""
+PYTHONS_END = 5.0
+"""For how many seconds the chief waits for processes that are leaving to be gone."""
+PATIENCE_AT_THE_END = 300.0
+"""For how many seconds a worker that has ended waits for the others, before JAX's own end does."""
+
+_ALL = "replicax/ends"
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a worker's program has ended.
+
+    Attributes:
+      failed: whether by an error; otherwise by its last line, or ``sys.exit``.
+      why: the error, in words.
+      because_of: the worker whose failure was the cause, if it was not this one's own.
+      recent: the programs that it has launched last, by strategy; see :class:`RunningProgram`.
+    """
+
+    failed: bool
+    why: str
+    because_of: int | None
+    recent: dict[str, tuple[tuple[int, int, str], ...]]
+
+    def launched(self, strategy: str) -> int:
+        """How many programs it has launched."""
+        recent = self.recent.get(strategy)
+        return recent[-1][0] if recent else 0
+
+
+@dataclasses.dataclass
+class _Board:
+    """What the service knows."""
+
+    ends: dict[int, End] = dataclasses.field(default_factory=dict)
+    gone: set[int] = dataclasses.field(default_factory=set)
+    stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
+    calls: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+
+
+class Ends:
+    """The ends of this process's worker and of the others.
+
+    Args:
+      client: of the coordination service.
+      index: which worker this is.
+      count: how many there are.
+
+    Attributes:
+      launches: what has been launched, by strategy.
+    """
+
+    def __init__(self, client: Any, index: int, count: int) -> None:
+        self._client = client
+        self.index, self.count = index, count
+        self.launches: dict[str, Launches] = {}
+        self._board = _Board()
+        self._problem: tuple[type[WorkerError] | type[DeadlockError], str] | None = None
+        self._cause: int | None = None
+        self._since = 0.0  # when the problem was seen
+        self._told = self._failed = False
+        self._dead: set[int] = set()
+        self._answered: set[str] = set()
+        self._posted_stuck: Any = None
+        self._threads = {threading.get_ident()}
+        self._numbers = itertools.count()
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="replicax-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, and to tell."""
+        self._hook = self._install()
+        atexit.register(self.leave)
+        self._thread.start()
+
+    # --- what others ask ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if it is known that some workers won't come any more.
+
+        Raises:
+          WorkerError: one has failed; says why.
+          DeadlockError: workers run different programs.
+        """
+        if self._problem is not None:
+            kind, text = self._problem
+            raise kind(text)
+
+    def check_launch(self, strategy: str) -> None:
+        """The same, before a program is launched that all workers launch; one may have ended, too."""
+        self.check()
+        if self._board.ends:
+            for worker, end in list(self._board.ends.items()):
+                if end.launched(strategy) <= self.launches[strategy].count:
+                    raise WorkerError(self._ended(worker, "is about to run a step"))
+
+    def check_wait(self, worker: int) -> str | None:
+        """The same, while ``worker`` is waited for; if that has ended, what to say should it not have been here."""
+        self.check()
+        return self._ended(worker, "waits for it") if worker in self._board.ends else None
+
+    def elsewhere(self, strategy: str, doing: str) -> str | None:
+        """What to say if a worker is in a program that this one has not launched, and waits for it there.
+
+        Args:
+          strategy: whose.
+          doing: what this worker does, which they would have to do, too, before.
+        """
+        mine = self.launches[strategy]
+        for worker, programs in list(self._board.stuck.items()):
+            theirs = programs.get(strategy)
+            if theirs is not None and theirs.meets and theirs.count > mine.count:
+                return (
+                    f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
+                    f"{theirs.count}, which needs this worker, and worker {self.index}, after {mine.count} programs, "
+                    f"{doing}. All workers must run the same program, with the same steps in the same order."
+                )
+        return None
+
+    def takes_part(self) -> None:
+        """This thread meets other workers, so they are told if it ends by an error."""
+        self._threads.add(threading.get_ident())
+
+    def explained(self, error: Exception, doing: str) -> Exception:
+        """``error``, or what it means if the connection to other workers was lost.
+
+        Args:
+          error: raised while a program ran.
+          doing: what ran.
+        """
+        text = str(error)
+        if not any(word in text for word in _OF_CONNECTIONS):
+            return error
+        dead = self.silent()
+        if self._problem is not None:
+            return WorkerError(f"{doing} was broken off, as {self._problem[1]}")
+        for worker in self._board.ends:
+            return WorkerError(f"{doing} was broken off, as {self._ended(worker, 'ran it')}")
+        if dead:
+            who = "worker " + " and ".join(map(str, dead))
+            return WorkerError(
+                f"{doing} was broken off: {who} of {self.count} (numbered from 0) gives no sign of life. Its process "
+                "has died (killed, out of memory, a crash), or its host can't be reached; its own output says more. "
+                "All workers have to be started again, from the last checkpoint. What the connection said: " + text
+            )
+        return WorkerError(
+            f"{doing} was broken off, as a connection between workers was lost, though all {self.count} of them are "
+            "alive: the network may be at fault, or the workers ran programs that don't fit together. All workers have "
+            "to be started again, from the last checkpoint. What the connection said: " + text
+        )
+
+    def silent(self, patience: float = 3.0) -> list[int]:
+        """The workers that give no sign of life within ``patience`` seconds, nor have told of their end."""
+        call = f"{self.index}-{next(self._numbers)}"
+        deadline = time.monotonic() + patience
+        silent: set[int] = set()
+        with contextlib.suppress(Exception):  # without the service nobody can be asked
+            self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self.index}", b"")
+            while True:
+                board = self._look()
+                silent = set(range(self.count)) - {self.index} - board.calls.get(call, set()) - set(board.ends)
+                if not silent or self._problem is not None or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            self._client.key_value_delete(f"{_ALL}/call/{call}")
+        self._dead |= silent if self._problem is None else set()
+        return sorted(silent)
+
+    # --- telling --------------------------------------------------------------------------------------------
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others that this worker ends by ``error``."""
+        why = f"{type(error).__name__}: {error}"[:2000].rstrip(": ") + f" (raised at {line_of(error)})"
+        if isinstance(error, KeyboardInterrupt):
+            why = f"it was interrupted, at {line_of(error)}"
+        self._say(True, why, self._cause if isinstance(error, WorkerError | DeadlockError) else None)
+
+    def _say(self, failed: bool, why: str, because_of: int | None = None) -> None:
+        if self._told:
+            return
+        self._told, self._failed = True, failed
+        recent = {name: launches.recent() for name, launches in self.launches.items()}
+        with contextlib.suppress(Exception):  # what comes next must come, whether anybody listens or not
+            end = End(failed, why, because_of, recent)
+            self._client.key_value_set_bytes(f"{_ALL}/end/{self.index}", dumps(end), allow_overwrite=True)
+
+    def _install(self) -> Any:
+        """Tell of exceptions that nobody catches; not where Python goes on after them, as at a prompt."""
+        of_main, of_threads = sys.excepthook, threading.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if not _is_interactive():
+                self.tell(error)
+            of_main(kind, error, trace)
+
+        def thread_hook(args: Any) -> None:
+            if args.exc_value is not None and threading.get_ident() in self._threads:
+                self.tell(args.exc_value)
+            of_threads(args)
+
+        sys.excepthook, threading.excepthook = hook, thread_hook
+        return hook
+
+    # --- the watch ------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        interval = INTERVAL * max(1, self.count / 64)
+        while not self._stop.wait(interval):
+            if _jax.coordination_client() is not self._client:
+                return  # jax.distributed.shutdown has been called
+            with contextlib.suppress(Exception):  # the service may be going, and JAX ends this process then
+                self._look_around()
+
+    def _look_around(self) -> None:
+        board = self._look()
+        for call, workers in board.calls.items():
+            if self.index not in workers and call not in self._answered:
+                self._answered.add(call)
+                self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self.index}", b"")
+        now = time.monotonic()
+        running = {name: (launches.running_since(), launches) for name, launches in self.launches.items()}
+        stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
+        self._post_stuck(stuck)
+        for name, program in stuck.items():
+            why = self._problem[1] if self._problem is not None else self._left_alone(name, program)
+            since = max(self._since, running[name][0] or now)
+            if why is not None and program.meets and now - since > GRACE:
+                self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
+
+    def _look(self) -> _Board:
+        """Read what the service knows, and note what is wrong."""
+        board = _Board()
+        for key, value in self._client.key_value_dir_get_bytes(_ALL):
+            kind, *rest = key.removeprefix(_ALL + "/").split("/")
+            if kind == "end":
+                board.ends[int(rest[0])] = loads(value)
+            elif kind == "gone":
+                board.gone.add(int(rest[0]))
+            elif kind == "stuck":
+                board.stuck[int(rest[0])] = loads(value)
+            elif kind == "call":
+                board.calls.setdefault(rest[0], set()).add(int(rest[1]))
+        board.ends.pop(self.index, None)
+        board.stuck.pop(self.index, None)
+        if board.ends and not self._board.ends:
+            self._since = time.monotonic()
+        self._board = board
+        if self._problem is None:
+            self._note_problem(board)
+        return board
+
+    def _note_problem(self, board: _Board) -> None:
+        failed = [worker for worker, end in sorted(board.ends.items()) if end.failed]
+        if failed:
+            own = [worker for worker in failed if board.ends[worker].because_of is None]
+            self._cause = worker = (own or failed)[0]
+            end = board.ends[worker]
+            self._since = time.monotonic()
+            self._problem = WorkerError, f"worker {worker} of {self.count} (numbered from 0) has failed: {end.why}"
+            return
+        for strategy, launches in self.launches.items():
+            recent = {worker: end.recent.get(strategy, ()) for worker, end in board.ends.items()}
+            recent |= {w: programs[strategy].recent for w, programs in board.stuck.items() if strategy in programs}
+            recent[self.index] = launches.recent()
+            for (a, ours), (b, theirs) in itertools.combinations(sorted(recent.items()), 2):
+                found = first_difference(ours, theirs)
+                if found is not None:
+                    count, one, other = found
+                    self._since = time.monotonic()
+                    self._problem = (
+                        DeadlockError,
+                        f"the workers do not run the same programs: number {count} is {one!r} on worker {a}, and "
+                        f"{other!r} on worker {b}. All workers must run the same steps in the same order.",
+                    )
+                    return
+
+    def _left_alone(self, strategy: str, program: RunningProgram) -> str | None:
+        for worker, end in self._board.ends.items():
+            if end.launched(strategy) < program.count:
+                return self._ended(worker, f"runs {program.name!r}")
+        return None
+
+    def _ended(self, worker: int, doing: str) -> str:
+        return (
+            f"worker {worker} of {self.count} (numbered from 0) has ended its program, by its last line or sys.exit, "
+            f"while worker {self.index} {doing}. All workers must run the same program to its end."
+        )
+
+    def _post_stuck(self, stuck: dict[str, RunningProgram]) -> None:
+        places = {name: program.count for name, program in stuck.items()}
+        if places == (self._posted_stuck or {}):
+            return
+        self._posted_stuck = places
+        key = f"{_ALL}/stuck/{self.index}"
+        if places:
+            self._client.key_value_set_bytes(key, dumps(stuck), allow_overwrite=True)
+        else:
+            self._client.key_value_delete(key)
+
+    def _end_by_force(self, launches: Launches, why: str) -> None:
+        """End this process, whose Python waits inside a program; unless that ends now that others have left."""
+        self._say(True, why, self._cause)
+        with contextlib.suppress(Exception):
+            self._depart()
+        if launches.running_since() is None:
+            return
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        print(
+            f"Replicax ends worker {self.index} of {self.count}, as it is inside a compiled program, and can't raise "
+            f"an error: {why}\nIt is here (most recent call last):\n{stack}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    # --- leaving --------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """At the end of the process: before JAX waits for all others, see whether they will come."""
+        if os.getpid() != self._pid:  # a forked child's end is not the worker's
+            return
+        self._stop.set()
+        self._thread.join(5.0)
+        if _jax.coordination_client() is not self._client:
+            return
+        uncaught = getattr(sys, "last_value", None)
+        if sys.excepthook is not self._hook and uncaught is not None and not _is_interactive():
+            self.tell(uncaught)  # somebody else's hook has had it
+        self._say(False, "")
+        try:
+            if not self._failed and self._all_end():
+                return
+            is_stuck = any(launches.keeps_devices() for launches in self.launches.values())
+            self._depart()
+            if is_stuck:  # nothing can stop that program, and JAX would wait for it
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)
+        except KeyboardInterrupt:
+            pass
+        except Exception:  # the service can't be reached, and JAX's own end says so
+            return
+        _jax.abandon_coordination()
+
+    def _all_end(self) -> bool:
+        """Whether all others come to their end, too, and none by an error."""
+        for _ in _looking(PATIENCE_AT_THE_END):
+            board = self._look()
+            if board.gone or self._problem is not None:
+                return False
+            if len(board.ends) == self.count - 1:
+                return True
+        return True
+
+    def _depart(self) -> None:
+        """Say that this process leaves without waiting; the chief, whose end JAX does not forgive, goes last."""
+        if self.index:
+            self._client.key_value_set_bytes(f"{_ALL}/gone/{self.index}", b"", allow_overwrite=True)
+            return
+        port = _jax.coordination_port()
+        for _ in _looking(FAREWELL):
+            gone = self._look().gone
+            if connections_to(port) == 0:
+                return
+            if len(gone | self._dead) >= self.count - 1:
+                break
+        for _ in _looking(PYTHONS_END):
+            if connections_to(port) == 0:
+                return
+
+
+_OF_CONNECTIONS = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection reset", "Socket closed")
+
+
+def _looking(seconds: float) -> Iterator[None]:
+    """Now and then, for so long."""
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        yield
+        time.sleep(min(0.25, 0.02 + 0.1 * (time.monotonic() - start)))
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def line_of(error: BaseException) -> str:
+    """The user's line that ``error`` comes from."""
+    frames: Sequence[Any] = list(traceback.walk_tb(error.__traceback__))
+    for frame, number in reversed(frames):
+        if frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib"):
+            return f"{frame.f_code.co_filename}:{number}"
+    return "an unknown line"
+
+
+_of_clients: list[tuple[Any, Ends]] = []
+
+
+def ends_of(client: Any, index: int, count: int) -> Ends:
+    """The ends of the workers that ``client`` connects: one object for a process."""
+    for known, ends in _of_clients:
+        if known is client:
+            return ends
+    ends = Ends(client, index, count)
+    _of_clients.append((client, ends))
+    ends.start()
+    return ends

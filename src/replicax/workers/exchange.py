@@ -1,0 +1,218 @@
+"""Workers: the processes that run one program together, and how they exchange bytes.
+
+Collectives over arrays are XLA's. What workers have to tell each other besides (who has come where, what a step's
+Python has returned, how many rows are left to read) goes through the coordination service that
+``jax.distributed.initialize`` starts: a small key-value store in process 0. An exchange takes as long as a few small
+steps, and megabytes take seconds, so it is not for what steps compute on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from replicax import _jax
+from replicax.errors import WorkerError
+from replicax.workers.ends import Ends, ends_of
+
+DEFAULT_TIMEOUT = 300.0
+"""How many seconds workers wait for each other, where nobody has said otherwise."""
+
+_PIECE = 32 * 1024 * 1024  # far below the 2 GiB that one message may have
+_PATIENCE = 0.2  # seconds that a wait may be deaf to Ctrl-C, and to being called off
+_COUNT = struct.Struct("<q")
+
+
+class CalledOff(RuntimeError):  # noqa: N818
+    """Nobody wants to know the outcome of an exchange any more."""
+
+
+def never() -> bool:
+    """What most exchanges are called off by."""
+    return False
+
+
+class Workers(Protocol):
+    """The processes that run one program together, seen from one of them.
+
+    Attributes:
+      index: which one this is, from 0; worker 0 is the *chief*.
+      count: how many there are.
+      ends: what is known of the ends of their processes; ``None`` where these can't end one by one.
+    """
+
+    index: int
+    count: int
+    ends: Ends | None
+
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
+        """Bring something, and get what every worker has brought.
+
+        May be called from any thread, and from several at once for different topics.
+
+        Args:
+          topic: what this is about. Every worker must come to it, once: number what comes again.
+          data: what this worker brings. The sizes may differ.
+          timeout: how many seconds to wait for the others.
+          called_off: asked now and then while waiting; if it says so, the wait ends.
+
+        Returns:
+          What all workers have brought, in their order.
+
+        Raises:
+          TimeoutError: the time is over; names the topic, and the workers who have not come. They, too, get an error
+            when they come: an exchange takes place for all or for nobody.
+          WorkerError: another worker has failed, or the one that is waited for has ended its program.
+          CalledOff: the wait was called off.
+        """
+
+
+class Alone:
+    """One process on its own.
+
+    >>> from replicax.workers.exchange import Alone
+    >>> Alone().exchange("greeting", b"hello")
+    [b'hello']
+    """
+
+    index = 0
+    count = 1
+    ends: Ends | None = None
+
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
+        return [data]
+
+
+class DistributedWorkers:
+    """The processes of ``jax.distributed``; see :class:`Workers`.
+
+    Nothing is left behind in the service: who is the last to have read an exchange removes it.
+
+    Args:
+      name: what to put before every topic, so that it is apart from those of others.
+
+    Raises:
+      RuntimeError: ``jax.distributed.initialize`` has not been called.
+    """
+
+    def __init__(self, name: str) -> None:
+        client = _jax.coordination_client()
+        if client is None:
+            raise RuntimeError("jax.distributed.initialize has not been called")
+        self._client: Any = client
+        self._name = name
+        self.index, self.count = _jax.process_index_and_count()
+        self._ends = ends_of(client, self.index, self.count)
+        self.ends: Ends | None = self._ends
+
+    def exchange(
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
+        where = f"{self._name}/{topic}"
+        deadline = time.monotonic() + timeout
+        pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
+        for number, piece in enumerate(pieces):
+            self._client.key_value_set_bytes(f"{where}/{self.index}/{number}", piece)
+        # Last, as it says that the rest is there.
+        self._client.key_value_set_bytes(f"{where}/{self.index}/count", _COUNT.pack(len(pieces)))
+        counts = {self.index: len(pieces)}
+        for worker in range(self.count):
+            if worker == self.index:
+                continue
+            count = self._get(worker, f"{where}/{worker}/count", deadline, called_off)
+            if count is None:
+                problem = absent(topic, timeout, self._missing(where), self.count)
+                if self._verdict(where, f"worker {self.index} gave up: {problem}") is not None:
+                    raise TimeoutError(problem)
+                deadline = math.inf  # it has come at the last moment, and others have seen it
+                count = self._present(f"{where}/{worker}/count")
+            [counts[worker]] = _COUNT.unpack(count)
+        gave_up = self._verdict(where, None)
+        if gave_up is not None:
+            raise TimeoutError(f"{topic}: worker {self.index} came too late, when {gave_up}")
+        everyone = [
+            data if w == self.index else b"".join(self._present(f"{where}/{w}/{i}") for i in range(counts[w]))
+            for w in range(self.count)
+        ]
+        if self._client.key_value_increment(f"{where}/read", 1) == self.count:
+            self._client.key_value_delete(where)  # and all below
+        return everyone
+
+    def _verdict(self, where: str, gave_up: str | None) -> str | None:
+        """Whether the exchange takes place (``None``) or somebody gave up; the first to say so decides for all."""
+        verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
+        return verdict.decode() or None
+
+    def _get(self, worker: int, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
+        """The value that ``worker`` sets as ``key``, or ``None`` if it has not done so in time."""
+        while True:
+            if called_off():
+                raise CalledOff
+            ended = self._ends.check_wait(worker)
+            left = deadline - time.monotonic()
+            try:
+                value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
+            except jax.errors.JaxRuntimeError as error:
+                raise WorkerError(
+                    f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
+                    f"worker {worker}: {error}"
+                ) from error
+            if value is not None or left <= 0:
+                return value
+            if ended is not None:
+                raise WorkerError(ended)
+
+    def _present(self, key: str) -> bytes:
+        value: bytes = self._client.key_value_try_get_bytes(key)
+        return value
+
+    def _missing(self, where: str) -> list[int]:
+        there = {key for key, _ in self._client.key_value_dir_get_bytes(where)}
+        return [w for w in range(self.count) if f"{where}/{w}/count" not in there]
+
+
+class Series:
+    """Exchanges about the same thing, one after the other.
+
+    Args:
+      workers: who exchange.
+      name: the topic; its exchanges are numbered.
+      timeout: how many seconds to wait for the others, where nobody says otherwise.
+
+    >>> from replicax.workers.exchange import Alone, Series
+    >>> steps = Series(Alone(), "steps")
+    >>> steps.exchange(b"first"), steps.exchange(b"second")
+    ([b'first'], [b'second'])
+    """
+
+    def __init__(self, workers: Workers, name: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self.workers = workers
+        self._name = name
+        self._timeout = timeout
+        self._numbers = itertools.count()
+
+    def exchange(
+        self, data: bytes, timeout: float | None = None, called_off: Callable[[], bool] = never
+    ) -> list[bytes]:
+        """The next one; see :meth:`Workers.exchange`."""
+        timeout = self._timeout if timeout is None else timeout
+        return self.workers.exchange(f"{self._name}/{next(self._numbers)}", data, timeout, called_off)
+
+
+def absent(topic: str, timeout: float, missing: Sequence[int], count: int) -> str:
+    """The message of an exchange to which workers have not come."""
+    who = ", ".join(f"worker {w}" for w in missing) or "somebody"
+    return (
+        f"{topic}: waited {timeout:g} s for {who} of {count}, who did not come. All workers must run the same program; "
+        "see whether one has stopped, has raised an error, or has taken another branch."
+    )

@@ -1,0 +1,200 @@
+"""Lockstep: all workers do the same things in the same order, and find out at once where they do not.
+
+Workers run the same Python, each on its own. Wherever one has to know something of the others, all come together: to
+create a variable, to begin a new program, to meet in the exact executor. They say where they are; whoever is
+somewhere else, has raised an error or does not come is named on every worker, and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import Any
+
+from replicax.errors import DeadlockError
+from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
+from replicax.workers.ends import line_of
+from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
+from replicax.workers.launches import Launches
+
+
+class Lockstep:
+    """What the workers of a strategy tell each other, one thing after the other.
+
+    Args:
+      workers: who they are.
+      name: the topic.
+      timeout: how many seconds to wait for the others, where nobody says otherwise.
+
+    Attributes:
+      several: whether there are other workers.
+
+    >>> from replicax.workers.lockstep import Lockstep
+    >>> from replicax.workers.exchange import Alone
+    >>> Lockstep(Alone()).share("counts its rows", 5)
+    [5]
+    """
+
+    def __init__(self, workers: Workers, name: str = "lockstep", timeout: float | None = DEFAULT_TIMEOUT) -> None:
+        self.workers = workers
+        self.several = workers.count > 1
+        self.timeout = math.inf if timeout is None else timeout
+        self.launches = Launches()
+        if workers.ends is not None:
+            workers.ends.launches[name] = self.launches
+        self._name = name
+        self._series = Series(workers, name, self.timeout)
+        self._told: BaseException | None = None
+
+    def share(self, doing: str, item: Any, detail: str = "", timeout: float | None = None) -> list[Any]:
+        """What all workers bring, in their order.
+
+        Args:
+          doing: what this worker does (``"creates a variable"``); all must do the same.
+          item: what it brings: what can travel (see :mod:`replicax.workers.codec`), arrays of this worker among it.
+          detail: what else to say of it, should the workers not do the same.
+          timeout: how many seconds to wait for the others, if not as long as usual.
+
+        Raises:
+          DeadlockError: workers do something else, or don't come in time, or have run other programs before; names
+            them.
+          WorkerError: another worker has failed, ended or died.
+          Exception: what another worker has raised in a step, with a note that says where; a ``WorkerError`` with its
+            text, if it is of a class that can't be made here.
+        """
+        if not self.several:
+            return [item]
+        try:
+            return self._share(_Message(doing, detail, item, self._launched()), timeout)
+        except BaseException as error:
+            self._told = error
+            raise
+
+    def _share(self, message: _Message, timeout: float | None) -> list[Any]:
+        timeout = self.timeout if timeout is None else min(timeout, self.timeout)
+        ends = self.workers.ends
+
+        def called_off() -> bool:
+            problem = None if ends is None else ends.elsewhere(self._name, message.shown())
+            if problem is not None:
+                raise DeadlockError(problem)
+            return False
+
+        if ends is not None:
+            ends.takes_part()
+        try:
+            said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
+        except TimeoutError as error:
+            raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None
+        for worker, theirs in enumerate(said):
+            if theirs.failure is not None:
+                raise theirs.failure.error(worker)
+        if len({m.doing for m in said}) > 1:
+            places = "; ".join(f"worker {w} {m.shown()}" for w, m in enumerate(said))
+            raise DeadlockError(
+                f"the workers do not do the same: {places}. All workers must run the same program, with the same "
+                "steps, variables and datasets in the same order."
+            )
+        if len({m.launched[:2] for m in said}) > 1:
+            ran = "; ".join(
+                f"worker {w} has run {m.launched[0]} programs, the last of them {m.launched[2]!r}"
+                for w, m in enumerate(said)
+            )
+            raise DeadlockError(
+                f"the workers have not run the same programs: {ran}; and now worker {self.workers.index} "
+                f"{message.shown()}. All workers must run the same steps in the same order."
+            )
+        return [m.item for m in said]
+
+    def _launched(self) -> tuple[int, int, str]:
+        return self.launches.count, self.launches.digest, self.launches.last
+
+    def series(self, topic: str) -> Series:
+        """Exchanges about something else, which other threads may make; who is late is waited for as long as here."""
+        return Series(self.workers, topic, self.timeout)
+
+    def check(self) -> None:
+        """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""
+        if self.workers.ends is not None:
+            self.workers.ends.check()
+
+    def check_launch(self) -> None:
+        """Raise if it is known, before a program is launched, that other workers won't.
+
+        Raises:
+          WorkerError: one has failed, or has ended.
+          DeadlockError: one runs other programs.
+        """
+        if self.workers.ends is not None:
+            self.workers.ends.check_launch(self._name)
+
+    def explained(self, error: Exception, doing: str) -> Exception:
+        """What an error means that was raised while ``doing`` something: it may be that another worker is gone."""
+        return error if self.workers.ends is None else self.workers.ends.explained(error, doing)
+
+    def fail(self, error: BaseException, who: str) -> None:
+        """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.
+
+        Args:
+          error: what was raised; nothing is said if the others have raised it, too.
+          who: what to say of where it was raised, such as ``"replica 3 of 4"``.
+        """
+        if not self.several or error is self._told:
+            return
+        self._told = error
+        with contextlib.suppress(CalledOff):  # they come later
+            self._series.exchange(
+                dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), called_off=lambda: True
+            )
+
+    def is_known(self, error: BaseException) -> bool:
+        """Whether all workers know of ``error``."""
+        return error is self._told
+
+    def everywhere(self, error: BaseException) -> BaseException:
+        """``error``, which every worker is about to raise, so that none need be told."""
+        self._told = error
+        return error
+
+    def agree(self, doing: str, item: Any, detail: str = "") -> tuple[Any, int] | None:
+        """The first worker whose item differs from the chief's, with the chief's item; ``None`` if all are equal.
+
+        Args: as for :meth:`share`, also for what it raises.
+        """
+        items = self.share(doing, item, detail)
+        return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """An error on its way to other workers."""
+
+    who: str
+    line: str
+    name: str
+    text: str
+    arguments: bytes | None
+
+    @classmethod
+    def of(cls, error: BaseException, who: str) -> _Failure:
+        return cls(who, line_of(error), *error_as_data(error))
+
+    def error(self, worker: int) -> BaseException:
+        error = error_from_data(self.name, self.text, self.arguments)
+        error.add_note(f"(raised by {self.who} on worker {worker}, at {self.line})")
+        return error
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Message:
+    doing: str
+    detail: str
+    item: Any
+    launched: tuple[int, int, str]
+    failure: _Failure | None = None
+
+    def shown(self) -> str:
+        return f"{self.doing} {self.detail}".rstrip()
