@@ -11,7 +11,7 @@ import pytest
 
 import replicax
 from examples import pipeline, spatial, transformer
-from tests.execution.programs import third_party
+from tests.programs.programs import third_party
 
 
 def on_slice(computation_shape: list[int], num_replicas: int) -> replicax.TPUStrategy:

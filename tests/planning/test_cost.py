@@ -9,7 +9,7 @@ import pytest
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
 from replicax.planning.cost import cost_of
-from tests.planning.hlo_texts import LOOP
+from tests.hlo.hlo_texts import LOOP
 
 
 def compiled(fn, *shapes):

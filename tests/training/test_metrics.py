@@ -1,4 +1,4 @@
-"""Metrics on whole batches; on padded and uneven ones see tests/execution/test_padding.py."""
+"""Metrics on whole batches; on padded and uneven ones see tests/padding/test_padded_steps.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from replicax.hlo.instructions import arrays_in, parse
+from tests.hlo.hlo_texts import LOOP
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("f32[2,3]{1,0:T(8,128)}", 24),
+        ("bf16[4]", 8),
+        ("pred[3]", 3),
+        ("f8e4m3fn[5]", 5),
+        ("s4[3]", 2),
+        ("c64[2]", 16),
+        ("f32[]", 4),
+        ("token[]", 0),
+        ("(f32[2]{0:T(8,128)(2,1)S(1)}, (s32[], u8[7]))", 19),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert sum(a.bytes for a in arrays_in(text)) == size
+
+
+def test_computations_and_lines() -> None:
+    module = parse(LOOP)
+    assert (module.entry, list(module.computations)) == ("main", ["body", "condition", "slicing", "main"])
+    loop = module.computations["main"].instructions["loop"]
+    assert (loop.called("condition"), loop.called("body"), len(loop.arrays)) == (["condition"], ["body"], 3)
+    assert module.computations["main"].instructions["start"].operands == ("copied", "x", "ws")
+    reduced = module.computations["body"].instructions["r"]
+    assert module.source(reduced) == [("/usr/lib/optax/losses.py", 40), ("/home/me/model.py", 7)]
+    assert module.source(loop) == []
+    assert [a.space for a in arrays_in("(f32[2]{0:S(1)}, f32[2]{0})")] == [1, 0]
+
+
+def test_a_real_program_has_the_lines_of_this_file() -> None:
+    def f(x):
+        return jnp.sin(x) @ x  # this one
+
+    text = jax.jit(f).lower(jax.ShapeDtypeStruct((32, 32), jnp.float32)).compile().as_text()
+    module = parse(text)
+    [dot] = [
+        i
+        for c in module.computations.values()
+        for i in c.instructions.values()
+        if i.opcode in ("dot", "fusion") and "dot" in i.op_name
+    ][:1]
+    assert __file__ in {file for file, _ in module.source(dot)}

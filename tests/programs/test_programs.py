@@ -1,0 +1,250 @@
+"""Ordinary model code runs unchanged inside a replica: the programs of ``programs_*.py`` against plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+from tests.programs import (  # noqa: F401
+    programs_collectives,
+    programs_derivatives,
+    programs_loops,
+    programs_models,
+    programs_nnx,
+    programs_numerics,
+    programs_optax,
+    programs_random,
+    programs_variables,
+)
+from tests.programs.programs import PROGRAMS, Program, bundles, third_party
+
+T = replicax.Locality.PER_REPLICA
+
+
+class Counted:
+    """A function that knows how often it has been called."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.fn(*args)
+
+
+def arguments(which: Program, strategy: replicax.Strategy) -> tuple[Any, ...]:
+    """A program's arguments for all replicas."""
+    x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
+    shared = which.shared()
+    if which.variables:
+        with strategy.scope():
+            shared = jax.tree.map(replicax.Variable, shared)
+    return x, *shared
+
+
+def assert_same(found: Any, expected: Any, what: str) -> None:
+    assert found.shape == expected.shape, what
+    assert found.dtype == expected.dtype, what
+    found, expected = np.asarray(bits(found)), np.asarray(bits(expected))
+    if found.dtype == jnp.bfloat16 or found.dtype == np.float16:
+        found, expected = found.astype(np.float32), expected.astype(np.float32)
+        np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2, err_msg=what)
+    elif np.issubdtype(found.dtype, np.inexact):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6, err_msg=what)
+    else:
+        np.testing.assert_array_equal(found, expected, err_msg=what)
+
+
+def copies(leaf: Any, replicas: int) -> list[Any]:
+    """What each replica's device holds of a result."""
+    if is_per_replica(leaf):
+        return list(leaf.values)
+    return [s.data for s in sorted(leaf.addressable_shards, key=lambda s: s.device.id)][:replicas]
+
+
+def is_per_replica(leaf: Any) -> bool:
+    return isinstance(leaf, replicax.PerReplica)
+
+
+def bits(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def check(which: Program, localities: tuple[Any, ...], result: Any, expected: list[Any]) -> None:
+    """Every replica's copy of each leaf of ``result`` is what plain JAX computes for that replica."""
+    replicas = len(expected)
+    with_paths, tree = jax.tree.flatten_with_path(result, is_leaf=is_per_replica)
+    flat = [jax.tree.leaves(e) for e in expected]
+    assert tree == jax.tree.structure(expected[0])
+    assert "".join(locality.value for locality in localities) == which.localities
+    for i, ((path, leaf), locality) in enumerate(zip(with_paths, localities, strict=True)):
+        assert is_per_replica(leaf) == (locality is T and replicas > 1)
+        held = copies(leaf, replicas)
+        assert len(held) == replicas
+        for replica in range(replicas):
+            assert_same(held[replica], flat[replica][i], f"{jax.tree_util.keystr(path)} on replica {replica}")
+
+
+# Programs with parameters run on split ones, too, in test_partition.py; `make soak` runs all of them here.
+HAVE_PARAMETERS = [p for p in PROGRAMS if jax.tree.leaves(p.shared()) and not p.variables]
+BUNDLES = bundles([p for p in PROGRAMS if p not in HAVE_PARAMETERS], 8)
+MORE_BUNDLES = bundles(HAVE_PARAMETERS, 8)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
+def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> None:
+    compare(which, replicas)
+    differ_as_they_say(which)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("which", MORE_BUNDLES, ids=lambda p: p.name)
+def test_programs_with_parameters(which: Program, replicas: int) -> None:
+    compare(which, replicas)
+    differ_as_they_say(which)
+
+
+def differ_as_they_say(which: Program) -> None:
+    """The localities that a program expects are no mere bounds: what may differ between replicas does."""
+    flat = [jax.tree.leaves(e) for e in which.reference(4)]
+    for i, locality in enumerate(which.localities if which.differ else ""):
+        first, *others = (np.asarray(bits(leaves[i])) for leaves in flat)
+        agree = all(np.array_equal(first, other) for other in others)
+        assert agree == (locality == "M"), f"leaf {i}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", BUNDLES + MORE_BUNDLES, ids=lambda p: p.name)
+def test_programs_on_one_replica(which: Program) -> None:
+    compare(which, 1)
+
+
+def compare(which: Program, replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    step, args = Counted(which.step), arguments(which, strategy)
+    localities = strategy.extended.trace(step, args).localities
+    expected = which.reference(replicas)
+    for _ in range(2):
+        check(which, localities, strategy.run(step, args), expected)
+    assert step.calls == 1
+
+
+# --- gradients with respect to variables ----------------------------------------------------------------
+
+# JAX itself does not differentiate these: integers and keys, callbacks, loops that stop when they like.
+_NO_GRADIENT = {"variables_that_are_keys_and_counters", "variables_in_callbacks", "variables_in_branches_and_loops"}
+
+
+@pytest.mark.parametrize(
+    "which", [p for p in PROGRAMS if p.variables and p.name not in _NO_GRADIENT], ids=lambda p: p.name
+)
+def test_gradients_with_respect_to_variables(which: Program, pair: replicax.MirroredStrategy) -> None:
+    def loss(x: Any, *shared: Any) -> Any:
+        return sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(which.step(x, *shared)))
+
+    def step(x: Any, *variables: Any) -> Any:
+        value, gradients = replicax.value_and_grad(lambda: loss(x, *variables), variables)()
+        return value, gradients, replicax.get_replica_context().all_reduce("sum", gradients)
+
+    plain = jax.jit(jax.value_and_grad(lambda shared, x: loss(x, *shared)))
+    expected = [plain(which.shared(), which.data(i)) for i in range(2)]
+    total = jax.tree.map(jnp.add, expected[0][1], expected[1][1])
+    counted, args = Counted(step), arguments(which, pair)
+    value, gradients, summed = pair.run(counted, args)
+    assert counted.calls == 1
+    for replica, (v, g) in enumerate(expected):
+        here = jax.tree.map(lambda leaf, r=replica: copies(leaf, 2)[r], (value, gradients), is_leaf=is_per_replica)
+        jax.tree.map(lambda a, b: assert_same(a, b, which.name), here, (v, g))
+        jax.tree.map(lambda a, b, r=replica: assert_same(copies(a, 2)[r], b, which.name), summed, total)
+
+
+@third_party
+def test_training_variables_with_adam(strategy: replicax.MirroredStrategy) -> None:
+    n = strategy.num_replicas_in_sync
+    data = np.random.default_rng(0).normal(size=(n, 4, 5)).astype(np.float32)
+    x = strategy.distribute_values_from_function(lambda ctx: data[ctx.replica_id_in_sync_group])
+    params = [np.full((3, 2), 0.1, np.float32), np.zeros(2, np.float32)]
+    tx = optax.adam(0.1)
+    with strategy.scope():
+        variables = [replicax.Variable(value) for value in params]
+        optimizer = replicax.Optimizer(tx)
+
+    def losses(w: Any, b: Any, x: Any) -> Any:
+        return jnp.square(jnp.tanh(x[:, :3] @ w + b[None]) - x[:, 3:]).mean(-1)
+
+    def step(x: Any) -> None:
+        def loss() -> Any:
+            return replicax.compute_average_loss(losses(*variables, x))
+
+        _, gradients = replicax.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    @jax.jit
+    def plain(params: Any, state: Any) -> Any:
+        gradients = jax.grad(lambda params: losses(*params, data.reshape(-1, 5)).mean())(params)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(3):
+        strategy.run(step, (x,))
+        params, state = plain(params, state)
+    for variable, value in zip([*variables, *optimizer.variables], [*params, *jax.tree.leaves(state)], strict=True):
+        for held in copies(variable.value, n):
+            assert_same(held, value, variable.name)
+
+
+# --- what happens besides the results -------------------------------------------------------------------
+
+
+def test_a_jitted_helper_that_lives_on_reads_what_was_assigned(pair: replicax.MirroredStrategy) -> None:
+    with pair.scope():
+        v = replicax.Variable(1.0)
+    helper = jax.jit(lambda x: x * v)
+
+    def step(x: Any) -> Any:
+        before = helper(x)
+        v.assign(v + 1.0)
+        _, (gradient,) = replicax.value_and_grad(lambda: helper(x) ** 2, [v])()
+        return before, helper(x), gradient
+
+    x = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    for value in (1.0, 2.0):
+        results = pair.run(step, (x,))
+        for replica, own in enumerate([1.0, 2.0]):
+            found = [float(copies(leaf, 2)[replica]) for leaf in results]
+            assert found == [value * own, (value + 1) * own, 2 * (value + 1) * own**2]
+
+
+def test_the_host_is_called_once_by_each_replica(strategy: replicax.MirroredStrategy) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def note(what: str) -> Callable[[Any], None]:
+        return lambda v: seen.append((what, float(v)))
+
+    def step(x: Any, shared: Any) -> Any:
+        jax.debug.callback(note("own"), x)
+        jax.debug.callback(note("shared"), shared)
+        jax.lax.fori_loop(0, 2, lambda i, c: (jax.debug.callback(note("loop"), c + x), c + 1.0)[1], 0.0)
+        jax.lax.cond(x > 1, lambda: jax.debug.callback(note("large"), x), lambda: None)
+        return x
+
+    n = strategy.num_replicas_in_sync
+    x = strategy.distribute_values_from_function(lambda ctx: float(ctx.replica_id_in_sync_group))
+    strategy.run(step, (x, 10.0))
+    jax.effects_barrier()
+    own = [float(i) for i in range(n)]
+    expected = [("own", i) for i in own] + [("shared", 10.0)] * n + [("large", i) for i in own if i > 1]
+    assert sorted(seen) == sorted(expected + [("loop", i + turn) for i in own for turn in (0, 1)])

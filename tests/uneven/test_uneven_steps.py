@@ -1,0 +1,526 @@
+"""Steps whose arguments differ in size between replicas: one compiled program that means what the exact one does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.variables.partitioners import over_all
+from tests.conftest import logical_strategy, strategy_of
+from tests.programs.test_properties import check_results, is_array, is_leaf
+
+EXACT = replicax.RunOptions(executor="per_replica")
+COMPILED = replicax.RunOptions(executor="compiled")
+here = replicax.get_replica_context
+
+
+def rows(strategy: replicax.Strategy, sizes: tuple[int, ...], width: int = 3) -> Any:
+    """``[size, width]`` for each replica, all numbers different."""
+    start = np.cumsum([0, *sizes])
+
+    def part(ctx: Any) -> np.ndarray[Any, Any]:
+        i = ctx.replica_id_in_sync_group
+        numbers = np.arange(start[i] * width, start[i + 1] * width, dtype=np.float32)
+        return np.sin(numbers).reshape(sizes[i], width)
+
+    return strategy.distribute_values_from_function(part)
+
+
+def split_over(replicas: int) -> replicax.Strategy:
+    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], over_all(replicas, min_bytes=0))
+
+
+# --- programs: each makes its variables, and returns them with the step ---------------------------------
+
+
+def train() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """Statistics over the whole batch inside the loss, an optimizer, running means, a counter."""
+    w = replicax.Variable(jnp.arange(6.0).reshape(3, 2) / 6)
+    running = replicax.Variable(jnp.zeros(2))
+    steps = replicax.Variable(0)
+    optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+    mean = replicax.Mean()
+
+    def step(x: Any) -> Any:
+        def loss_fn() -> Any:
+            h = x @ w.value
+            count = here().all_reduce("sum", jnp.float32(x.shape[0]))
+            middle = here().all_reduce("sum", h.sum(0)) / count
+            running.assign(0.9 * running.value + 0.1 * middle)
+            return replicax.compute_average_loss(((h - middle[None]) ** 2).sum(-1) + jnp.abs(h).sum(-1))
+
+        loss, [gradient] = replicax.value_and_grad(loss_fn, [w])()
+        optimizer.apply_gradients([(gradient, w)])
+        steps.assign_add(1)
+        mean.update(x.sum(-1))
+        return loss, x @ w.value
+
+    return [w, running, steps, *optimizer.variables, mean._total, mean._weight], step
+
+
+def gather() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """A loss of pairs of examples of all replicas, so that gradients go through an uneven gather."""
+    w = replicax.Variable(jnp.eye(3) * 0.5)
+
+    def step(x: Any) -> Any:
+        def loss_fn() -> Any:
+            h = jnp.tanh(x @ w.value)
+            everyone = here().all_gather(h, 0)
+            return replicax.compute_average_loss((h @ everyone.T).sum(-1))
+
+        loss, [gradient] = replicax.value_and_grad(loss_fn, [w])()
+        w.assign_sub(0.1 * here().all_reduce("sum", gradient))
+        return loss, here().all_gather({"x": x.T}, axis=1), jax.vmap(lambda c: here().all_gather(c, 0), 1, 1)(x)
+
+    return [w], step
+
+
+def across() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """A merge_fn with everything that it may do."""
+    total = replicax.Variable(jnp.zeros(3))
+
+    def merge(strategy: replicax.Strategy, x: Any) -> Any:
+        total.assign_add(strategy.reduce("sum", x, axis=0))
+        parts = strategy.local_results(x)
+        return strategy.reduce("mean", x, axis=(0, 1)), strategy.gather(x, 0), tuple(parts), x
+
+    def step(x: Any) -> Any:
+        return here().merge_call(merge, args=(x * 2,))
+
+    return [total], step
+
+
+def variables() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """On-read variables, aggregations, one that the step creates, sparse updates."""
+    copies = replicax.Variable(jnp.zeros(()), synchronization="on_read", aggregation="sum")
+    summed = replicax.Variable(jnp.zeros(3), aggregation="sum")
+    table = replicax.Variable(jnp.zeros((2, 3)))
+    created: list[replicax.Variable] = []
+
+    def step(x: Any) -> Any:
+        made = replicax.Variable(lambda: jnp.ones(3), name="made")
+        created[:] = [made]
+        copies.assign_add(x.sum() + x.shape[0])
+        summed.assign(x.sum(0))
+        made.assign_add(here().all_reduce("mean", x.sum(0)))
+        indices = jnp.arange(x.shape[0], dtype=jnp.int32) % 2
+        slices = here().all_reduce("sum", replicax.IndexedSlices(x, indices, (2, 3)))
+        table.scatter_add(slices)
+        return made, copies.read_value()
+
+    return [copies, summed, table], step
+
+
+def shapes() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """Python that goes another way for small sizes; results that differ in other ways than in size."""
+    w = replicax.Variable(jnp.ones(3))
+
+    def step(x: Any) -> Any:
+        centred = x - x.mean(0, keepdims=True) if x.shape[0] > 1 else x * w.value[None]
+        normal = jnp.where(x > 0, jax.nn.softmax(centred), centred) if x.size else centred
+        gradient = jax.grad(lambda w: (jnp.tanh(x * w[None]).sum(0) ** 2).sum())(w.value)
+        w.assign(here().all_reduce("mean", gradient) + w.value)
+        return x.shape, x.shape[0], "text", normal[:, :2].reshape(-1), jnp.cumsum(x, 0)
+
+    return [w], step
+
+
+def loops() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """Loops and branches over the examples, and others in which replicas meet."""
+    w = replicax.Variable(jnp.ones(3))
+
+    @jax.checkpoint
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.sin(x * w[None])
+
+    def step(x: Any) -> Any:
+        last, each = jax.lax.scan(
+            lambda c, row: (c + row * w.value, c.sum()), jnp.zeros(3), jnp.concatenate([x, jnp.ones((1, 3))])
+        )
+        doubled = jax.lax.cond(x.sum() > 0, lambda: x * 2, lambda: x - 1)
+        met = jax.lax.fori_loop(0, 3, lambda i, s: s + here().all_reduce("sum", last), jnp.zeros(3))
+        gradient = jax.grad(lambda w: layer(layer(x, w), w).sum())(w.value)
+        w.assign_add(0.1 * here().all_reduce("sum", gradient + last))
+        noise = jax.random.fold_in(jax.random.key(3), jnp.asarray(here().replica_id_in_sync_group))
+        return each, doubled, met, jax.random.uniform(noise, x.shape), jax.random.uniform(jax.random.key(1), (2,))
+
+    return [w], step
+
+
+def convolutions() -> tuple[list[replicax.Variable], Callable[..., Any]]:
+    """In orders of the dims for which XLA has no fast code, or only at the top of a program."""
+    kernel = replicax.Variable(jnp.sin(jnp.arange(12.0)).reshape(3, 2, 2))
+
+    def step(x: Any) -> Any:
+        def loss_fn(order: tuple[str, str, str]) -> Any:
+            images = jax.lax.transpose(x[:, None, :] * jnp.ones((1, 2, 1)), ["NCW".index(c) for c in order[0]])
+            filters = jax.lax.transpose(kernel.value, ["WIO".index(c) for c in order[1]])
+            out = jax.lax.conv_general_dilated(images, filters, (1,), "SAME", dimension_numbers=order)
+            return replicax.compute_average_loss((out**2).sum([i for i, c in enumerate(order[2]) if c != "N"]))
+
+        total = 0.0
+        for order in [("NCW", "OIW", "NWC"), ("NWC", "WIO", "NCW"), ("CNW", "IWO", "WNC")]:
+            loss, [gradient] = replicax.value_and_grad(loss_fn, [kernel])(order)
+            kernel.assign_sub(0.01 * here().all_reduce("sum", gradient))
+            total = total + loss
+        return total
+
+    return [kernel], step
+
+
+PROGRAMS = {f.__name__: f for f in (train, gather, across, variables, shapes, loops, convolutions)}
+
+
+def outcome(strategy: replicax.Strategy, make: Any, sizes: list[tuple[int, ...]], options: Any) -> Any:
+    with strategy.scope():
+        made, step = make()
+    args = [rows(strategy, s) for s in sizes]
+    results = [strategy.run(step, args=(x,), options=options) for x in args]
+    return results, [v.numpy() for v in made if v.aggregation.value != "none" or not v.is_stacked]
+
+
+class _Compared:
+    """What ``check_results`` asks of a trial."""
+
+    def __init__(self, strategy: replicax.Strategy) -> None:
+        self.strategy = strategy
+
+
+def assert_agree(strategy: replicax.Strategy, make: Any, sizes: list[tuple[int, ...]]) -> None:
+    results, state = outcome(strategy, make, sizes, COMPILED)
+    expected, exact_state = outcome(strategy, make, sizes, EXACT)
+    for mine, theirs in zip(results, expected, strict=True):
+        mine, theirs = (
+            jax.tree.map(lambda v: None if isinstance(v, replicax.Variable) else v, x, is_leaf=is_leaf)
+            for x in (mine, theirs)
+        )
+        leaves = [jax.tree.leaves(x, is_leaf=is_leaf) for x in (mine, theirs)]
+        objects = [[strategy.local_results(x) for x in side if not _arrays(strategy, x)] for side in leaves]
+        assert objects[0] == objects[1]
+        numbers = [[x for x in side if _arrays(strategy, x)] for side in leaves]
+        check_results(_Compared(strategy), *numbers)  # type: ignore[arg-type]
+    for a, b in zip(state, exact_state, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def _arrays(strategy: replicax.Strategy, leaf: Any) -> bool:
+    return is_array(leaf) and all(isinstance(c, jax.Array) for c in strategy.local_results(leaf))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("train", (2, 1)),
+        ("gather", (2, 0, 2)),
+        ("across", (2, 2, 1, 0)),
+        ("variables", (4, 1, 1)),
+        ("shapes", (2, 1, 0)),
+        ("loops", (1, 3)),
+        ("convolutions", (3, 2)),
+    ],
+)
+def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]) -> None:
+    assert_agree(strategy_of(len(sizes)), PROGRAMS[name], [sizes])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [replicax.CommunicationOptions(implementation="ring"), replicax.CommunicationOptions(timeout_seconds=60.0)],
+    ids=["ring", "timeout"],
+)
+def test_it_is_the_same_however_replicas_communicate(options: replicax.CommunicationOptions) -> None:
+    strategy = strategy_of(3)
+    with strategy.scope():
+        w = replicax.Variable(jnp.eye(3))
+
+    def step(x: Any, options: Any) -> Any:
+        def loss() -> Any:
+            h = jnp.tanh(x @ w.value)
+            return (h @ here().all_gather(h, 0, options=options).T).sum()
+
+        _, [gradient] = replicax.value_and_grad(loss, [w])()
+        return here().all_reduce("sum", gradient, options=options), here().all_gather(x.T, 1, options=options)
+
+    x = rows(strategy, (3, 1, 2))
+    expected, found = (strategy.run(step, args=(x, o)) for o in (None, options))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+# --- one program for each set of sizes ------------------------------------------------------------------
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "strategy",
+    [split_over(2), replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]), logical_strategy(2, 2)],
+    ids=["split", "central", "logical"],
+)
+@pytest.mark.parametrize("name", ["train", "gather"])
+def test_it_is_the_same_wherever_variables_are(strategy: replicax.Strategy, name: str) -> None:
+    sizes = [(2, 1), (1, 2)]
+    results, state = outcome(strategy, PROGRAMS[name], sizes, None)
+    mirrored = strategy_of(2)
+    expected, expected_state = outcome(mirrored, PROGRAMS[name], sizes, None)
+    for a, b in zip(state, expected_state, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    leaves = [
+        [c for x in jax.tree.leaves(side, is_leaf=is_leaf) for c in owner.local_results(x)]
+        for owner, side in ((strategy, results), (mirrored, expected))
+    ]
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_the_step_on_the_whole_batch() -> None:
+    """However a batch falls on replicas, training is that of one device."""
+    states = []
+    for sizes in [(7,), (4, 3), (3, 3, 1), (2, 2, 2, 1), (0, 5, 2, 0)]:
+        strategy = strategy_of(len(sizes))
+        _, state = outcome(strategy, PROGRAMS["train"], [sizes, sizes], None)
+        states.append(state)
+    for state in states[1:]:
+        for a, b in zip(state, states[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_python_runs_once_for_each_size_and_nothing_is_compiled_again(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = strategy_of(4)
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones(3))
+    seen: list[tuple[int, ...]] = []
+
+    def step(x: Any) -> Any:
+        seen.append(x.shape)
+        w.assign_add(here().all_reduce("mean", x.sum(0)))
+        return replicax.compute_average_loss((x * w.value[None]).sum(-1)), here().all_gather(x, 0)
+
+    first, second = rows(strategy, (3, 3, 2, 2)), rows(strategy, (3, 3, 3, 1))
+    for x in (first, second):
+        strategy.run(step, args=(x,))
+    assert seen == [(3, 3), (2, 3), (3, 3), (1, 3)]
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for _ in range(3):
+            for x in (first, second):
+                strategy.run(step, args=(x,))
+    assert len(seen) == 4
+    assert not [r for r in caplog.records if "ompil" in r.getMessage()]
+    assert len(strategy.extended.programs._entries) == 2
+
+
+def test_a_wrong_guess_is_made_good() -> None:
+    """What replicas ask of each other before the first of another size is captured can't be known, only guessed."""
+    strategy = strategy_of(3)
+    sizes = (3, 1, 2)  # each asks for a number that no dim has
+
+    def step(x: Any) -> Any:
+        odd = here().all_gather(x[: x.shape[0] // 2], 0)
+        deep = here().all_gather(jnp.zeros((odd.shape[0] + x.shape[0], 1)), 0)
+        return odd, jnp.zeros(deep.shape[0])
+
+    odd, deep = strategy.run(step, args=(rows(strategy, sizes),))
+    assert (odd.shape, deep.shape) == ((2, 3), (12,))
+    exact = strategy.run(step, args=(rows(strategy, sizes),), options=EXACT)
+    np.testing.assert_array_equal(odd, exact[0])
+
+
+def test_errors_of_the_step_are_raised_as_they_are() -> None:
+    strategy = strategy_of(2)
+    x = rows(strategy, (2, 1))
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros(3), name="w")
+
+    def fails_for_one(x: Any) -> None:
+        w.assign(jnp.ones(3))
+        if x.shape[0] == 1:
+            raise KeyError("mine")
+
+    def all_meet() -> Any:
+        return here().all_reduce("sum", 1.0)
+
+    def agreed_loss() -> Any:
+        return replicax.value_and_grad(lambda: jnp.sum(w.value**2), [w])()[0]
+
+    with pytest.raises(KeyError, match="mine"):
+        strategy.run(fails_for_one, args=(x,))
+    with pytest.raises(replicax.LocalityError, match=r"(?s)'w'.*test_uneven.py"):
+        strategy.run(lambda x: w.assign(x.sum(0)), args=(x,))
+    with pytest.raises(replicax.LocalityError, match="'w'"):  # the first of two
+        strategy.run(lambda x: (w.assign(x.sum(0)), jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0)), args=(x,))
+    with pytest.raises(replicax.LocalityError, match=r"(?s)the loss is the same on every replica.*test_uneven.py"):
+        strategy.run(lambda x: jax.lax.map(lambda _: agreed_loss(), jnp.zeros(2)), args=(x,))
+    with pytest.raises(replicax.DeadlockError, match=r"stands inside a branch"):
+        strategy.run(lambda x: jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0), args=(x,))
+    np.testing.assert_array_equal(w.numpy(), np.zeros(3))
+    assert float(strategy.run(lambda x: here().all_reduce("sum", x.sum()) * 0 + 1, args=(x,))) == 1
+
+
+# --- what replicas agree on -----------------------------------------------------------------------------
+
+
+def _loops_of_both(x: Any, w: Any) -> Any:
+    """For each kind of loop, branch or call what all replicas have, and what each has."""
+    common, own = w * 2, x.sum(0)
+
+    def turn(i: Any, both: Any) -> Any:
+        return both[0] * 2 + i, both[1] + both[0]
+
+    return {
+        "scan": jax.lax.scan(lambda c, i: (turn(1.0, c), c), (common, own), None, length=2),
+        "while": jax.lax.while_loop(lambda c: c[0].sum() < 20, lambda c: turn(1.0, c), (common, own)),
+        "cond": jax.lax.cond(w[0] > 0, lambda: (common, own), lambda: (w, own + 1)),
+        "checkpoint": jax.checkpoint(turn)(1.0, (common, own)),
+        "while in scan": jax.lax.scan(
+            lambda c, i: (jax.lax.fori_loop(0, common[0].astype(int), lambda i, c: turn(1.0, c), c), None),
+            (common, own),
+            None,
+            length=2,
+        ),
+        "own not used": jax.lax.scan(lambda c, i: ((jnp.sin(own), c + 1)[1], None), common, None, length=2),
+    }
+
+
+def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_agree_on() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones(3))
+
+    def step(x: Any) -> Any:
+        found = _loops_of_both(x, w.value)
+        decision = found["while in scan"][0][0].sum() > 0  # on which all agree, so that they meet or don't
+        own = x.sum(0)
+        met = jax.lax.cond(decision, lambda: here().all_reduce("sum", own), lambda: jnp.zeros(3))
+        w.assign(met * 2)  # which nobody uses
+        w.assign(found["scan"][0][0] + met * 0)
+        return found, met
+
+    found = []
+    for sizes in [(2, 2), (2, 1)]:
+        w.assign(jnp.ones(3))
+        x = rows(strategy, sizes)
+        found.append((strategy.run(step, args=(x,), options=COMPILED), w.numpy()))
+    (even, even_w), (uneven, uneven_w) = found
+    differ = [[isinstance(v, replicax.PerReplica) for v in jax.tree.leaves(r, is_leaf=is_leaf)] for r in (even, uneven)]
+    assert differ[0] == differ[1]
+    assert set(differ[0]) == {False, True}
+    np.testing.assert_array_equal(even_w, uneven_w)
+    for name in even[0]:  # replica 0 has the same rows in both
+        mine, theirs = (strategy.local_results(result[0][name])[0] for result in (even, uneven))
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+def test_calls_of_the_host_are_those_of_a_program_of_one_size() -> None:
+    """Inside a loop that replicas agree on, in one in which they meet, and of what all have; by functions made anew."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones(3))
+    calls: list[tuple[str, float]] = []
+
+    def step(x: Any) -> Any:
+        own = x.sum(0)
+
+        def tell(what: str, value: Any) -> None:
+            jax.debug.callback(lambda v: calls.append((what, float(v))), value.sum())
+
+        def agreed(_: Any, value: Any) -> Any:
+            tell("agreed", value)
+            return value * 2
+
+        def met(_: Any, value: Any) -> Any:
+            tell("met", value)
+            return value + here().all_reduce("sum", own)
+
+        def asked(value: Any) -> np.ndarray[Any, Any]:
+            return np.asarray(value) * 3
+
+        doubled = jax.lax.fori_loop(0, 2, agreed, w.value)
+        w.assign(doubled)
+        tell("own", own * 0 + x.shape[0])
+        kept = jax.checkpoint(lambda x: x * 2, policy=jax.checkpoint_policies.save_only_these_names("x"))(w.value)
+        return jax.lax.fori_loop(0, 2, met, w.value), jax.pure_callback(asked, jax.typeof(w.value), w.value), kept
+
+    results = strategy.run(step, args=(rows(strategy, (2, 1)),), options=COMPILED)
+    jax.effects_barrier()
+    total = float(results[0].sum())
+    assert [isinstance(r, jax.Array) for r in results] == [True] * 3
+    np.testing.assert_array_equal(results[1:], [[12] * 3, [8] * 3])
+    expected = [("agreed", 3), ("agreed", 6), ("met", 12), ("met", 12 + (total - 12) / 2)] * 2
+    names, values = zip(*sorted([*expected, ("own", 6), ("own", 3)]), strict=True)
+    assert tuple(name for name, _ in sorted(calls)) == names
+    np.testing.assert_allclose([value for _, value in sorted(calls)], values, rtol=1e-5)
+
+
+# --- what can't be one program --------------------------------------------------------------------------
+
+
+def _gathers_in_a_loop(x: Any, w: Any) -> Any:
+    return jax.lax.scan(lambda c, _: (c + here().all_gather(x, 0).sum(), None), 0.0, None, length=2)[0]
+
+
+def _meets_in_loops_of_its_own(x: Any, w: Any) -> Any:
+    rows = x.shape[0]
+    return jax.lax.scan(lambda c, _: (here().all_reduce("sum", c * rows), None), x.sum(), None, length=2)[0]
+
+
+def _writes_only_if_many(x: Any, w: Any) -> Any:
+    if x.shape[0] > 1:
+        w.assign_add(jnp.zeros(3))
+    return w.value
+
+
+def _assigns_what_sizes_decide(x: Any, w: Any) -> Any:
+    w.assign(jnp.zeros((x.shape[0], 3)).sum(0))
+    return x
+
+
+def _returns_other_structures(x: Any, w: Any) -> Any:
+    return [x.sum()] * x.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (
+            _gathers_in_a_loop,
+            r"the scan at .*test_uneven.py:\d+ .* has one inside, and works on arrays that differ in size",
+        ),
+        (_meets_in_loops_of_its_own, r"the scan at .*test_uneven.py:\d+ .* does something else for each size"),
+        (_writes_only_if_many, "replicas of different sizes write different variables"),
+        (
+            _assigns_what_sizes_decide,
+            r"whether replicas agree on the value at .*test_uneven.py:\d+ .* depends on their sizes",
+        ),
+        (_returns_other_structures, "replicas of different sizes return different structures"),
+    ],
+)
+def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[..., Any], why: str) -> None:
+    strategy = strategy_of(2)
+    x = rows(strategy, (2, 1))
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros(3))
+
+    def step(x: Any) -> Any:
+        return program(x, w)
+
+    with pytest.raises(ValueError, match=f"step can't run as one compiled program .*, because {why}.*per_replica"):
+        strategy.run(step, args=(x,), options=COMPILED)
+    traced = strategy.extended.programs
+    if program is _returns_other_structures:
+        with pytest.warns(replicax.ExecutorWarning, match=why), pytest.raises(ValueError, match="same structure"):
+            strategy.run(step, args=(x,))
+        return
+    with pytest.warns(replicax.ExecutorWarning, match=why + "(?s:.*)So it does now"):
+        result = strategy.run(step, args=(x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = strategy.run(step, args=(x,))  # said once, and not tried again
+    assert len(traced._refused) == 1
+    check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]

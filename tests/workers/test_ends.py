@@ -1,0 +1,115 @@
+"""Workers that fail, are interrupted, end or die: the scenarios of workers_ends.py, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests import processes
+from tests.compiler import HURRIED
+
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+    """Of each scenario: the exit codes of its workers, and what they printed."""
+    path = os.pathsep.join([str(processes.ROOT / "src"), str(processes.ROOT)])
+    clean = {k: v for k, v in os.environ.items() if k != "NPROC"} | HURRIED
+    program = ["-W", "error", "-m", "tests.workers.workers_ends", str(SECONDS), str(tmp_path_factory.mktemp("ends"))]
+    done = subprocess.run(
+        [sys.executable, *program],
+        env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        cwd=processes.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 60,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[tuple[int, str]]] = json.loads(done.stdout)
+    return found
+
+
+FULL = r"worker {} of \d \(numbered from 0\) has failed: OSError: the disk is full \(raised at .*workers_ends.py:\d+\)"
+# Where the connection breaks, too, a worker may be told by its step before it is ended.
+TOLD = f"WorkerError: the step 'train' was broken off, as {FULL.format(0)}"
+ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
+OTHERS = r"the workers do not run the same programs: number 9 is 'train' on worker 0, and 'evaluate' on worker 1"
+UNLIKE = (
+    "the workers have not run the same programs: worker 0 has run 9 programs, the last of them 'double'; "
+    "worker 1 has run 9 programs, the last of them 'triple'; and now worker {} creates a variable 'another'"
+)
+SHORTER = "the pass ends before element 2 on worker 2, but not on worker 0"
+FILES = r"the workers were given different files: worker 0 has '.*\.py', and worker 1 has not"
+ELSEWHERE = (
+    r"the workers do not do the same: worker 0 runs 'train', as its program number 6, which needs this worker, and "
+    r"worker 1, after 5 programs, creates a variable 'another'"
+)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "worker", "code", "printed"),
+    [
+        ("raises", 0, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
+        ("raises", 1, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
+        ("raises", 2, 1, "\nOSError: the disk is full"),
+        ("chief raises", 0, 1, "\nOSError: the disk is full"),
+        (
+            "chief raises",
+            1,
+            1,
+            f"Replicax ends worker 1 of 3.*: 'train' can't come to its end, as {FULL.format(0)}|{TOLD}",
+        ),
+        ("chief raises", 2, 1, rf"(It is here \(most recent call last\):\n|{TOLD})(.*\n)*.*worker.step\(10_000\)"),
+        ("interrupted", 0, 1, "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_ends.py:"),
+        ("interrupted", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
+        ("interrupted in steps", 0, 1, "CAUGHT WorkerError: .*worker 1 of 2 .* has failed: it was interrupted, at "),
+        ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
+        ("exits", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{ENDED}"),
+        ("exits", 1, 3, ""),
+        ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
+        ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
+        ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),
+        (
+            "killed",
+            0,
+            1,
+            r"CAUGHT WorkerError: the step 'train' was broken off: worker 1 of 2 .* gives no sign of life",
+        ),
+        (
+            "killed",
+            0,
+            1,
+            r"started again, from the last checkpoint. What the connection said: .*Gloo all-reduce failed",
+        ),
+        ("killed", 1, -signal.SIGKILL, ""),
+        ("killed of three", 0, 1, "CAUGHT WorkerError: .*worker 2 of 3 .* gives no sign of life"),
+        ("killed of three", 1, 1, "CAUGHT WorkerError: .*worker 2 of 3 .* gives no sign of life"),
+        ("shorter", 0, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("shorter", 1, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("shorter", 2, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+        ("other files", 0, 1, f"CAUGHT ValueError: .*{FILES}"),
+        ("other files", 1, 1, f"CAUGHT ValueError: .*{FILES}"),
+        ("other programs", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{OTHERS}"),
+        ("alike but others", 0, 1, f"CAUGHT DeadlockError: {UNLIKE.format(0)}"),
+        ("alike but others", 1, 1, f"CAUGHT DeadlockError: {UNLIKE.format(1)}"),
+        ("elsewhere", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{ELSEWHERE}"),
+        ("elsewhere", 1, 1, f"CAUGHT DeadlockError: {ELSEWHERE}"),
+        ("ends earlier", 0, 0, r"^w is 0\.49\d+\nEND\n$"),
+        ("ends earlier", 1, 0, r"^END\n$"),
+        ("slow", 0, 0, r"^w is 0\.2\d+\nEND\n$"),
+        ("slow", 1, 0, r"^w is 0\.2\d+\nEND\n$"),
+    ],
+)
+def test_the_others_are_told(outcomes: Any, scenario: str, worker: int, code: int, printed: str) -> None:
+    found, text = outcomes[scenario][worker]
+    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("[Gloo] Rank"))
+    assert re.search(printed, text), text
+    assert found == code, text

@@ -1,0 +1,253 @@
+"""How workers end: each scenario in processes of its own, as ``test_ends.py`` wants them.
+
+Python is started once, and has imported everything when the workers are forked off. Each goes on as the main program,
+so errors that nobody catches, ``sys.exit`` and the end of the program are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import replicax
+from replicax.workers import ends
+from tests._jax.contexts import keep_contexts
+from tests.processes import free_port
+
+keep_contexts()
+
+keep_contexts()
+
+# Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
+ends.INTERVAL, ends.STUCK, ends.PYTHONS_END = 0.1, 0.3, 60.0
+NEVER = 1000.0
+
+FEW = 6
+"""As long as no more processes than these run, the next scenario starts: many would only take each other's time."""
+
+
+class Worker:
+    """One of them, with a step that all know."""
+
+    def __init__(self, index: int, grace: float) -> None:
+        ends.GRACE = grace
+        self.index = index
+        self.strategy = replicax.MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.w = replicax.Variable(np.zeros(3, np.float32), name="w")
+        for _ in range(5):  # the calls 4 and 8 are compared
+            self.step()
+
+    def run(self, fn: Callable[..., Any], *args: Any, times: int = 1) -> None:
+        for _ in range(times):
+            jax.block_until_ready(self.strategy.run(fn, args=args))
+
+    def train(self) -> Any:
+        total = replicax.get_replica_context().all_reduce("sum", self.w + 1.0)
+        self.w.assign(total * 0.1)
+        return total
+
+    def evaluate(self) -> Any:
+        return replicax.get_replica_context().all_gather(jax.numpy.ones(4096), axis=0).sum()
+
+    def step(self, times: int = 1) -> None:
+        self.run(self.train, times=times)
+
+    def caught(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Show the error that ``fn`` raises, and end with it."""
+        try:
+            fn(*args)
+        except Exception as error:
+            print(f"CAUGHT {type(error).__name__}: {error}", flush=True)
+            raise
+
+    def create(self) -> None:
+        with self.strategy.scope():
+            replicax.Variable(1.0, name="another")
+
+
+def raises(worker: Worker) -> None:
+    """Outside a step; the others train on."""
+    if worker.index == 2:
+        raise OSError("the disk is full")
+    worker.caught(lambda: worker.step(10_000))
+
+
+def chief_raises(worker: Worker) -> None:
+    """The others are inside a compiled step, and their connections to the chief stay."""
+    if worker.index == 0:
+        raise OSError("the disk is full")
+    worker.caught(lambda: worker.step(10_000))
+
+
+def interrupted(worker: Worker) -> None:
+    if worker.index == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    worker.caught(worker.create)
+
+
+def interrupted_in_steps(worker: Worker) -> None:
+    if worker.index == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    worker.caught(lambda: worker.step(1_000_000))
+
+
+def exits(worker: Worker) -> None:
+    if worker.index == 1:
+        sys.exit(3)
+    worker.caught(lambda: worker.step(10_000))
+
+
+def all_raise(worker: Worker) -> None:
+    raise KeyError("the same everywhere")
+
+
+def killed(worker: Worker) -> None:
+    if worker.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(lambda: worker.step(10_000))
+
+
+def killed_of_three(worker: Worker) -> None:
+    if worker.index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(lambda: worker.step(10_000))
+
+
+def shorter(worker: Worker) -> None:
+    """A pass that ends earlier on one worker than on the others."""
+
+    def batches() -> Any:
+        for _ in range(3 - (worker.index == 2)):
+            yield np.ones((6, 3), np.float32)
+
+    def train() -> None:
+        for batch in worker.strategy.distribute_dataset(batches, replicax.InputOptions(auto_shard_policy="data")):
+            worker.run(lambda x: replicax.get_replica_context().all_reduce("sum", x.sum()), batch)
+            print("a step", flush=True)
+
+    worker.caught(train)
+
+
+def other_files(worker: Worker) -> None:
+    paths = [__file__, replicax.__file__][: 2 - worker.index]
+    worker.caught(lambda: worker.strategy.distribute_dataset(replicax.text_lines(paths).batch(4)))
+
+
+def other_programs(worker: Worker) -> None:
+    """Both know both; the collectives don't fit together."""
+    worker.run(worker.evaluate, times=3)
+    worker.caught(lambda: worker.run([worker.train, worker.evaluate][worker.index], times=3))
+
+
+def alike_but_others(worker: Worker) -> None:
+    """Both know both; the collectives would fit together, and the workers meet elsewhere."""
+
+    def double(x: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("sum", x * 2)
+
+    def triple(x: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("sum", x * 3)
+
+    one = np.float32(1)
+    for fn in (double, triple, double):
+        worker.run(fn, one)
+    worker.run([double, triple][worker.index], one)
+    worker.caught(worker.create)
+
+
+def elsewhere(worker: Worker) -> None:
+    """One is in a program that the other does not run, as it waits for the first to create a variable."""
+    worker.caught([lambda: worker.step(2), worker.create][worker.index])
+
+
+def ends_earlier(worker: Worker) -> None:
+    """What is right: all have run all, and one has still something of its own to do, be it with JAX."""
+    worker.step(3)
+    if worker.index == 0:
+        time.sleep(2.0)
+        print("w is", jax.jit(lambda x: x * 2)(worker.w.numpy())[0])
+
+
+def slow(worker: Worker) -> None:
+    """What is right: a program that takes long, as another worker comes to it late."""
+    if worker.index == 1:
+        time.sleep(2.0)
+    worker.step(2)
+    print("w is", worker.w.numpy()[0])
+
+
+SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
+    "raises": (3, NEVER, raises),
+    "chief raises": (3, 0.5, chief_raises),
+    "interrupted": (2, NEVER, interrupted),
+    "interrupted in steps": (2, NEVER, interrupted_in_steps),
+    "exits": (2, 0.5, exits),
+    "all raise": (3, NEVER, all_raise),
+    "killed": (2, NEVER, killed),
+    "killed of three": (3, NEVER, killed_of_three),
+    "shorter": (3, NEVER, shorter),
+    "other files": (2, NEVER, other_files),
+    "other programs": (2, 0.5, other_programs),
+    "alike but others": (2, NEVER, alike_but_others),
+    "elsewhere": (2, 0.5, elsewhere),
+    "ends earlier": (2, 0.1, ends_earlier),
+    "slow": (2, 0.1, slow),
+}
+"""How many workers there are, for how long a program may go on in vain, and what each does."""
+
+
+def forked(names: list[str], folder: pathlib.Path) -> tuple[int, int, str, str] | None:
+    """In a worker: which one it is, of how many, where they meet, and what they do. In the parent, later: ``None``."""
+    running: dict[int, tuple[str, int]] = {}
+    codes: dict[str, dict[int, Any]] = {name: {} for name in names}
+    left = list(names)
+    deadline = time.monotonic() + float(sys.argv[1])
+    while (left or running) and time.monotonic() < deadline:
+        if left and len(running) <= FEW:
+            name = left.pop(0)
+            address = f"127.0.0.1:{free_port()}"
+            for index in range(SCENARIOS[name][0]):
+                pid = os.fork()
+                if not pid:
+                    out = os.open(folder / f"{name} {index}", os.O_CREAT | os.O_WRONLY)
+                    os.dup2(out, 1)
+                    os.dup2(out, 2)
+                    return index, SCENARIOS[name][0], address, name
+                running[pid] = name, index
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            name, index = running.pop(pid)
+            codes[name][index] = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.02)
+    for pid, (name, index) in running.items():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        codes[name][index] = "had not ended"
+    if left:
+        sys.exit(f"there was no time to start {left}")
+    found = {n: [[codes[n][i], (folder / f"{n} {i}").read_text()] for i in range(SCENARIOS[n][0])] for n in names}
+    print(json.dumps(found))
+    return None
+
+
+if __name__ == "__main__":
+    mine = forked(sys.argv[3:] or list(SCENARIOS), pathlib.Path(sys.argv[2]))
+    if mine is not None:
+        index, count, address, name = mine
+        replicax.use_cpu_devices(1)
+        jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
+        SCENARIOS[name][2](Worker(index, SCENARIOS[name][1]))
+        print("END", flush=True)
