@@ -10,6 +10,12 @@ and the variables have the values from before the step. Where their arrays are g
 run out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are assigned again.
 """
 
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+
 
 class LocalityError(ValueError):
     """A value has the wrong locality: per-replica where all replicas must agree, or the reverse.
@@ -89,3 +95,39 @@ class RetraceWarning(UserWarning):
 
 class ExecutorWarning(UserWarning):
     """A step runs as plain Python, one replica at a time, because no compiled program could hold its arguments."""
+
+
+# --- where in the user's code ---------------------------------------------------------------------------
+
+
+def line_of(error: BaseException) -> str:
+    """The user's line that ``error`` comes from."""
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if _is_users(frame):
+            return f"{frame.f_code.co_filename}:{number}"
+    return _UNKNOWN
+
+
+def users_line() -> str:
+    """The user's line that this thread is at."""
+    frame, _ = _users_frame()
+    return _UNKNOWN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def stack_level() -> int:
+    """The stack level of the user's line, for a warning that the caller gives."""
+    return _users_frame()[1] - 1
+
+
+_UNKNOWN = "an unknown line"
+
+
+def _users_frame() -> tuple[types.FrameType | None, int]:
+    frame, level = sys._getframe(1), 1
+    while frame is not None and not _is_users(frame):
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    return frame, level
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import RetraceWarning
+from replicax.errors import RetraceWarning, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
@@ -69,7 +68,7 @@ class ProgramCache:
                 f"{name} has been traced {self._traces[code]} times, each for a new program. What changed last is "
                 f"{changed}. Pass what changes from call to call as an array, or keep its shape.",
                 RetraceWarning,
-                stacklevel=outside(),
+                stacklevel=stack_level(),
             )
         self._last[code] = key
 
@@ -151,11 +150,3 @@ def _shown(frozen: Any) -> str:
         frozen = frozen[1]
     text = repr(frozen)
     return text if len(text) < 80 else text[:77] + "..."
-
-
-def outside() -> int:
-    """The stack level of the first caller outside Replicax, for a warning."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "replicax":
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
-    return level

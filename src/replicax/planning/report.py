@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replicax.devices.sizes import bytes_in_words
 from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory
-from replicax.planning.render.numbers import bytes_in_words
 
 if TYPE_CHECKING:
     import rich.console

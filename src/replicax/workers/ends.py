@@ -24,11 +24,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from replicax import _jax
-from replicax.errors import DeadlockError, WorkerError
+from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.codec import declared, dumps, loads
 from replicax.workers.connections import connections_to
 from replicax.workers.launches import Launches, RunningProgram, first_difference
@@ -428,15 +428,6 @@ def _looking(seconds: float) -> Iterator[None]:
 
 def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def line_of(error: BaseException) -> str:
-    """The user's line that ``error`` comes from."""
-    frames: Sequence[Any] = list(traceback.walk_tb(error.__traceback__))
-    for frame, number in reversed(frames):
-        if frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib"):
-            return f"{frame.f_code.co_filename}:{number}"
-    return "an unknown line"
 
 
 _of_clients: list[tuple[Any, Ends]] = []

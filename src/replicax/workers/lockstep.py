@@ -12,9 +12,8 @@ import dataclasses
 import math
 from typing import Any
 
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, line_of
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
-from replicax.workers.ends import line_of
 from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
 from replicax.workers.launches import Launches
 

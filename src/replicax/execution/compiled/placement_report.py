@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+from replicax.devices.sizes import bytes_in_words
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceReport:
@@ -65,19 +67,11 @@ class PlacementReport:
         for d in self.devices:
             lines.append(
                 f"  {d.logical_device}: {d.operations.total()} operations in {d.regions} programs; "
-                f"{d.variables} variables of {_size(d.variable_bytes)}, arguments {_size(d.argument_bytes)}, "
-                f"temporaries {_size(d.temporary_bytes)}"
+                f"{d.variables} variables of {bytes_in_words(d.variable_bytes)}, "
+                f"arguments {bytes_in_words(d.argument_bytes)}, temporaries {bytes_in_words(d.temporary_bytes)}"
             )
             common = ", ".join(f"{name} {count}" for name, count in d.operations.most_common(6))
             lines.append(f"     {common}")
         for t in self.transfers:
-            lines.append(f"  {t.origin} → {t.target}: {t.values} values, {_size(t.bytes)}")
+            lines.append(f"  {t.origin} → {t.target}: {t.values} values, {bytes_in_words(t.bytes)}")
         return "\n".join(lines)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, users_line
 from replicax.workers.codec import declared
 from replicax.workers.lockstep import Lockstep
 
@@ -127,7 +126,7 @@ class Conductor:
           What all replicas brought, in their order.
         """
         player = self._by_number[replica]
-        player.meeting, player.offer, player.line, player.timeout = meeting, offer, _users_line(), timeout
+        player.meeting, player.offer, player.line, player.timeout = meeting, offer, users_line(), timeout
         player.deadline = math.inf if timeout is None else time.monotonic() + timeout
         player.state = "waiting"
         self._back.release()
@@ -216,10 +215,3 @@ def _whereabouts(player: _Player) -> str:
     if player.state in ("playing", "ready"):
         return f"replica {player.replica} has not come"
     return f"replica {player.replica} has returned"
-
-
-def _users_line() -> str:
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("replicax", "jax", "contextlib"):
-        frame = frame.f_back  # type: ignore[assignment]
-    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax.errors import ExecutorWarning
-from replicax.execution.cache import outside
+from replicax.errors import ExecutorWarning, stack_level
 from replicax.execution.exact.executor import check_components, run_per_replica
 from replicax.execution.tracing.arguments import NotOneProgramError
 
@@ -33,6 +32,6 @@ def fall_back(
         warnings.warn(
             f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
-            stacklevel=outside(),
+            stacklevel=stack_level(),
         )
     return run_per_replica(strategy, fn, args, kwargs)

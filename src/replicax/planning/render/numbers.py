@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 
-_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -16,22 +15,6 @@ def printable(text: str) -> str:
     ('w\\x1b[31m', 'two\nlines')
     """
     return "".join(ascii(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
-
-
-def bytes_in_words(size: float) -> str:
-    """A size in the unit that suits it.
-
-    >>> from replicax.planning.render.numbers import bytes_in_words
-    >>> bytes_in_words(3 * 2**29), bytes_in_words(12)
-    ('1.50 GiB', '12 B')
-    """
-    unit, name = unit_of(size)
-    return f"{size:,.0f} B" if unit == 1 else f"{size / unit:,.2f} {name}"
-
-
-def unit_of(size: float) -> tuple[int, str]:
-    """The unit that suits a size: how many bytes it has, and its name."""
-    return next(((unit, name) for unit, name in _BYTES if size >= unit), (1, "B"))
 
 
 def count_in_words(number: float) -> str:

@@ -1,0 +1,81 @@
+"""The order of the house: what CONTRIBUTING.md says of folders and names, and that its recipes are enough."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import replicax
+
+SOURCES = pathlib.Path(replicax.__file__).parent
+MODULES = sorted(SOURCES.rglob("*.py"))
+
+
+def test_folders_are_small() -> None:
+    folders = collections.Counter(path.parent for path in MODULES)
+    assert {folder: count for folder, count in folders.items() if count > 14} == {}
+
+
+def test_files_have_names_of_their_own() -> None:
+    names = collections.Counter(path.name for path in MODULES if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    trees = [ast.parse(path.read_text()) for path in MODULES]
+    classes = collections.Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1 and not name.startswith("_")] == []
+
+
+def test_every_file_says_what_it_is() -> None:
+    missing = [path.name for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert missing == []
+
+
+def test_files_are_no_longer_than_their_subject() -> None:
+    lengths = {path.relative_to(SOURCES).as_posix(): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
+
+
+# --- the recipes ----------------------------------------------------------------------------------------
+
+
+class BackwardsStrategy(replicax.Strategy):
+    """A strategy of one's own: replicas on the devices in the opposite order."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(replicax.StrategyExtended(jax.devices()[:count][::-1]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_strategy_is_a_short_class(count: int) -> None:
+    strategy = BackwardsStrategy(count)
+    data = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32))
+
+    def step(x: jax.Array) -> None:
+        total = replicax.get_replica_context().all_reduce("sum", (x * w.value[None]).sum(0))
+        w.assign(w + total)
+
+    batch = next(iter(strategy.distribute_dataset([data])))
+    strategy.run(step, args=(batch,))
+    with replicax.debug():
+        strategy.run(step, args=(batch,))
+    expected = np.ones(3, np.float32)
+    for _ in range(2):
+        expected = expected + (data * expected).sum(0)
+    np.testing.assert_allclose(w.numpy(), expected)
+    assert list(strategy.extended.worker_devices) == jax.devices()[:count][::-1]
+
+
+def test_a_chip_is_a_value() -> None:
+    chip = replicax.Chip("abacus", flops=1e3, memory=1e6, bandwidth=1e3)
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    found = replicax.plan(strategy, lambda: jax.numpy.ones(3), chip=chip)
+    assert found.chip.name == "abacus"
