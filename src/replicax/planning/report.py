@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.devices.sizes import bytes_in_words
+from replicax.devices.memory_sizes import bytes_in_words
 from replicax.hlo.replica_groups import CollectiveUse
 from replicax.planning.chips import Chip
 from replicax.planning.cost import Cost

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax
-from replicax.data.files.crc32c import masked_crc32c  # that of the tests is slow
+from replicax.data.files.tfrecord import masked_crc32c  # that of the tests is slow
 from tests.data.files.writing import masked, tfrecord_bytes
 
 RECORDS = [b"first", b"", b"third" * 200]
@@ -101,6 +101,11 @@ def test_the_error_stays_and_the_state_with_it(tmp_path) -> None:
         assert iterator.get_state() == state
     file.write_bytes(WHOLE)  # mended
     assert list(iterator) == RECORDS[2:]
+
+
+@given(st.binary())
+def test_checksums_are_those_of_the_definition(data) -> None:
+    assert masked_crc32c(data).to_bytes(4, "little") == masked(data)
 
 
 def test_a_record_whose_length_looks_like_gzip(tmp_path) -> None:

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from replicax.data.files.crc32c import masked_crc32c
 from replicax.data.files.format import Reader
 from replicax.data.files.opening import READ_AHEAD, Bytes
 from replicax.data.files.paths import Path, expand
@@ -59,6 +58,14 @@ class TFRecordFormat:
 
     def count(self, file: str) -> int | None:
         return None
+
+
+def masked_crc32c(data: bytes) -> int:
+    """As TFRecord stores CRC-32C: rotated and shifted, so that a checksum of data with checksums in it stays a good one."""
+    import google_crc32c  # loaded when used
+
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _length_is_right(header: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from replicax.devices.sizes import bytes_in_words, unit_of
+from replicax.devices.memory_sizes import bytes_in_words, unit_of
 from replicax.planning.render.numbers import seconds_in_words
 
 if TYPE_CHECKING:

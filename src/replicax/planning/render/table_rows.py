@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from replicax.devices.sizes import bytes_in_words
+from replicax.devices.memory_sizes import bytes_in_words
 from replicax.planning.render.numbers import count_in_words, seconds_in_words
 from replicax.planning.report import Plan
 

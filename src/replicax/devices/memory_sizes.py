@@ -8,7 +8,7 @@ _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 def bytes_in_words(size: float) -> str:
     """A size in the unit that suits it.
 
-    >>> from replicax.devices.sizes import bytes_in_words
+    >>> from replicax.devices.memory_sizes import bytes_in_words
     >>> bytes_in_words(3 * 2**29), bytes_in_words(12)
     ('1.50 GiB', '12 B')
     """
