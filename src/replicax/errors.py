@@ -12,6 +12,7 @@ run out of memory in the middle of a program, they raise a :class:`VariableLostE
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import types
@@ -120,6 +121,9 @@ def stack_level() -> int:
 
 
 _UNKNOWN = "an unknown line"
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""The folder of Replicax's own source."""
 
 
 def _users_frame() -> tuple[types.FrameType | None, int]:

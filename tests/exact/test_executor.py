@@ -281,7 +281,7 @@ def is_first() -> bool:
 ASTRAY = {
     "one has returned": (
         lambda x: None if is_first() else context().all_reduce("sum", x),
-        "replica 0 has returned; replica 1 is in all_reduce of 1 arrays at .*test_per_replica.py",
+        "replica 0 has returned; replica 1 is in all_reduce of 1 arrays at .*test_executor.py",
     ),
     "other collectives": (
         lambda x: context().all_gather(x, 0) if is_first() else context().all_reduce("sum", x),

@@ -1,4 +1,4 @@
-"""What the workers of ``test_steps.py`` do; on one process the same."""
+"""What the workers of ``test_run_steps.py`` do; on one process the same."""
 
 from __future__ import annotations
 

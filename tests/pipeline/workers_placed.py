@@ -1,4 +1,4 @@
-"""What workers do in test_placed.py."""
+"""What workers do in test_placed_programs.py."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def check(which: Program, localities: tuple[Any, ...], result: Any, expected: li
             assert_same(held[replica], flat[replica][i], f"{jax.tree_util.keystr(path)} on replica {replica}")
 
 
-# Programs with parameters run on split ones, too, in test_partition.py; `make soak` runs all of them here.
+# Programs with parameters run on split ones, too, in test_split_variables.py; `make soak` runs all of them here.
 HAVE_PARAMETERS = [p for p in PROGRAMS if jax.tree.leaves(p.shared()) and not p.variables]
 BUNDLES = bundles([p for p in PROGRAMS if p not in HAVE_PARAMETERS], 8)
 MORE_BUNDLES = bundles(HAVE_PARAMETERS, 8)

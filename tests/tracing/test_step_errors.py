@@ -67,7 +67,7 @@ X = np.ones(3, np.float32)
             ({"x": X},),
             {},
             jax.errors.TracerBoolConversionError,
-            r"'branches' at .*test_explain.py:\d+: `if batch\[\"x\"\].sum\(\) > 0:` .* the argument batch\['x'\]\.",
+            r"'branches' at .*test_step_errors.py:\d+: `if batch\[\"x\"\].sum\(\) > 0:` .* the argument batch\['x'\]\.",
             "jnp.where.*jax.lax.cond.*replicax.debug",
         ),
         (

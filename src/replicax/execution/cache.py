@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import collections
-import os
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import RetraceWarning, stack_level
+from replicax.errors import PACKAGE, RetraceWarning, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
@@ -120,10 +119,7 @@ class ProgramCache:
 
 def _is_ours(code: Any) -> bool:
     """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes."""
-    return getattr(code, "co_filename", "").startswith(_PACKAGE)
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    return getattr(code, "co_filename", "").startswith(PACKAGE)
 
 
 def _slots(executable: Executable) -> set[Slot]:

@@ -61,7 +61,7 @@ class TFRecordFormat:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """As TFRecord stores CRC-32C: rotated and shifted, so that a checksum of data with checksums in it stays a good one."""
+    """CRC-32C as TFRecord has it: rotated and shifted, so that of data with checksums in it it stays a good one."""
     import google_crc32c  # loaded when used
 
     crc = google_crc32c.value(data)

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from replicax import _jax
+from replicax.errors import PACKAGE
 from replicax.execution.tracing.function_key import Wrapper
 
 _NOT_THE_USERS = (
     _jax.INSTALLED,
     os.path.dirname(os.path.abspath(np.__file__)) + os.sep,
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    PACKAGE,
 )
 _INSTEAD = {
     "bool": "Choose with jnp.where(condition, a, b) or jax.lax.cond(condition, f, g, x), and loop with "
@@ -35,7 +36,7 @@ _INSTEAD = {
     "from a shape, or capture it as a Python value; to repeat, jax.lax.fori_loop.",
     "mask": "Elements can't be left out, as shapes are fixed: choose with jnp.where(mask, x, 0).",
 }
-CAPTURED_IN = os.path.join("execution", "capture.py")
+CAPTURED_IN = os.path.join("tracing", "capture.py")
 """Where the function is that JAX traces for a step; its arguments are called ``values``."""
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
