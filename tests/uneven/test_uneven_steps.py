@@ -355,9 +355,7 @@ def test_errors_of_the_step_are_raised_as_they_are() -> None:
         strategy.run(lambda x: w.assign(x.sum(0)), args=(x,))
     with pytest.raises(replicax.LocalityError, match="'w'"):  # the first of two
         strategy.run(lambda x: (w.assign(x.sum(0)), jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0)), args=(x,))
-    with pytest.raises(
-        replicax.LocalityError, match=r"(?s)the loss is the same on every .*test_uneven_steps.py"
-    ):
+    with pytest.raises(replicax.LocalityError, match=r"(?s)the loss is the same on every .*test_uneven_steps.py"):
         strategy.run(lambda x: jax.lax.map(lambda _: agreed_loss(), jnp.zeros(2)), args=(x,))
     with pytest.raises(replicax.DeadlockError, match=r"stands inside a branch"):
         strategy.run(lambda x: jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0), args=(x,))
