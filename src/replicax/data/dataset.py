@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.data.elements.announcements import News, check_read
+from replicax.data.elements.announcements import Announcement, check_read
 from replicax.data.feed import Feed
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
@@ -181,18 +181,17 @@ class DistributedDataset:
                 rows = 0 if first is None else first[1].size
             except Exception as e:  # the others would wait
                 error = e
-        why = None if error is None else News.of_error(error).error
+        why = None if error is None else Announcement.of_error(error).error
         series = self._feed.lockstep.series(f"{self._feed.name}, batch size")
-        news = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
+        told = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
         if error is not None:
             raise error
-        check_read([News(error=why) for _, _, why in news], "element 0")
-        sizes = {examples for examples, _, _ in news if examples is not None}
+        check_read([Announcement(error=why) for _, _, why in told], "element 0")
+        found = [examples for examples, _, _ in told]
+        sizes = {examples for examples in found if examples is not None}
         if len(sizes) > 1:
-            raise ValueError(
-                f"the workers' datasets have global batches of different sizes: {[examples for examples, _, _ in news]}"
-            )
-        largest = max(rows for _, rows, _ in news)
+            raise ValueError(f"the workers' datasets have global batches of different sizes: {found}")
+        largest = max(rows for _, rows, _ in told)
         if not sizes and not largest:
             raise ValueError(f"the dataset, {self._source.kind}, is empty. {WHY_EMPTY}")
         if sizes:

@@ -16,7 +16,7 @@ class PaddedShapeDtypeStruct(jax.ShapeDtypeStruct):
     """One replica's shape and dtype of an array of which some rows, along dim 0, may be padding."""
 
 
-def described(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+def abstract_arrays(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     """``tree`` with what stands for arrays wherever it has a ``jax.ShapeDtypeStruct``, of one replica's shape.
 
     They are what an element is: ``PerReplica`` values, padded or not, or with one replica bare arrays.

@@ -51,7 +51,7 @@ class Reducing:
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The pytree of plain arrays: M, or V(v) if ``destinations`` is a variable v.
+          The pytree of plain arrays: M; placed like ``destinations``, if that is a variable (V(v) in the documents).
 
         Raises:
           ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
@@ -136,7 +136,7 @@ class Reducing:
           destinations: as in :meth:`reduce_to`; by default all replicas' devices.
 
         Returns:
-          The pytree of arrays: M, or V(v) if ``destinations`` is a variable v.
+          The pytree of arrays: M; placed like ``destinations``, if that is a variable (V(v) in the documents).
 
         Raises:
           TypeError: ``tensor`` is a ``PerReplica`` value, which has no one value to put anywhere.

@@ -12,7 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import replica_mesh
-from replicax.execution.array_specs import described
+from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import devices_here
@@ -214,7 +214,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
         check_call(self.strategy, fn, args, kwargs, "extended.trace")
-        args, kwargs = described((tuple(args), dict(kwargs or {})), self.mesh)
+        args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.mesh)
         return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs, "extended.trace"))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.execution.array_specs import described
+from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
@@ -73,7 +73,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     if chip is not None and not isinstance(chip, Chip):
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     begin = time.perf_counter()
-    element = () if element_spec is None else (described(element_spec, strategy.extended.mesh),)
+    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.mesh),)
     arguments = arguments_of(strategy, step, element, None, "replicax.plan")
     executable = prepare(strategy, step, arguments)
     traced = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""News: what workers tell each other of an element before it is given out, and what must be alike in it."""
+"""Announcements: what workers tell each other of an element before it is given out, and what must be alike in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.workers.codec import declared, dumps
 
 @declared
 @dataclasses.dataclass(frozen=True)
-class News:
+class Announcement:
     """What one worker tells the others of its part of an element."""
 
     sizes: tuple[int, ...] = ()
@@ -29,12 +29,12 @@ class News:
     error: str | None = None
 
     @classmethod
-    def of_error(cls, error: Exception) -> News:
+    def of_error(cls, error: Exception) -> Announcement:
         """That this worker could not read its part."""
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
         return cls(error=f"{type(error).__name__}: {error}{notes}")
 
-    def with_structure(self, tree: Any, kinds: Sequence[Leaf]) -> News:
+    def with_structure(self, tree: Any, kinds: Sequence[Leaf]) -> Announcement:
         """The same, with the structure of the rows, of which each leaf has its kind."""
         names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
         described = str(jax.tree_util.tree_unflatten(tree, names))
@@ -46,26 +46,26 @@ class News:
         return dataclasses.replace(self, skeleton=skeleton, described=described)
 
 
-def check_read(news: Sequence[News], where: str) -> None:
+def check_read(announcements: Sequence[Announcement], where: str) -> None:
     """Raise unless all workers have read their part.
 
     Raises:
       RuntimeError: one could not; says which, and why.
     """
-    for worker, other in enumerate(news):
+    for worker, other in enumerate(announcements):
         if other.error is not None:
             raise RuntimeError(f"worker {worker} could not read {where}: {other.error}")
 
 
-def check_same_batch(news: Sequence[News], where: str) -> None:
+def check_same_batch(announcements: Sequence[Announcement], where: str) -> None:
     """Raise unless all workers have the same batch, of which each takes its own rows.
 
     Raises:
       ValueError: for some the pass is over, or the batch has another size.
       TypeError: it has other shapes or dtypes.
     """
-    first = news[0]
-    for worker, other in enumerate(news):
+    first = announcements[0]
+    for worker, other in enumerate(announcements):
         what = None
         if other.is_over != first.is_over:
             ended, on = (worker, 0) if other.is_over else (0, worker)
@@ -84,13 +84,13 @@ def check_same_batch(news: Sequence[News], where: str) -> None:
             )
 
 
-def check_same_structure(news: Sequence[News], where: str) -> None:
+def check_same_structure(announcements: Sequence[Announcement], where: str) -> None:
     """Raise unless the first elements of all workers have one structure; later ones are each like that worker's first.
 
     Raises:
       TypeError: they have not.
     """
-    described = {worker: other.described for worker, other in enumerate(news) if other.kinds}
+    described = {worker: other.described for worker, other in enumerate(announcements) if other.kinds}
     if len(set(described.values())) > 1:
         raise TypeError(
             f"{where} has other structures, dtypes or ranks on some workers than on others: "
@@ -98,13 +98,13 @@ def check_same_structure(news: Sequence[News], where: str) -> None:
         )
 
 
-def structure_of_others(news: Sequence[News], where: str) -> tuple[Any, tuple[Leaf, ...]]:
+def structure_of_others(announcements: Sequence[Announcement], where: str) -> tuple[Any, tuple[Leaf, ...]]:
     """The structure and kinds of what others have, for a worker that never had anything.
 
     Raises:
       TypeError: the structure can't travel.
     """
-    worker, other = next((i, worker) for i, worker in enumerate(news) if worker.kinds)
+    worker, other = next((i, worker) for i, worker in enumerate(announcements) if worker.kinds)
     if other.skeleton is None:
         raise TypeError(
             f"this worker has nothing for {where}, and worker {worker} has {other.described}, of which it can't make "

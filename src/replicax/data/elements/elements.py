@@ -15,7 +15,7 @@ import grain
 import numpy as np
 
 from replicax.data.elements.announcements import (
-    News,
+    Announcement,
     check_read,
     check_same_batch,
     check_same_structure,
@@ -213,21 +213,22 @@ class Elements(grain.DatasetIterator):
             alike = len(set(sizes)) == 1
         else:
             parts, is_over = self._or_told(division.exchange, self._take_of_own)
-            news = self._agreed(division.exchange, parts, is_over)
-            over = [worker.is_over for worker in news]
+            announcements = self._agreed(division.exchange, parts, is_over)
+            over = [worker.is_over for worker in announcements]
             if all(over) or (any(over) and division.partial is PartialBatch.DROP):
                 return None
-            sizes = tuple(size for worker in news for size in worker.sizes)
-            kinds = {kind for worker in news for kind in worker.kinds}
+            sizes = tuple(size for worker in announcements for size in worker.sizes)
+            kinds = {kind for worker in announcements for kind in worker.kinds}
             same_rows = len(kinds) == 1
             alike = same_rows and len(set(sizes)) == 1
             if len(kinds) > 1 and division.partial is PartialBatch.PAD:
-                having = (f"worker {w} has {in_words(worker.kinds)}" for w, worker in enumerate(news) if worker.kinds)
+                there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
+                having = (f"worker {w} has {in_words(theirs)}" for w, theirs in there)
                 raise ValueError(
                     f"{self._where()} has rows of different shapes or dtypes on the workers, and "
                     f"partial_batch='pad' makes one array of them: {'; '.join(having)}"
                 )
-            parts = parts or self._nothing(news)
+            parts = parts or self._nothing(announcements)
         if self._rows is None:
             self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
         filled = None
@@ -240,15 +241,15 @@ class Elements(grain.DatasetIterator):
         try:
             return take()
         except Exception as error:
-            self._tell(exchange, News.of_error(error))
+            self._tell(exchange, Announcement.of_error(error))
             raise
 
     def _agreed_on(self, exchange: Series) -> tuple[BatchRows, tuple[int, ...]] | None:
         """This worker's rows of a batch that all workers have, after seeing that they have the same."""
         taken = self._or_told(exchange, self._rows_of_all)
         rows, sizes = taken or (None, ())
-        news = self._told(exchange, News(sizes, () if rows is None else (rows.kinds(),), taken is None))
-        check_same_batch(news, self._where())
+        own = Announcement(sizes, () if rows is None else (rows.kinds(),), taken is None)
+        check_same_batch(self._told(exchange, own), self._where())
         return taken
 
     def _rows_of_all(self) -> tuple[BatchRows, tuple[int, ...]] | None:
@@ -285,31 +286,31 @@ class Elements(grain.DatasetIterator):
             parts += [no_rows(self._kinds)] * (len(mine) - len(parts))
         return parts, is_over
 
-    def _agreed(self, exchange: Series, parts: list[BatchRows], is_over: bool) -> list[News]:
+    def _agreed(self, exchange: Series, parts: list[BatchRows], is_over: bool) -> list[Announcement]:
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        news = News(sizes, tuple({part.kinds() for part in parts}), is_over)
+        announcement = Announcement(sizes, tuple({part.kinds() for part in parts}), is_over)
         if self._is_first and tree is not None:
-            news = news.with_structure(tree, parts[0].kinds())
-        everyone = self._told(exchange, news)
+            announcement = announcement.with_structure(tree, parts[0].kinds())
+        everyone = self._told(exchange, announcement)
         if self._is_first:
             check_same_structure(everyone, self._where())
             self._is_first = False
         return everyone
 
-    def _told(self, exchange: Series, news: News) -> list[News]:
+    def _told(self, exchange: Series, announcement: Announcement) -> list[Announcement]:
         """What all workers have, if all could read their part."""
-        everyone = self._tell(exchange, news)
+        everyone = self._tell(exchange, announcement)
         check_read(everyone, self._where())
         return everyone
 
-    def _tell(self, exchange: Series, news: News) -> list[News]:
-        return [loads(data) for data in exchange.exchange(dumps(news), called_off=lambda: self.closing)]
+    def _tell(self, exchange: Series, announcement: Announcement) -> list[Announcement]:
+        return [loads(data) for data in exchange.exchange(dumps(announcement), called_off=lambda: self.closing)]
 
-    def _nothing(self, news: Sequence[News]) -> list[BatchRows]:
+    def _nothing(self, announcements: Sequence[Announcement]) -> list[BatchRows]:
         """Size-0 arrays for this worker's replicas, which never had anything."""
-        self._checker.tree, self._kinds = structure_of_others(news, self._where())
+        self._checker.tree, self._kinds = structure_of_others(announcements, self._where())
         return [no_rows(self._kinds)] * len(self._division.mine)
 
     def _filled(self, parts: list[BatchRows], sizes: tuple[int, ...]) -> list[Any]:
