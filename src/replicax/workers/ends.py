@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import os
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError, line_of
-from replicax.workers.codec import declared, dumps, loads
+from replicax.workers.board import Board, End, Service
 from replicax.workers.connections import connections_to
 from replicax.workers.launches import Launches, RunningProgram, first_difference
 
@@ -46,41 +45,6 @@ PYTHONS_END = 5.0
 PATIENCE_AT_THE_END = 300.0
 """For how many seconds a worker that has ended waits for the others, before JAX's own end does."""
 
-_ALL = "replicax/ends"
-
-
-@declared
-@dataclasses.dataclass(frozen=True)
-class End:
-    """How a worker's program has ended.
-
-    Attributes:
-      failed: whether by an error; otherwise by its last line, or ``sys.exit``.
-      why: the error, in words.
-      because_of: the worker whose failure was the cause, if it was not this one's own.
-      recent: the programs that it has launched last, by strategy; see :class:`RunningProgram`.
-    """
-
-    failed: bool
-    why: str
-    because_of: int | None
-    recent: dict[str, tuple[tuple[int, int, str], ...]]
-
-    def launched(self, strategy: str) -> int:
-        """How many programs it has launched."""
-        recent = self.recent.get(strategy)
-        return recent[-1][0] if recent else 0
-
-
-@dataclasses.dataclass
-class _Board:
-    """What the service knows."""
-
-    ends: dict[int, End] = dataclasses.field(default_factory=dict)
-    gone: set[int] = dataclasses.field(default_factory=set)
-    stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
-    calls: dict[str, set[int]] = dataclasses.field(default_factory=dict)
-
 
 class Ends:
     """The ends of this process's worker and of the others.
@@ -96,9 +60,10 @@ class Ends:
 
     def __init__(self, client: Any, index: int, count: int) -> None:
         self._client = client
+        self._service = Service(client, index)
         self.index, self.count = index, count
         self.launches: dict[str, Launches] = {}
-        self._board = _Board()
+        self._board = Board()
         self._problem: tuple[type[WorkerError] | type[DeadlockError], str] | None = None
         self._cause: int | None = None
         self._since = 0.0  # when the problem was seen
@@ -200,14 +165,14 @@ class Ends:
         deadline = time.monotonic() + patience
         silent: set[int] = set()
         with contextlib.suppress(Exception):  # without the service nobody can be asked
-            self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self.index}", b"")
+            self._service.answer(call)
             while True:
                 board = self._look()
                 silent = set(range(self.count)) - {self.index} - board.calls.get(call, set()) - set(board.ends)
                 if not silent or self._problem is not None or time.monotonic() > deadline:
                     break
                 time.sleep(0.1)
-            self._client.key_value_delete(f"{_ALL}/call/{call}")
+            self._service.end_call(call)
         self._dead |= silent if self._problem is None else set()
         return sorted(silent)
 
@@ -226,8 +191,7 @@ class Ends:
         self._told, self._failed = True, failed
         recent = {name: launches.recent() for name, launches in self.launches.items()}
         with contextlib.suppress(Exception):  # what comes next must come, whether anybody listens or not
-            end = End(failed, why, because_of, recent)
-            self._client.key_value_set_bytes(f"{_ALL}/end/{self.index}", dumps(end), allow_overwrite=True)
+            self._service.post_end(End(failed, why, because_of, recent))
 
     def _install(self) -> Any:
         """Tell of exceptions that nobody catches; not where Python goes on after them, as at a prompt."""
@@ -261,7 +225,7 @@ class Ends:
         for call, workers in board.calls.items():
             if self.index not in workers and call not in self._answered:
                 self._answered.add(call)
-                self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self.index}", b"")
+                self._service.answer(call)
         now = time.monotonic()
         running = {name: (launches.running_since(), launches) for name, launches in self.launches.items()}
         stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
@@ -272,21 +236,9 @@ class Ends:
             if why is not None and program.meets and now - since > GRACE:
                 self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
 
-    def _look(self) -> _Board:
+    def _look(self) -> Board:
         """Read what the service knows, and note what is wrong."""
-        board = _Board()
-        for key, value in self._client.key_value_dir_get_bytes(_ALL):
-            kind, *rest = key.removeprefix(_ALL + "/").split("/")
-            if kind == "end":
-                board.ends[int(rest[0])] = loads(value)
-            elif kind == "gone":
-                board.gone.add(int(rest[0]))
-            elif kind == "stuck":
-                board.stuck[int(rest[0])] = loads(value)
-            elif kind == "call":
-                board.calls.setdefault(rest[0], set()).add(int(rest[1]))
-        board.ends.pop(self.index, None)
-        board.stuck.pop(self.index, None)
+        board = self._service.read()
         if board.ends and not self._board.ends:
             self._since = time.monotonic()
         self._board = board
@@ -294,7 +246,7 @@ class Ends:
             self._note_problem(board)
         return board
 
-    def _note_problem(self, board: _Board) -> None:
+    def _note_problem(self, board: Board) -> None:
         failed = [worker for worker, end in sorted(board.ends.items()) if end.failed]
         if failed:
             own = [worker for worker in failed if board.ends[worker].because_of is None]
@@ -336,11 +288,7 @@ class Ends:
         if places == (self._posted_stuck or {}):
             return
         self._posted_stuck = places
-        key = f"{_ALL}/stuck/{self.index}"
-        if places:
-            self._client.key_value_set_bytes(key, dumps(stuck), allow_overwrite=True)
-        else:
-            self._client.key_value_delete(key)
+        self._service.post_stuck(stuck)
 
     def _end_by_force(self, launches: Launches, why: str) -> None:
         """End this process, whose Python waits inside a program; unless that ends now that others have left."""
@@ -401,7 +349,7 @@ class Ends:
     def _depart(self) -> None:
         """Say that this process leaves without waiting; the chief, whose end JAX does not forgive, goes last."""
         if self.index:
-            self._client.key_value_set_bytes(f"{_ALL}/gone/{self.index}", b"", allow_overwrite=True)
+            self._service.post_gone()
             return
         port = _jax.coordination_port()
         for _ in _looking(FAREWELL):

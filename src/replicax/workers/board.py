@@ -1,0 +1,107 @@
+"""The board: what workers post for each other in the coordination service, and read there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from replicax.workers.codec import declared, dumps, loads
+from replicax.workers.launches import RunningProgram
+
+_ALL = "replicax/ends"
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a worker's program has ended.
+
+    Attributes:
+      failed: whether by an error; otherwise by its last line, or ``sys.exit``.
+      why: the error, in words.
+      because_of: the worker whose failure was the cause, if it was not this one's own.
+      recent: the programs that it has launched last, by strategy; see :class:`RunningProgram`.
+    """
+
+    failed: bool
+    why: str
+    because_of: int | None
+    recent: dict[str, tuple[tuple[int, int, str], ...]]
+
+    def launched(self, strategy: str) -> int:
+        """How many programs it has launched."""
+        recent = self.recent.get(strategy)
+        return recent[-1][0] if recent else 0
+
+
+@dataclasses.dataclass
+class Board:
+    """What the workers have posted.
+
+    Attributes:
+      ends: how the programs of the others have ended, by worker.
+      gone: who leaves without waiting.
+      stuck: programs of the others that have run for long, by worker and strategy.
+      calls: who has answered a call, by its name.
+    """
+
+    ends: dict[int, End] = dataclasses.field(default_factory=dict)
+    gone: set[int] = dataclasses.field(default_factory=set)
+    stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
+    calls: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+
+
+class Service:
+    """One worker's way to the board.
+
+    Args:
+      client: of the coordination service.
+      index: which worker this is.
+    """
+
+    def __init__(self, client: Any, index: int) -> None:
+        self._client = client
+        self._index = index
+
+    def read(self) -> Board:
+        """All that is posted."""
+        board = Board()
+        for key, value in self._client.key_value_dir_get_bytes(_ALL):
+            kind, *rest = key.removeprefix(_ALL + "/").split("/")
+            if kind == "end":
+                board.ends[int(rest[0])] = loads(value)
+            elif kind == "gone":
+                board.gone.add(int(rest[0]))
+            elif kind == "stuck":
+                board.stuck[int(rest[0])] = loads(value)
+            elif kind == "call":
+                board.calls.setdefault(rest[0], set()).add(int(rest[1]))
+        board.ends.pop(self._index, None)
+        board.stuck.pop(self._index, None)
+        return board
+
+    def post_end(self, end: End) -> None:
+        """How this worker's program has ended."""
+        self._post(f"end/{self._index}", dumps(end))
+
+    def post_gone(self) -> None:
+        """That this worker leaves without waiting."""
+        self._post(f"gone/{self._index}", b"")
+
+    def post_stuck(self, programs: dict[str, RunningProgram]) -> None:
+        """Which programs of this worker have run for long, instead of those posted before."""
+        if programs:
+            self._post(f"stuck/{self._index}", dumps(programs))
+        else:
+            self._client.key_value_delete(f"{_ALL}/stuck/{self._index}")
+
+    def answer(self, call: str) -> None:
+        """That this worker is alive: to its own call, or to another's."""
+        self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self._index}", b"")
+
+    def end_call(self, call: str) -> None:
+        """Take a call away."""
+        self._client.key_value_delete(f"{_ALL}/call/{call}")
+
+    def _post(self, name: str, value: bytes) -> None:
+        self._client.key_value_set_bytes(f"{_ALL}/{name}", value, allow_overwrite=True)
