@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax
-from replicax.hlo.collectives import Collective, collectives_in
+from replicax.hlo.collective_instructions import Collective, collectives_in
 
 GLOBAL_BATCH = 128
 

@@ -1,4 +1,4 @@
-"""What ``replicax.reduction.PACK_LIMIT`` rests on: which arrays are worth packing before an all-reduce?
+"""What ``replicax.collectives.PACK_LIMIT`` rests on: which arrays are worth packing before an all-reduce?
 
     python benchmarks/packing.py [--quick]
 
@@ -47,7 +47,7 @@ def _step(shapes: list[tuple[int, ...]], limit: int | None) -> Callable[[], None
     from jax import lax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from replicax import ReduceOp, reduction
+    from replicax import ReduceOp, collectives
     from replicax.devices.mesh import REPLICA_AXIS
 
     mesh = Mesh(np.array(jax.devices()), (REPLICA_AXIS,))
@@ -59,8 +59,8 @@ def _step(shapes: list[tuple[int, ...]], limit: int | None) -> Callable[[], None
         if limit is None:
             total = lax.psum(gradients, REPLICA_AXIS)
         else:
-            reduction.PACK_LIMIT = limit
-            total = reduction.all_reduce(ReduceOp.SUM, gradients)
+            collectives.PACK_LIMIT = limit
+            total = collectives.all_reduce(ReduceOp.SUM, gradients)
         return [p - g for p, g in zip(params, total, strict=True)]
 
     spec = PartitionSpec()

@@ -5,7 +5,7 @@ import grain
 import numpy as np
 import pytest
 
-from replicax.data.reading.foreign import adapted
+from replicax.data.reading.dataset_detection import adapted
 
 datasets.disable_progress_bars()
 

@@ -25,7 +25,7 @@ LOCKS = {path.stem.removeprefix("jax-"): path for path in sorted((ROOT / "matrix
 # The first Python that a JAX can be installed on, by the JAX.
 OLDEST_PYTHON = {"0.10": (3, 11), "0.11": (3, 12), "0.12": (3, 12)}
 # Quick, and tells what to mend first; so it comes first.
-FIRST = "tests/_jax/test_known.py"
+FIRST = "tests/_jax/test_primitive_table.py"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ class SimulatedWorkers:
     ``SimulatedWorkers.of(3)`` makes three that know each other, and ``run`` calls a function as each of them.
     """
 
-    ends = None  # threads of one process
+    liveness = None  # threads of one process
 
     def __init__(self, index: int, count: int, board: _Board) -> None:
         self.index = index

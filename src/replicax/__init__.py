@@ -11,6 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from replicax.collectives import ReduceOp
 from replicax.communication import CommunicationImplementation, CommunicationOptions
 from replicax.context import (
     ReplicaContext,
@@ -51,10 +52,9 @@ from replicax.execution import Executable, Locality
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run_options import RunOptions, debug
 from replicax.extended import StrategyExtended
-from replicax.hlo.collectives import Collective
+from replicax.hlo.collective_instructions import Collective
 from replicax.indexed_slices import IndexedSlices
-from replicax.reduction import ReduceOp
-from replicax.renamed import missing
+from replicax.old_names import missing
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,

@@ -20,7 +20,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.enums import parse_enum
 
 if TYPE_CHECKING:
-    from replicax.reduction import ReduceOp
+    from replicax.collectives import ReduceOp
     from replicax.strategy import Strategy
 
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
+from replicax.collectives import ReduceOp, checked_axes, countable, divide
 from replicax.communication import CommunicationOptions, Communicator, checked_options
 from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
-from replicax.reduction import ReduceOp, checked_axes, countable, divide
-from replicax.renamed import Renamed, keywords_renamed
+from replicax.old_names import Renamed, keywords_renamed
+from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

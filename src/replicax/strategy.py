@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from replicax import _jax, context, data
-from replicax.data.methods import Input
-from replicax.execution import across
+from replicax.collectives import ReduceOp, parse_axis
+from replicax.data.strategy_input import Input
+from replicax.execution import cross_replica
 from replicax.execution.exact.executor import run_per_replica
 from replicax.execution.exact.fallback import fall_back
 from replicax.execution.logical_devices import LogicalDevices
@@ -19,8 +20,7 @@ from replicax.execution.run import NEW, check_call, run, run_known
 from replicax.execution.run_options import COMPILED, RunOptions, default_options
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.extended import StrategyExtended
-from replicax.reduction import ReduceOp, parse_axis
-from replicax.renamed import Renamed, keywords_renamed
+from replicax.old_names import Renamed, keywords_renamed
 
 
 class Strategy(Input, LogicalDevices, Renamed):
@@ -271,7 +271,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         1.1667
         """
         context.check_cross_replica(self, "strategy.reduce")
-        return across.reduce(self, ReduceOp.parse(reduce_op), value, parse_axis(axis))
+        return cross_replica.reduce(self, ReduceOp.parse(reduce_op), value, parse_axis(axis))
 
     @_jax.outside_meshes
     def gather(self, value: Any, axis: int) -> Any:
@@ -300,7 +300,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         parsed = parse_axis(axis)
         if not isinstance(parsed, int):
             raise ValueError(f"strategy.gather: axis must be an int, got {axis!r}")
-        return across.gather(self, value, parsed)
+        return cross_replica.gather(self, value, parsed)
 
     @_jax.outside_meshes
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -329,6 +329,6 @@ class Strategy(Input, LogicalDevices, Renamed):
         ('anything else',)
         """
         context.check_cross_replica(self, "strategy.local_results")
-        return across.local_results(self, value)
+        return cross_replica.local_results(self, value)
 
     experimental_local_results = local_results

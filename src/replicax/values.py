@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.errors import LocalityError
 from replicax.nests import is_leaf, known
-from replicax.renamed import missing
+from replicax.old_names import missing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

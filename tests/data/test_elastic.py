@@ -14,7 +14,7 @@ import pytest
 import replicax
 from replicax import InputOptions
 from tests.data.simulated import Run, steps_of
-from tests.data.test_sharing import SOURCES, make
+from tests.data.test_autoshard import SOURCES, make
 
 ANYWHERE = ["numbered", "shuffled", "mapped", "iterated"]
 topologies = st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])

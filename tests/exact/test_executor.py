@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import replicax
-from replicax.execution.exact import executor as per_replica
-from replicax.execution.exact.conductor import Conductor
+from replicax.execution.exact import executor
+from replicax.execution.exact.rendezvous import Rendezvous
 from tests.conftest import strategy_of
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -253,9 +253,9 @@ def test_arrays_that_are_reduced_together_meet_once(pair, monkeypatch: pytest.Mo
 
     def meet(self, replica, meeting, *args):
         meetings.append(meeting)
-        return Conductor.meet(self, replica, meeting, *args)
+        return Rendezvous.meet(self, replica, meeting, *args)
 
-    monkeypatch.setattr(per_replica, "Conductor", type("Counting", (Conductor,), {"meet": meet}))
+    monkeypatch.setattr(executor, "Rendezvous", type("Counting", (Rendezvous,), {"meet": meet}))
 
     def step(x):
         def reduced(x, y):

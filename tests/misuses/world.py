@@ -11,8 +11,7 @@ import optax
 
 import replicax
 from replicax import context
-from replicax.variables import initial_layout as placement
-from replicax.variables import store
+from replicax.variables import initial_layout, store
 from tests.conftest import logical_strategy, strategy_of
 
 here = replicax.get_replica_context
@@ -53,7 +52,7 @@ def state_of(w: Any) -> Any:
         len(context._stack.frames),
         context._stack.base,
         len(store._stores.stack),
-        len(placement._colocation.places),
+        len(initial_layout._colocation.places),
     )
     return values, stacks, replicax.get_strategy(), w.optimizer.variables
 

@@ -533,7 +533,7 @@ def test_run_steps_runs_a_pipeline_step_by_step(replicas, partial) -> None:
 
 
 def test_a_pipeline_that_fails_midway_leaves_the_elements_to_come(monkeypatch) -> None:
-    from replicax.execution.many_steps import loop as steps
+    from replicax.execution.many_steps import loop
 
     strategy = strategy_of(1, 2)
     with strategy.scope():
@@ -547,10 +547,10 @@ def test_a_pipeline_that_fails_midway_leaves_the_elements_to_come(monkeypatch) -
             raise RuntimeError("a device is gone")
         return run(*args)
 
-    run = steps.run
+    run = loop.run
     iterator = iter(strategy.distribute_dataset([np.float32([n, 0]) for n in (1, 2, 3, 4)]))
     with monkeypatch.context() as patched:
-        patched.setattr(steps, "run", fails)
+        patched.setattr(loop, "run", fails)
         with pytest.raises(RuntimeError, match="a device is gone"):
             strategy.run_steps(step, iterator, 4)
     assert float(total) == 1 + 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replicax.hlo.replica_groups import CollectiveUse
-from replicax.planning.chips import CHIPS, Chip
+from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.network import HOP, Line, Network, seconds_of

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.tpu import resolver as resolvers
+from replicax.tpu import resolver
 
 
 def slice_of_two_hosts() -> replicax.TPUClusterResolver:
@@ -14,12 +14,12 @@ def slice_of_two_hosts() -> replicax.TPUClusterResolver:
     rows = [[(0, 0, 0, 0), (1, 0, 0, 0)], [(0, 1, 0, 0), (1, 1, 0, 0)]]
     found = replicax.Topology(mesh_shape=[2, 2, 1, 1], device_coordinates=rows)
     devices = np.array(jax.devices(), dtype=object).reshape(2, 2)
-    original = resolvers._attached, resolvers.topology_of
-    resolvers._attached, resolvers.topology_of = (lambda tpu: list(devices.flat)), (lambda _: (found, devices))
+    original = resolver._attached, resolver.topology_of
+    resolver._attached, resolver.topology_of = (lambda tpu: list(devices.flat)), (lambda _: (found, devices))
     try:
         return replicax.TPUClusterResolver()
     finally:
-        resolvers._attached, resolvers.topology_of = original
+        resolver._attached, resolver.topology_of = original
 
 
 def train(data: np.ndarray) -> tuple[object, ...]:

@@ -5,10 +5,11 @@ release moves one of them, this package changes and no other.
 """
 
 from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
-from replicax._jax.eager.at_once import AtOnce
-from replicax._jax.eager.watching import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
-from replicax._jax.known import primitives_named
+from replicax._jax.eager.eager_trace import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
+from replicax._jax.eager.library_functions import AtOnce
+from replicax._jax.fast_call import Unchecked, to_arrays, unchecked
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
+from replicax._jax.primitive_table import primitives_named
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -78,7 +79,6 @@ from replicax._jax.traces import (
     traced_for,
 )
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
-from replicax._jax.unchecked import Unchecked, to_arrays, unchecked
 
 __all__ = [
     "EVALUATED_INSIDE",

@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     import rich.console
 
     import replicax
-    from replicax.cli import pictures
-    from replicax.cli import promises as report
+    from replicax.cli import demo_checks, pictures
 
     epochs = args.epochs or example.EPOCHS
     by_default = epochs == example.EPOCHS
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         reference = _train(console, "one device", example, one_device, data, args.seed, epochs)
 
     curves, placement = args.out / _CURVES, args.out / _PLACEMENT
-    target = report.MIN_ACCURACY if by_default else None
+    target = demo_checks.MIN_ACCURACY if by_default else None
     trainings = {name: ours, "one device": reference}
     images, _ = example.global_batches(strategy, data[0], args.seed, epochs)[0]
     failures = [
@@ -86,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         written(placement, lambda path: pictures.draw_replicas(path, strategy, images, ours, title=title)),
     ]
 
-    rows = report.compare(ours, reference, by_default=by_default)
-    console.print(report.table("The same training, twice", name, rows))
+    rows = demo_checks.compare(ours, reference, by_default=by_default)
+    console.print(demo_checks.table("The same training, twice", name, rows))
     drawn = [str(path) for path, why in zip((curves, placement), failures, strict=True) if why is None]
     if drawn:
         console.print(f"Pictures: {', '.join(drawn)}", soft_wrap=True, markup=False)
@@ -199,8 +198,8 @@ def _train(
     """Train with a progress bar; where the output is no terminal, with one line when it is done."""
     from rich import progress
 
+    from replicax.cli.demo_checks import EARLY_STEP
     from replicax.cli.example import Progress, train
-    from replicax.cli.promises import EARLY_STEP
 
     columns = [
         progress.TextColumn("[bold]{task.description}"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax.data.autoshard import Sharing, sharing_of
 from replicax.data.elements.announcements import Announcement, check_read
 from replicax.data.feed import Feed
 from replicax.data.input_context import InputContext
@@ -16,7 +17,6 @@ from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBa
 from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.iterator import WHY_EMPTY, DistributedIterator
 from replicax.data.reading.sources import as_source
-from replicax.data.sharing import Sharing, sharing_of
 from replicax.execution.array_specs import PaddedShapeDtypeStruct
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DistributedDataset:
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None = None,
     ) -> None:
-        from replicax.data.agreement import check_same_dataset  # loads Grain
+        from replicax.data.dataset_agreement import check_same_dataset  # loads Grain
         from replicax.data.reading.batches import reading_of
 
         self._feed = feed

@@ -16,7 +16,7 @@ from replicax.workers.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
-    from replicax.data.elements.host_groups import Staged
+    from replicax.data.elements.staging import Staged
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from replicax.data.autoshard import Sharing
 from replicax.data.feed import Feed
 from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.reading.sources import Source
-from replicax.data.sharing import Sharing
 
 if TYPE_CHECKING:
     from replicax.data.reading.batches import Reading

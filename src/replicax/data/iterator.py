@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
-from replicax.data.elements.reader import PassReader
+from replicax.data.elements.pass_reader import PassReader
 from replicax.data.input_options import AutoShardPolicy
 from replicax.data.reading.saved_counts import check_count
 from replicax.errors import ContextError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.tree_util import keystr
 
-from replicax.calling import checked_result
 from replicax.execution.replica_values import kind_of_component, place_components
+from replicax.user_functions import checked_result
 from replicax.values import regroup
 
 if TYPE_CHECKING:

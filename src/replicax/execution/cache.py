@@ -12,7 +12,7 @@ from replicax.errors import PACKAGE, RetraceWarning, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
-from replicax.variables.slots import Slot
+from replicax.variables.storage import Slot
 from replicax.variables.variable import Variable
 
 _CAPACITY = 256

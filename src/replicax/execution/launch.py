@@ -21,10 +21,10 @@ from replicax import _jax
 from replicax.devices.arrays import copied
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.deadline import call_watched
-from replicax.execution.same_step import announce
 from replicax.execution.signals import hold_signals
-from replicax.variables.lost import DELETED, LostArray, note_lost
-from replicax.variables.slots import Slot, launching, lent, together
+from replicax.execution.step_agreement import announce
+from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
+from replicax.variables.storage import Slot, launching, lent, together
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _jax, context
-from replicax.calling import checked_args, checked_function, checked_kwargs
 from replicax.errors import ContextError
 from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.launch import launch
 from replicax.execution.pipeline.placed_program import is_placed, replicate_placed
 from replicax.execution.program.program import Program
-from replicax.execution.same_step import check_same_step
+from replicax.execution.step_agreement import check_same_step
 from replicax.execution.thread_state import state_of_this_thread
 from replicax.execution.tracing.arguments import Arguments, not_one_program
 from replicax.execution.tracing.capture import capture
@@ -23,6 +22,7 @@ from replicax.execution.tracing.function_key import function_key, key_after_trac
 from replicax.execution.uneven.sizes import capture_uneven
 from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.locality import T
+from replicax.user_functions import checked_args, checked_function, checked_kwargs
 from replicax.values import ExampleMask, PerReplica, Stacked, Uneven
 from replicax.variables.store import Creations
 

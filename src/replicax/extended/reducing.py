@@ -9,15 +9,15 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
+from replicax.collectives import ReduceOp
 from replicax.communication import checked_options
 from replicax.devices.arrays import put
-from replicax.execution import across
+from replicax.execution import cross_replica
 from replicax.extended.locations import destination
-from replicax.extended.same_values import mirrored
+from replicax.extended.mirrored_values import mirrored
 from replicax.nests import known
-from replicax.reduction import ReduceOp
-from replicax.renamed import keywords_renamed
-from replicax.variables.rules import Aggregation
+from replicax.old_names import keywords_renamed
+from replicax.variables.aggregation import Aggregation
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -119,9 +119,9 @@ class Reducing:
         values = [value for value, _ in pairs]
         choice = reduce_op.value if isinstance(reduce_op, Aggregation) else reduce_op
         if isinstance(choice, str) and choice.lower() == Aggregation.ONLY_FIRST_REPLICA.value:
-            reduced = across.first(self.strategy, values)
+            reduced = cross_replica.first(self.strategy, values)
         else:
-            reduced = across.reduce(self.strategy, ReduceOp.parse(choice), values, None, options, method)
+            reduced = cross_replica.reduce(self.strategy, ReduceOp.parse(choice), values, None, options, method)
         return [
             v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where, where=name), v)
             for v, where in zip(reduced, wanted, strict=True)

@@ -17,10 +17,10 @@ from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import devices_here
 from replicax.execution.run import arguments_of, check_call, prepare
-from replicax.execution.same_step import Calls
+from replicax.execution.step_agreement import Calls
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
-from replicax.renamed import Renamed
+from replicax.old_names import Renamed
 from replicax.values import container_of
 from replicax.variables import Variable
 from replicax.variables.layout import Central, Layout, Mirrored

@@ -10,13 +10,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
-from replicax.calling import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.devices.arrays import put
 from replicax.errors import ContextError
 from replicax.extended.locations import holds_variables
-from replicax.extended.same_values import mirrored
+from replicax.extended.mirrored_values import mirrored
 from replicax.nests import is_leaf, known
-from replicax.renamed import keywords_renamed
+from replicax.old_names import keywords_renamed
+from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.variables import Variable
 from replicax.variables.initial_layout import colocated
 from replicax.variables.layout import Layout

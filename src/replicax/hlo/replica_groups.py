@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from replicax.hlo.collectives import Collective, as_collective, is_repeated
+from replicax.hlo.collective_instructions import Collective, as_collective, is_repeated
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import Instruction, Module
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 
-from replicax.integrations.adapted import Adapted, Converted, check_array, convert_leaves
+from replicax.integrations.converted_dataset import Adapted, Converted, check_array, convert_leaves
 
 _CURE = "Leave the column out (.remove_columns), or make numbers of it, of one length, with .map(…)."
 # Entropy that NumPy takes from the operating system has 128 bits; seeds that people choose have fewer.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from replicax.integrations.adapted import Adapted
+from replicax.integrations.converted_dataset import Adapted
 from replicax.nests import known
 
 _CURE = "Leave it out, or make dense numbers of it, with .map(…) before it comes here."

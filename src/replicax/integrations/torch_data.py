@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
-from replicax.integrations.adapted import Adapted, Converted, check_array, convert_leaves
+from replicax.integrations.converted_dataset import Adapted, Converted, check_array, convert_leaves
 
 _CURE = "Leave it out, or make a tensor of numbers of it, in the Dataset or in the DataLoader's collate_fn."
 # Dtypes that NumPy has only through ml_dtypes, and integers of their sizes, as which their bits travel.

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from replicax.hlo.replica_groups import CollectiveUse
-from replicax.planning.chips import Chip
+from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.network import Network, Shape
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.replica_groups import CollectiveUse
-from replicax.planning.chips import Chip
+from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
 
 HOP = 1e-6
@@ -72,7 +72,7 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
       lines: where the participants lie.
       chip: what they are.
 
-    >>> from replicax.planning.chips import CHIPS
+    >>> from replicax.planning.chip_specs import CHIPS
     >>> from replicax.planning.network import Line, seconds_of
     >>> ring = [Line(chips=16, extent=16, wraps=True)]
     >>> round(1e3 * seconds_of("all-gather", 100e6, ring, CHIPS["v5e"]), 3)  # 100 MB × 15/16 at 2 × 50 GB/s, 8 hops

@@ -14,14 +14,14 @@ from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
 from replicax.hlo.replica_groups import collectives_of
-from replicax.planning.chips import CHIPS, Chip
+from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
 from replicax.planning.network import Network
+from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
-from replicax.planning.stages import Share, compile_regions, shares_of
 from replicax.strategy import Strategy
 from replicax.tpu.generations import generation_of
 
@@ -44,7 +44,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         as ``strategy.run`` would: arrays and numbers are the same for all replicas (M), and a real element of a
         distributed dataset will do too. ``None``: the step takes nothing. For a step with several arguments pass a
         function of one: ``lambda element: step(*element)``.
-      chip: figures to estimate with; by default those of the chip table (:mod:`replicax.planning.chips`). Without
+      chip: figures to estimate with; by default those of the chip table (:mod:`replicax.planning.chip_specs`). Without
         any (a CPU, a GPU) the estimates are left out, and whether the step fits is not known.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.devices.memory_sizes import bytes_in_words
 from replicax.hlo.replica_groups import CollectiveUse
-from replicax.planning.chips import Chip
+from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory

@@ -8,7 +8,7 @@ import jax
 
 from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
-from replicax.renamed import keywords_renamed
+from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 
 

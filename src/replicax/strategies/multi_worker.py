@@ -17,7 +17,7 @@ from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
-from replicax.renamed import keywords_renamed
+from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.workers.exchange import DEFAULT_TIMEOUT, Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.calling import checked_function, checked_result
 from replicax.devices.host_values import check_numbers
 from replicax.locality import M, R
 from replicax.nests import is_leaf, known
+from replicax.user_functions import checked_function, checked_result
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 

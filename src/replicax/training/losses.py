@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.collectives import share_p
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
-from replicax.reduction import share_p
 
 
 def compute_average_loss(

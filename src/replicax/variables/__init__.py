@@ -1,7 +1,7 @@
 """Variables: handles to arrays that outlive a step, and the rules of reading and assigning them."""
 
+from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
-from replicax.variables.rules import Aggregation, Synchronization
 from replicax.variables.sharded_variable import ShardedVariable
 from replicax.variables.variable import Variable
 

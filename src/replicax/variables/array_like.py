@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.nests import Opaque
-from replicax.renamed import missing
+from replicax.old_names import missing
 
 
 class ArrayLike(Opaque, abc.ABC):

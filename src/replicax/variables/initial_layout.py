@@ -19,7 +19,7 @@ from replicax.errors import PlacementError
 from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
 from replicax.variables.partitioners import layout_by
-from replicax.variables.slots import launching
+from replicax.variables.storage import launching
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from replicax import reduction
+from replicax import collectives
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
@@ -112,8 +112,8 @@ def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
 
     def first(array: Any) -> Any:
         if generator is None:
-            return reduction.from_first(array)
-        data = reduction.from_first(jax.random.key_data(array))
+            return collectives.from_first(array)
+        data = collectives.from_first(jax.random.key_data(array))
         return jnp.asarray(jax.random.wrap_key_data(data, impl=generator))
 
     mapped = jax.shard_map(

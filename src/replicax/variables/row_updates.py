@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from replicax.errors import LocalityError
 from replicax.indexed_slices import IndexedSlices, check_rows
 from replicax.values import PerReplica
-from replicax.variables.rules import Aggregation
+from replicax.variables.aggregation import Aggregation
 from replicax.variables.store import ConcreteStore, current_store
 
 

@@ -21,7 +21,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.register import check_agreed
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.storage import exchanging, lent
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable

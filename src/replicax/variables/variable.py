@@ -15,28 +15,28 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
-from replicax.calling import checked_result
+from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, here, put
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import LocalityError, VariableLostError
-from replicax.reduction import ReduceOp
-from replicax.renamed import keywords_renamed
+from replicax.old_names import keywords_renamed
+from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica
-from replicax.variables.array_like import ArrayLike
-from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
-from replicax.variables.initial_layout import Stored, layout_for, numpy_array, on_host
-from replicax.variables.layout import Copies, Layout, Split
-from replicax.variables.lost import present_array
-from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.register import agreed_initial
-from replicax.variables.row_updates import RowUpdates
-from replicax.variables.rules import (
+from replicax.variables.aggregation import (
     Aggregation,
     Synchronization,
     parse_aggregation,
     parse_synchronization,
 )
-from replicax.variables.slots import Slot
+from replicax.variables.array_like import ArrayLike
+from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
+from replicax.variables.initial_layout import Stored, layout_for, numpy_array, on_host
+from replicax.variables.layout import Copies, Layout, Split
+from replicax.variables.lost_arrays import present_array
+from replicax.variables.partitioners import checked_partitioner
+from replicax.variables.register import agreed_initial
+from replicax.variables.row_updates import RowUpdates
+from replicax.variables.storage import Slot
 from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must agree
     already, which is checked before anything runs. ``"on_read"``: each replica has a copy of its own; reading
     gives T inside a step, and the copies combined by ``aggregation`` outside. The whole table is in
-    :mod:`replicax.variables.rules`. Every copy starts from the initial value; with several workers, from the chief's.
+    :mod:`replicax.variables.aggregation`. Every copy starts from the initial value; with several workers, from the
+    chief's.
 
     Create variables in ``strategy.scope()``, or inside a step: there they are created once, when the step first
     runs, and found again in the same order whenever it runs or is traced again.

@@ -19,7 +19,7 @@ import jax
 
 from replicax import _jax
 from replicax.errors import WorkerError
-from replicax.workers.ends import Ends, ends_of
+from replicax.workers.liveness import Liveness, liveness_of
 
 DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other, where nobody has said otherwise."""
@@ -44,12 +44,12 @@ class Workers(Protocol):
     Attributes:
       index: which one this is, from 0; worker 0 is the *chief*.
       count: how many there are.
-      ends: what is known of the ends of their processes; ``None`` where these can't end one by one.
+      liveness: what is known of their processes and how they end; ``None`` where these can't end one by one.
     """
 
     index: int
     count: int
-    ends: Ends | None
+    liveness: Liveness | None
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -85,7 +85,7 @@ class Alone:
 
     index = 0
     count = 1
-    ends: Ends | None = None
+    liveness: Liveness | None = None
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -112,8 +112,8 @@ class DistributedWorkers:
         self._client: Any = client
         self._name = name
         self.index, self.count = _jax.process_index_and_count()
-        self._ends = ends_of(client, self.index, self.count)
-        self.ends: Ends | None = self._ends
+        self._liveness = liveness_of(client, self.index, self.count)
+        self.liveness: Liveness | None = self._liveness
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
@@ -158,7 +158,7 @@ class DistributedWorkers:
         while True:
             if called_off():
                 raise CalledOff
-            ended = self._ends.check_wait(worker)
+            ended = self._liveness.check_wait(worker)
             left = deadline - time.monotonic()
             try:
                 value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))

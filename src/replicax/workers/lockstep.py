@@ -15,7 +15,7 @@ from typing import Any
 from replicax.errors import DeadlockError, line_of
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
-from replicax.workers.launches import Launches
+from replicax.workers.launch_log import Launches
 
 
 class Lockstep:
@@ -40,8 +40,8 @@ class Lockstep:
         self.several = workers.count > 1
         self.timeout = math.inf if timeout is None else timeout
         self.launches = Launches()
-        if workers.ends is not None:
-            workers.ends.launches[name] = self.launches
+        if workers.liveness is not None:
+            workers.liveness.launches[name] = self.launches
         self._name = name
         self._series = Series(workers, name, self.timeout)
         self._told: BaseException | None = None
@@ -72,16 +72,16 @@ class Lockstep:
 
     def _share(self, message: _Message, timeout: float | None) -> list[Any]:
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
-        ends = self.workers.ends
+        liveness = self.workers.liveness
 
         def called_off() -> bool:
-            problem = None if ends is None else ends.elsewhere(self._name, message.shown())
+            problem = None if liveness is None else liveness.elsewhere(self._name, message.shown())
             if problem is not None:
                 raise DeadlockError(problem)
             return False
 
-        if ends is not None:
-            ends.takes_part()
+        if liveness is not None:
+            liveness.takes_part()
         try:
             said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
         except TimeoutError as error:
@@ -115,8 +115,8 @@ class Lockstep:
 
     def check(self) -> None:
         """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""
-        if self.workers.ends is not None:
-            self.workers.ends.check()
+        if self.workers.liveness is not None:
+            self.workers.liveness.check()
 
     def check_launch(self) -> None:
         """Raise if it is known, before a program is launched, that other workers won't.
@@ -125,12 +125,12 @@ class Lockstep:
           WorkerError: one has failed, or has ended.
           DeadlockError: one runs other programs.
         """
-        if self.workers.ends is not None:
-            self.workers.ends.check_launch(self._name)
+        if self.workers.liveness is not None:
+            self.workers.liveness.check_launch(self._name)
 
     def explained(self, error: Exception, doing: str) -> Exception:
         """What an error means that was raised while ``doing`` something: it may be that another worker is gone."""
-        return error if self.workers.ends is None else self.workers.ends.explained(error, doing)
+        return error if self.workers.liveness is None else self.workers.liveness.explained(error, doing)
 
     def fail(self, error: BaseException, who: str) -> None:
         """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.

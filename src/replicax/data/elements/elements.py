@@ -24,7 +24,7 @@ from replicax.data.elements.announcements import (
 )
 from replicax.data.elements.batch_rows import BatchRows, Checker, Leaf, filled_up, no_rows
 from replicax.data.elements.chunks import Chunk
-from replicax.data.elements.host_groups import Staged
+from replicax.data.elements.staging import Staged
 from replicax.data.input_context import shares
 from replicax.data.input_options import PartialBatch
 from replicax.data.reading.batches import OwnRows

@@ -60,7 +60,7 @@ def csv_rows(
     >>> next(iter(replicax.csv_rows(file, columns=["length"], dtypes="float32").batch(2)))
     {'length': array([1.5, 2. ], dtype=float32)}
     """
-    from replicax.data.files.root import FilesDataset  # loads Grain
+    from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     check_encoding(encoding, "strict", "csv_rows")
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n"':

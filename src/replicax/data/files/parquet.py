@@ -50,7 +50,7 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     {'n': array([3, 4])}
     """
     parquet()  # whether it is there
-    from replicax.data.files.root import FilesDataset  # loads Grain
+    from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     paths = expand(files, "parquet_rows")
     if columns is not None and not columns:

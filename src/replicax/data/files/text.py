@@ -39,7 +39,7 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
     >>> [batch.tolist() for batch in lines.map(len).batch(2)]
     [[3, 3], [5]]
     """
-    from replicax.data.files.root import FilesDataset  # loads Grain
+    from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     check_encoding(encoding, errors, "text_lines")
     return FilesDataset(expand(files, "text_lines"), TextFormat(encoding, errors))

@@ -41,7 +41,7 @@ def tfrecords(files: Path | Iterable[Path]) -> Any:
     >>> list(replicax.tfrecords(file))
     [b'abc']
     """
-    from replicax.data.files.root import FilesDataset  # loads Grain
+    from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     return FilesDataset(expand(files, "tfrecords"), TFRecordFormat())
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.reading.foreign import adapted
+from replicax.data.reading.dataset_detection import adapted
 from replicax.nests import known
 
 

@@ -18,10 +18,10 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from replicax import _jax, communication
-from replicax._jax.families import AXIS_REDUCTIONS, HOST_CALLS
+from replicax._jax.primitive_families import AXIS_REDUCTIONS, HOST_CALLS
+from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.infer import called_program
-from replicax.reduction import all_reduce_p, sums_of
 
 _SUMS = AXIS_REDUCTIONS | {"reduce_scatter"}
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax.collectives import PACK_LIMIT, packs
 from replicax.communication import after
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.reduction import PACK_LIMIT, packs
 from replicax.variables.layout import Split
 
 

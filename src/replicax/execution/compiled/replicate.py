@@ -24,12 +24,12 @@ from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program, Use
 from replicax.execution.tracing.arguments import Arguments
-from replicax.hlo.collectives import Collective, collectives_in
+from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
 from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
-from replicax.variables.slots import Slot
-from replicax.workers.launches import Label
+from replicax.variables.storage import Slot
+from replicax.workers.launch_log import Label
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING
+from replicax._jax.primitive_families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING
+from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
 from replicax.execution.program.infer import called_program
 from replicax.execution.program.marks import mark_p
 from replicax.locality import Locality, M, T
-from replicax.reduction import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.variables.layout import Split
 
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not

@@ -2,7 +2,7 @@
 
 Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
 and ``if`` work, and replicas may have different shapes. Collectives meet through the
-:class:`~replicax.execution.exact.conductor.Conductor`. Which values replicas may differ in is followed from operation
+:class:`~replicax.execution.exact.rendezvous.Rendezvous`. Which values replicas may differ in is followed from operation
 to operation, by the same rules as in :mod:`replicax.execution.program.infer`, so that results and errors are those of
 the compiled program.
 """
@@ -21,14 +21,14 @@ from replicax.communication import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import check_integers
 from replicax.errors import ContextError
-from replicax.execution.exact.conductor import Conductor
-from replicax.execution.exact.facts import Localities, Places
-from replicax.execution.exact.rendezvous import ExactCommunicator
+from replicax.execution.exact.array_facts import Localities, Places
+from replicax.execution.exact.exact_collectives import ExactCommunicator
+from replicax.execution.exact.rendezvous import Rendezvous
 from replicax.execution.exact.replica_store import ExactStore
 from replicax.execution.exact.results import check_expectations, merged, new_arrays, outcomes
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.replica_values import ARRAYS
-from replicax.execution.same_step import check_same_step
+from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 from replicax.execution.tracing.step_call import call_step
@@ -36,7 +36,7 @@ from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
 from replicax.values import ExampleMask, Local, PerReplica, component
-from replicax.variables.slots import store_all
+from replicax.variables.storage import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
 
@@ -83,10 +83,12 @@ def _run(
         device = extended.worker_devices[i]
         inputs = _inputs(arguments, i, device)
         replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *inputs, mask))
-    conductor = Conductor({r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep)
+    rendezvous = Rendezvous(
+        {r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep
+    )
     for replica in replicas:
-        replica.communicator.conductor = conductor
-    returned = conductor.run()
+        replica.communicator.rendezvous = rendezvous
+    returned = rendezvous.run()
     stores = [r.store for r in replicas]
     everyone = outcomes(returned, stores, strategy)
     if extended.num_replicas > 1:

@@ -1,201 +1,217 @@
-"""Collectives of the exact executor: linear primitives that are computed when all replicas have met.
+"""Where the replicas of the exact executor meet: one runs at a time, until it waits in a collective.
 
-They are JAX primitives so that gradients and batching go through them, by the same rules as through the compiled
-program's: each replica differentiates its own loss.
+Each replica has a thread, but only one of them runs at any moment: until it meets the others in a collective, or
+ends. Then it is the next one's turn. When all have come to the same meeting, it is held, and replica 0 goes on. So
+the order is always the same, prints don't mix, and nothing waits for a clock: if some replicas wait and the others
+never can come, that is known at once.
+
+With several workers each has a rendezvous for its own replicas. When all of these have come to a meeting, or ended,
+the workers tell each other where their replicas are, and what they bring.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from replicax import _jax
-from replicax.communication import ReplicaExamples
-from replicax.context import Options
-from replicax.devices.host_values import as_array
-from replicax.execution.exact.conductor import Conductor, Offers
-from replicax.execution.padding.example_places import Place
-from replicax.execution.padding.questions import Question, asks_p
-from replicax.execution.tracing.communicator import leaves_of, merge_here
-from replicax.locality import Locality, M, T
-from replicax.reduction import COMBINED, ReduceOp, check_other_dims, checked_axes, countable, divide
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.errors import DeadlockError, users_line
+from replicax.workers.codec import declared
+from replicax.workers.lockstep import Lockstep
 
 
-class ExactCommunicator:
-    """See :class:`replicax.communication.Communicator`. One replica's way to the others, through the conductor."""
+class Offers(list[Any]):
+    """What the replicas have brought to a meeting, in their order.
 
-    conductor: Conductor
+    Attributes:
+      result: what the first of this worker's replicas has made of it, for the others to find.
+    """
 
-    def __init__(
-        self,
-        replica: int,
-        device: jax.Device,
-        note: Callable[[Any, Locality], None],
-        is_of_step: Callable[[Any], bool],
-        examples: ReplicaExamples | None = None,
-        place_of: Callable[[Any], Place] | None = None,
-        options: Options = None,
-    ) -> None:
-        self._timeout = None if options is None else options.timeout_seconds
-        self.replica = replica
-        self.device = device
-        self._note = note
-        self._is_of_step = is_of_step
-        self.examples = examples
-        self._place_of = place_of
-        self._trace = _jax.EagerTrace(device)
+    result: Any = None
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Compute on this replica's device what the step itself does not know of."""
-        return _jax.set_current_trace(self._trace)
 
-    def add(self, offers: Sequence[Sequence[Any]]) -> list[Any]:
-        """The sums of what the replicas bring, on this replica's device."""
-        for column in zip(*offers, strict=True):
-            kinds = [f"{a.dtype.name}{list(a.shape)}" for a in column]
-            if len(set(kinds)) > 1:
-                raise ValueError(
-                    f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
-                )
-        arrays = jax.device_put([a for offer in offers for a in offer], self.device)
-        add = _adding(len(offers))
-        with self.computing():
-            totals = self._trace.apply(add, arrays)
-            return add(*arrays) if totals is None else totals
+class _Abandoned(BaseException):
+    """Ends a replica's thread that waits for others that won't come."""
 
-    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
-        """What every replica brings to ``meeting``."""
-        return self.conductor.meet(self.replica, meeting, offer, timeout)
 
-    def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
-        """Every replica's array, on this replica's device."""
-        return [jax.device_put(a, self.device) for a in self.meet(meeting, array)]
+@dataclasses.dataclass
+class _Player:
+    replica: int
+    play: Callable[[], Any]
+    turn: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
+    state: str = "ready"  # ready, playing, waiting, done, failed
+    meeting: str = ""
+    line: str = ""
+    deadline: float = math.inf
+    timeout: float | None = None
+    offer: Any = None
+    answer: Any = None
+    abandoned: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
-    def replica_id(self) -> Any:
-        with _jax.outside_tracing():
-            replica = jnp.int32(self.replica) + 0
-        self._note(replica, T)
-        return replica
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
-        if not arrays:
-            return []  # nothing to wait for, nor does a compiled program
-        timeout = self._timeout if options is None else options.timeout_seconds
-        arrays = [countable(as_array(a, COMBINED)) for a in arrays]
-        totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
-        return totals if op is ReduceOp.SUM else [divide(total, self.conductor.count) for total in totals]
+@declared
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """Where a replica is, as all workers know it."""
 
-    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
-        array = as_array(array, COMBINED)
-        timeout = self._timeout if options is None else options.timeout_seconds
-        if timeout is not None:
-            self.meet("all_gather", None, timeout)
-        return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
+    replica: int
+    place: tuple[str, str]
+    whereabouts: str
+    offer: Any
 
-    def from_first(self, array: Any) -> Any:
-        array = as_array(array, COMBINED)
-        if array.ndim:  # the others' may have another size
-            size = self.meet("the first replica's value", array.shape[0])[0]
-            return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
-        return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
-            array.dtype
-        )
 
-    def add_up(self, count: int) -> int:
-        return sum(self.meet("adding up sizes", count))
+class Rendezvous:
+    """Runs one function for each of this worker's replicas; see the module's docstring.
 
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
-        if self.examples is None:
+    Args:
+      plays: what to run, by the replica's number.
+      count: how many replicas there are on all workers.
+      lockstep: what the workers tell each other.
+
+    Attributes:
+      count: how many replicas there are on all workers.
+    """
+
+    def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
+        self._players = [_Player(i, play) for i, play in plays.items()]
+        self._by_number = {p.replica: p for p in self._players}
+        self.count = count
+        self._lockstep = lockstep
+        self._back = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
+            for p in self._players
+        ]
+
+    def run(self) -> list[Any]:
+        """Run this worker's replicas to their end.
+
+        Returns:
+          What each returned.
+
+        Raises:
+          DeadlockError: some replicas, on whichever worker, wait in a collective that the others don't come to.
+          Exception: whatever the first failing replica raised, with a note that says which one it was.
+        """
+        try:
+            for thread in self._threads:
+                thread.start()
+            for player in self._players:
+                self._give_turn(player)
+            while self._hold_meeting():
+                pass
+        except BaseException as error:
+            failed = next((f"replica {p.replica}" for p in self._players if p.error is error), "replicas")
+            self._lockstep.fail(error, f"{failed} of {self.count}")
+            raise
+        finally:
+            self._abandon()
+        return [p.result for p in self._players]
+
+    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
+        """Come to a meeting as one replica, and wait for the others there.
+
+        Args:
+          replica: who comes.
+          meeting: what it is; all must come to the same.
+          offer: what this replica brings.
+          timeout: how many seconds it may wait for the others; ``None`` for ever.
+
+        Returns:
+          What all replicas brought, in their order.
+        """
+        player = self._by_number[replica]
+        player.meeting, player.offer, player.line, player.timeout = meeting, offer, users_line(), timeout
+        player.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        player.state = "waiting"
+        self._back.release()
+        player.turn.acquire()
+        if player.abandoned:
+            raise _Abandoned
+        answer: Offers = player.answer
+        player.answer = player.offer = None
+        return answer
+
+    def _thread(self, player: _Player) -> None:
+        player.turn.acquire()
+        try:
+            if not player.abandoned:
+                player.result = player.play()
+                player.state = "done"
+        except _Abandoned:
+            player.state = "failed"
+        except BaseException as error:
+            player.error, player.state = error, "failed"
+        finally:
+            self._back.release()
+
+    def _give_turn(self, player: _Player) -> None:
+        player.state = "playing"
+        player.turn.release()
+        while not self._back.acquire(timeout=self._patience()):
+            self._check_deadlines()
+        if player.error is not None:
+            if not self._lockstep.is_known(player.error):
+                player.error.add_note(f"(raised by replica {player.replica} of {self.count})")
+            raise player.error
+
+    def _patience(self) -> float | None:
+        """How long to wait for the replica whose turn it is, before somebody has waited for too long."""
+        deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
+        return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+    def _check_deadlines(self) -> None:
+        if any(p.state == "waiting" and p.deadline < time.monotonic() for p in self._players):
+            raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
+
+    def _hold_meeting(self) -> bool:
+        """Let all go on from where they wait; whether anybody does."""
+        everyone = self._reports()
+        if all(report.place[0] == "done" for report in everyone):
             return False
-        question = Question(dim, what, self.examples.mask.shape[0], refused, self._place_of)
-        return asks_p.bind(jax.lax.stop_gradient(value), question=question)
+        if len({report.place for report in everyone}) > 1:
+            places = "; ".join(report.whereabouts for report in everyone)
+            raise self._lockstep.everywhere(DeadlockError(f"the replicas do not meet: {places}"))
+        offers = Offers(report.offer for report in everyone)
+        for player in self._players:
+            player.answer = offers
+        for player in self._players:
+            self._give_turn(player)
+        return True
 
-    def components(self, value: Any) -> Sequence[Any]:
-        if isinstance(value, jax.core.Tracer):
-            whole = self.all_gather(value[None], 0)
-            return [whole[i] for i in range(whole.shape[0])]
-        with _jax.outside_tracing():
-            everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.meet("local_results", value)]
-        for array in everyone:
-            self._note(array, M)
-        return everyone
+    def _reports(self) -> list[_Report]:
+        """Those of all replicas, in their order."""
+        here = [
+            _Report(p.replica, (p.state, p.meeting if p.state == "waiting" else ""), _whereabouts(p), p.offer)
+            for p in self._players
+        ]
+        if not self._lockstep.several:
+            return here
+        worker = self._lockstep.workers.index
+        mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
+        places = "; ".join(report.whereabouts for report in here)
+        everyone = self._lockstep.share("runs a step on the exact executor:", mine, places, self._patience())
+        return [report for theirs in everyone for report in theirs]
 
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        everyone = self.meet("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
-        if len({len(theirs) for theirs in everyone}) > 1:
-            raise ValueError("merge_call: the replicas' arguments differ in structure")
-        computed = [any(column) for column in zip(*everyone, strict=True)]
-        return merge_here(self, strategy, fn, args, kwargs, computed)
-
-
-def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:
-    offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
-    if offers.result is None:  # whoever goes on first adds up for all
-        offers.result = communicator.add(offers)
-    totals: list[Any] = jax.device_put(offers.result, communicator.device)
-    return totals
-
-
-def _added(*arrays: Any, replicas: int) -> list[Any]:
-    """The sums of arrays, of which each replica has as many."""
-    n = len(arrays) // replicas
-    if replicas == 1:
-        return [a + jnp.zeros_like(a) for a in arrays]
-    return [functools.reduce(operator.add, arrays[i::n]) for i in range(n)]
+    def _abandon(self) -> None:
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
+                player.abandoned = True
+                player.turn.release()
+        for player, thread in zip(self._players, self._threads, strict=True):
+            if thread.ident is not None and player.state != "playing":
+                thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
 
 
-@functools.lru_cache(maxsize=64)
-def _adding(replicas: int) -> Callable[..., list[Any]]:
-    return functools.partial(_added, replicas=replicas)
-
-
-def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
-    arrays = communicator.gathered("all_gather", x)
-    check_other_dims([a.shape for a in arrays], axis, "all_gather: the replicas' arrays")
-    if len({a.dtype for a in arrays}) > 1:
-        dtypes = ", ".join(a.dtype.name for a in arrays)
-        raise ValueError(f"all_gather: the replicas' arrays must have one dtype, got {dtypes}")
-    with communicator.computing():
-        return jnp.concatenate(arrays, axis)
-
-
-def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> Any:
-    offers = communicator.meet("the gradient of all_gather", (x, size))
-    start = sum(size for _, size in offers[: communicator.replica])
-    received = [jax.device_put(ct, communicator.device) for ct, _ in offers]
-    with communicator.computing():
-        pieces = [jax.lax.slice_in_dim(ct, start, start + size, axis=axis) for ct in received]
-        return sum(pieces[1:], start=pieces[0])
-
-
-sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
-"""``ys = sum xs``: the sums of all replicas' arrays, in one meeting."""
-
-whole_p: _jax.Primitive = _jax.linear_primitive(
-    "replicax_whole",
-    _whole,
-    lambda aval, *, communicator, axis: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
-    lambda ct, aval, *, communicator, axis: part_p.bind(
-        ct, communicator=communicator, axis=axis, size=aval.shape[axis]
-    ),
-    _jax.next_axis,
-)
-"""``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
-
-part_p: _jax.Primitive = _jax.linear_primitive(
-    "replicax_part",
-    _part,
-    lambda aval, *, communicator, axis, size: _jax.resized(aval, axis, size),
-    lambda ct, _, *, communicator, axis, size: whole_p.bind(ct, communicator=communicator, axis=axis),
-    _jax.next_axis,
-)
-"""``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""
+def _whereabouts(player: _Player) -> str:
+    if player.state == "waiting":
+        patience = "" if player.timeout is None else f", for at most {player.timeout} s,"
+        return f"replica {player.replica} is{patience} in {player.meeting} at {player.line}"
+    if player.state in ("playing", "ready"):
+        return f"replica {player.replica} has not come"
+    return f"replica {player.replica} has returned"

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax.devices.arrays import here
 from replicax.errors import LocalityError
-from replicax.execution.exact.facts import Localities, Places
-from replicax.execution.exact.rendezvous import ExactCommunicator
+from replicax.execution.exact.array_facts import Localities, Places
+from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
 from replicax.values import Local, PerReplica, slices_of

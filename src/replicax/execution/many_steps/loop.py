@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from replicax.calling import checked_result
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.exact.executor import run_per_replica
 from replicax.execution.exact.fallback import fall_back
@@ -23,10 +22,11 @@ from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.program.program import Program
 from replicax.execution.run import prepare, results, run
 from replicax.execution.run_options import default_options
-from replicax.execution.same_step import check_same_step
+from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.nests import known
+from replicax.user_functions import checked_result
 from replicax.variables.dtypes import is_key
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import jax
 from jax import lax
 
 from replicax import _jax, context
+from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.nests import is_leaf, known
-from replicax.reduction import ReduceOp
-from replicax.renamed import Renamed, keywords_renamed
+from replicax.old_names import Renamed, keywords_renamed
 from replicax.values import Local, PerReplica
-from replicax.variables.rules import Aggregation
+from replicax.variables.aggregation import Aggregation
 from replicax.variables.variable import Variable
 
 

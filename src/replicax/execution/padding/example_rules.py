@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.families import AXIS_REDUCTIONS, ELEMENTWISE, REFERENCES
+from replicax._jax.primitive_families import AXIS_REDUCTIONS, ELEMENTWISE, REFERENCES
 from replicax.execution.padding.example_places import (
     PART,
     UNKNOWN,

@@ -23,8 +23,8 @@ from replicax.execution.compiled.placement_report import DeviceReport, Placement
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.flat_program import bytes_of
 from replicax.execution.tracing.arguments import Arguments
-from replicax.hlo.collectives import Collective, collectives_in
-from replicax.variables.slots import Slot
+from replicax.hlo.collective_instructions import Collective, collectives_in
+from replicax.variables.storage import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -16,12 +16,12 @@ from typing import Any
 from jax.sharding import Mesh
 
 from replicax import _jax
-from replicax._jax.families import AXIS_REDUCTIONS
+from replicax._jax.primitive_families import AXIS_REDUCTIONS
+from replicax.collectives import all_reduce_p, gathered_p
 from replicax.errors import PlacementError
 from replicax.execution.program.infer import ONE_BY_ONE, called_program
 from replicax.execution.program.marks import assign_p, mark_p
 from replicax.execution.program.program import Program
-from replicax.reduction import all_reduce_p, gathered_p
 
 # Each result belongs to the operand in its place: sums over replicas are one operation for each, too.
 _ONE_BY_ONE = ONE_BY_ONE | AXIS_REDUCTIONS | {"pbroadcast", all_reduce_p.name, gathered_p.name}

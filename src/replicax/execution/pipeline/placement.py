@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.families import EXPENSIVE, UNRELIABLE
+from replicax._jax.primitive_families import EXPENSIVE, UNRELIABLE
 from replicax.errors import PlacementError
 from replicax.execution.pipeline.flat_program import Flat, bytes_of
 from replicax.execution.program.marks import assign_p

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.families import ALIKE_ALONG_AXIS, AXIS_CASTS, CONTROL_FLOW, WRITES
+from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, CONTROL_FLOW, WRITES
+from replicax.collectives import alone_p, share_p
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import DeadlockError
 from replicax.execution.program.locality_rules import ALWAYS, HANDED_ON, join, result_localities
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, R, T
-from replicax.reduction import alone_p, share_p
 
 # What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.

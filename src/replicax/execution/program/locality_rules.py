@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicax._jax.families import UNRELIABLE
+from replicax._jax.primitive_families import UNRELIABLE
+from replicax.collectives import alone_p, gathered_p, share_p
 from replicax.execution.program.marks import assign_p, mark_p
 from replicax.locality import Locality, M, R, T
-from replicax.reduction import alone_p, gathered_p, share_p
 
 ALWAYS: dict[str, Locality] = {
     # What replicas have put together. The last two are the exact executor's collectives.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import lax
 
-from replicax import context, reduction
-from replicax.calling import checked_result
+from replicax import collectives, context
+from replicax.collectives import ReduceOp
 from replicax.communication import Communicator, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.padding.questions import Question, asks_p
 from replicax.nests import is_leaf, known
-from replicax.reduction import ReduceOp
+from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class SpmdCommunicator:
         return lax.axis_index(REPLICA_AXIS)
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
-        return reduction.all_reduce(op, arrays, self._noted(options))
+        return collectives.all_reduce(op, arrays, self._noted(options))
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
-        return reduction.all_gather(array, axis, self._noted(options))
+        return collectives.all_gather(array, axis, self._noted(options))
 
     def _noted(self, options: context.Options) -> context.Options:
         options = self._options if options is None else options
@@ -54,7 +54,7 @@ class SpmdCommunicator:
         return options
 
     def from_first(self, array: Any) -> Any:
-        return reduction.from_first(array, self._noted(None))
+        return collectives.from_first(array, self._noted(None))
 
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
@@ -66,7 +66,7 @@ class SpmdCommunicator:
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
-        stacked = reduction.stack_replicas(value, self._noted(None))
+        stacked = collectives.stack_replicas(value, self._noted(None))
         return [stacked[i] for i in range(stacked.shape[0])]
 
     def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

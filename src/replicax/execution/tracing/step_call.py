@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.calling import checked_result, has_not_run
 from replicax.nests import is_leaf, known
+from replicax.user_functions import checked_result, has_not_run
 from replicax.variables.variable import Variable
 
 

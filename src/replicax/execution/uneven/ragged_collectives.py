@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _jax, reduction
+from replicax import _jax, collectives
 from replicax.devices.mesh import REPLICA_AXIS
 
 
@@ -42,14 +42,14 @@ part_p: _jax.Primitive = _jax.linear_primitive(
 
 def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:
     """What ``uneven_gather`` is, of arrays with room for the largest."""
-    everyone = reduction.all_gather(array[None], 0, options)
+    everyone = collectives.all_gather(array[None], 0, options)
     parts = [lax.slice_in_dim(everyone[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
     return jnp.concatenate(parts, axis)
 
 
 def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any, own: int) -> Any:
     """What ``uneven_part`` is, with room for the largest."""
-    [total] = reduction.sum_over_replicas([array], options)
+    [total] = collectives.sum_over_replicas([array], options)
     starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]).astype(np.int32))
     mine = lax.dynamic_index_in_dim(starts, lax.axis_index(REPLICA_AXIS), keepdims=False)
     config = [(0, max(sizes) if i == axis else 0, 0) for i in range(array.ndim)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from replicax.collectives import check_other_dims, checked_axes
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.pipeline.placed_program import is_placed
@@ -26,7 +27,6 @@ from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.uneven.joint_program import joined
 from replicax.execution.uneven.ragged_collectives import gather_p
 from replicax.execution.uneven.straight_line import CantJoinError
-from replicax.reduction import check_other_dims, checked_axes
 from replicax.variables.store import Creations
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.families import CALLS
+from replicax._jax.primitive_families import CALLS
 from replicax.execution.program.infer import ONE_BY_ONE, called_program, infer_equation, is_collective
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.execution.program.program import Program

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax._jax.families import UNRELIABLE
+from replicax._jax.primitive_families import UNRELIABLE
 from replicax.execution.tracing.function_key import is_record
 
 _SMALL = 64 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from replicax.planning.render import charts as pictures
+from replicax.planning.render import charts
 from replicax.planning.render.numbers import printable
 from replicax.planning.render.table_rows import Section, sections
 
@@ -42,14 +42,14 @@ def page(plan: Plan) -> str:
     True
     """
     kind = {True: "fits", False: "not", None: "unknown"}[plan.fits]
-    drawn = {"Memory of one device": pictures.memory_picture(plan)}
+    drawn = {"Memory of one device": charts.memory_picture(plan)}
     if plan.estimate is not None:
-        drawn["Work of one device in one step"] = pictures.time_picture(plan)
+        drawn["Work of one device in one step"] = charts.time_picture(plan)
     if plan.scaling:
-        drawn["Predicted scaling"] = pictures.scaling_picture(plan)
+        drawn["Predicted scaling"] = charts.scaling_picture(plan)
     parts = []
     for section in sections(plan):
-        picture = pictures.as_svg(drawn[section.title]) if section.title in drawn else ""
+        picture = charts.as_svg(drawn[section.title]) if section.title in drawn else ""
         parts.append(f"<section><h2>{escape(section.title)}</h2>{picture}{_table(section)}</section>")
     words = f"<pre>{escape(plan.words)}</pre>" if plan.words else ""
     mesh = " × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())

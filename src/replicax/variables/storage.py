@@ -50,7 +50,7 @@ class Slot:
 
     @property
     def array(self) -> Any:
-        """The present one, or a :class:`~replicax.variables.lost.LostArray`."""
+        """The present one, or a :class:`~replicax.variables.lost_arrays.LostArray`."""
         group, index = self._place
         return group.arrays[index]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from replicax.integrations.adapted import Adapted
+from replicax.integrations.converted_dataset import Adapted
 
 # Where a class is defined, what it is called, and the room that knows it. Hugging Face's come first, because its
 # IterableDataset becomes a subclass of PyTorch's where that is installed.

@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax import _jax
-from replicax._jax import known
+from replicax._jax import primitive_table
 from tests._jax.tiny_programs import PROGRAMS
 
 SOURCES = pathlib.Path(replicax.__file__).parent
@@ -32,34 +32,34 @@ def parameters_of(name: str) -> frozenset[str] | None:
     return dict(found_in(_jax.open_jaxpr(closed))).get(name)
 
 
-@pytest.mark.parametrize("name", sorted(known.parameters()))
+@pytest.mark.parametrize("name", sorted(primitive_table.parameters()))
 def test_a_primitive_has_the_parameters_that_are_declared(name):
-    declared, found = known.parameters()[name], parameters_of(name)
+    declared, found = primitive_table.parameters()[name], parameters_of(name)
     assert found is not None, f"JAX {jax.__version__} has no {name} any more where it had one: a pass looks for it"
     assert found == declared, (
         f"JAX {jax.__version__} has changed the parameters of {name}: gone are {sorted(declared - found)}, new are "
         f"{sorted(found - declared)}. See which passes look into it, mend them, and declare it in "
-        "src/replicax/_jax/known.py"
+        "src/replicax/_jax/primitive_table.py"
     )
 
 
 def test_every_declared_primitive_has_a_program():
-    everything = known.parameters((10**6,))
+    everything = primitive_table.parameters((10**6,))
     assert sorted(everything) == sorted(PROGRAMS)
 
 
 def test_a_name_that_is_not_declared_is_refused():
-    assert known.primitives_named("psum scan") == {"psum", "scan"}
-    with pytest.raises(ValueError, match=r"\['num_scan'\] are no primitives of JAX that .*known declares"):
-        known.primitives_named("scan num_scan")
+    assert primitive_table.primitives_named("psum scan") == {"psum", "scan"}
+    with pytest.raises(ValueError, match=r"\['num_scan'\] are no primitives of JAX that .*primitive_table declares"):
+        primitive_table.primitives_named("scan num_scan")
 
 
 def test_versions_differ_in_what_is_declared_for_them():
-    before, after = known.parameters((0, 10, 2)), known.parameters((0, 12, 0, 1))
+    before, after = primitive_table.parameters((0, 10, 2)), primitive_table.parameters((0, 12, 0, 1))
     assert "num_consts" in before["scan"]
     assert "ft_in" in after["scan"]
     assert "log2" not in before
-    assert "log2" in known.parameters((0, 11, 0))
+    assert "log2" in primitive_table.parameters((0, 11, 0))
     assert before["while"] == after["while"]
 
 
@@ -98,7 +98,7 @@ def test_a_pass_compares_names_only_with_those_that_are_declared():
     assert {"scan", "while", "cond", "dot_general"} <= set(read)
     for name, where in read.items():
         if not name.startswith("replicax_"):
-            assert known.primitives_named(name), where
+            assert primitive_table.primitives_named(name), where
 
 
 # Parameters of Replicax's own primitives.
@@ -106,7 +106,9 @@ OUR_OWN = {"axis", "back", "device", "index", "map", "mark_id", "number", "optio
 
 
 def test_a_pass_reads_only_parameters_that_are_declared():
-    declared = OUR_OWN.union(*(p for version in known.VERSIONS for p in known.parameters(version).values()))
+    declared = OUR_OWN.union(
+        *(p for version in primitive_table.VERSIONS for p in primitive_table.parameters(version).values())
+    )
     paths = sorted(SOURCES.rglob("*.py"))
     read = {name: f"{path}:{line}" for path in paths for name, line in read_parameters(ast.parse(path.read_text()))}
     assert {"axes", "dimension_numbers", "ft_in"} <= set(read)  # the search finds them

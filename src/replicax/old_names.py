@@ -207,7 +207,7 @@ def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     Args:
       old: by the old keyword, what to say: today's keyword, or a sentence if there is none.
 
-    >>> from replicax.renamed import keywords_renamed
+    >>> from replicax.old_names import keywords_renamed
     >>> @keywords_renamed(grouped="group")
     ... def update(group=True):
     ...     return group

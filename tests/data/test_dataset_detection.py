@@ -9,8 +9,8 @@ import grain
 import numpy as np
 import pytest
 
-from replicax.data.reading import foreign
-from replicax.integrations.adapted import Adapted
+from replicax.data.reading import dataset_detection
+from replicax.integrations.converted_dataset import Adapted
 
 
 def class_of(module: str, name: str, *bases: type) -> type:
@@ -39,7 +39,7 @@ def test_whose_it_is(monkeypatch, cls, integration) -> None:
     module = types.ModuleType(integration)
     module.adapt = lambda dataset: result if type(dataset) is cls else None
     monkeypatch.setitem(sys.modules, f"replicax.integrations.{integration}", module)
-    assert foreign.adapted(cls()) is result
+    assert dataset_detection.adapted(cls()) is result
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_whose_it_is(monkeypatch, cls, integration) -> None:
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_what_is_nobodys(dataset) -> None:
-    assert foreign.adapted(dataset) is None
+    assert dataset_detection.adapted(dataset) is None
     assert not {"torch", "tensorflow", "datasets"} & set(sys.modules)

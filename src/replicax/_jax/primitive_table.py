@@ -151,5 +151,5 @@ def primitives_named(names: str) -> frozenset[str]:
     """
     found = frozenset(names.split())
     if unknown := found.difference(*map(_entries, _KNOWN)):
-        raise ValueError(f"{sorted(unknown)} are no primitives of JAX that replicax._jax.known declares")
+        raise ValueError(f"{sorted(unknown)} are no primitives of JAX that replicax._jax.primitive_table declares")
     return found

@@ -1,4 +1,4 @@
-"""How workers end: each scenario in processes of its own, as ``test_ends.py`` wants them.
+"""How workers end: each scenario in processes of its own, as ``test_liveness.py`` wants them.
 
 Python is started once, and has imported everything when the workers are forked off. Each goes on as the main program,
 so errors that nobody catches, ``sys.exit`` and the end of the program are the real ones.
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.workers import ends
+from replicax.workers import liveness
 from tests._jax.contexts import keep_contexts
 from tests.processes import free_port
 
@@ -29,7 +29,7 @@ keep_contexts()
 keep_contexts()
 
 # Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
-ends.INTERVAL, ends.STUCK, ends.PYTHONS_END = 0.1, 0.3, 60.0
+liveness.INTERVAL, liveness.STUCK, liveness.PYTHONS_END = 0.1, 0.3, 60.0
 NEVER = 1000.0
 
 FEW = 6
@@ -40,7 +40,7 @@ class Worker:
     """One of them, with a step that all know."""
 
     def __init__(self, index: int, grace: float) -> None:
-        ends.GRACE = grace
+        liveness.GRACE = grace
         self.index = index
         self.strategy = replicax.MultiWorkerMirroredStrategy()
         with self.strategy.scope():

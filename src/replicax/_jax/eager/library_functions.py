@@ -97,7 +97,7 @@ def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
     the library's.
 
     >>> import jax, optax
-    >>> from replicax._jax.eager.at_once import what_it_is
+    >>> from replicax._jax.eager.library_functions import what_it_is
     >>> what_it_is(optax.adam(0.1).update) == what_it_is(optax.adam(0.1).update) != what_it_is(optax.adam(0.2).update)
     True
     >>> what_it_is(optax.adam(lambda count: 0.1).update) is None

@@ -1,4 +1,4 @@
-"""The conductors of several workers, which are threads here; real ones are in ``tests/strategies``."""
+"""The meetings of the replicas of several workers, which are threads here; real ones are in ``tests/strategies``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replicax.errors import DeadlockError
-from replicax.execution.exact.conductor import Conductor
+from replicax.execution.exact.rendezvous import Rendezvous
 from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
@@ -22,15 +22,15 @@ def conduct(play: Callable[[int, Callable[..., list[Any]]], Any], replicas: Sequ
 
     def work(worker: SimulatedWorkers) -> Any:
         first = firsts[worker.index]
-        conductor: Any = None
+        rendezvous: Any = None
 
         def of(replica: int) -> Callable[[], Any]:
-            return lambda: play(replica, lambda *args, **kw: conductor.meet(replica, *args, **kw))
+            return lambda: play(replica, lambda *args, **kw: rendezvous.meet(replica, *args, **kw))
 
         plays = {r: of(r) for r in range(first, first + replicas[worker.index])}
-        conductor = Conductor(plays, sum(replicas), Lockstep(worker, timeout=20.0))
+        rendezvous = Rendezvous(plays, sum(replicas), Lockstep(worker, timeout=20.0))
         try:
-            return conductor.run()
+            return rendezvous.run()
         except Exception as error:
             return error
 

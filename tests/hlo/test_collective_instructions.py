@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.hlo.collectives import Collective, collectives_in
+from replicax.hlo.collective_instructions import Collective, collectives_in
 
 
 @pytest.mark.parametrize(

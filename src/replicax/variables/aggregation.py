@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 
 from replicax.enums import parse_enum
-from replicax.renamed import RenamedMembers
+from replicax.old_names import RenamedMembers
 
 
 class Synchronization(enum.Enum):

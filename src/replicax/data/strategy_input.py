@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from replicax import _jax, context
-from replicax.calling import checked_function
 from replicax.data.dataset import DistributedDataset
 from replicax.data.feed import feed_of
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions, checked_input_options
 from replicax.data.reading.sources import numpy_examples
 from replicax.data.value_context import ValueContext, values_from_function
+from replicax.user_functions import checked_function
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy

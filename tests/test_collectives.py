@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax import reduction
+from replicax import collectives
 from tests.conftest import strategy_of
 
 
@@ -87,11 +87,11 @@ def test_packing_keeps_what_each_array_is() -> None:
     pair = strategy_of(2)
     values = [jnp.arange(6, dtype=jnp.float32).reshape(2, 3), jnp.float32(7), jnp.arange(4, dtype=jnp.float32)]
     for limit in (0, 8, 1 << 20):
-        before, reduction.PACK_LIMIT = reduction.PACK_LIMIT, limit
+        before, collectives.PACK_LIMIT = collectives.PACK_LIMIT, limit
         try:
             got = strategy_of(2).run(lambda v: context().all_reduce("sum", v), args=(values,))
         finally:
-            reduction.PACK_LIMIT = before
+            collectives.PACK_LIMIT = before
         for a, b in zip(got, values, strict=True):
             np.testing.assert_array_equal(a, 2 * b)
     assert pair.num_replicas_in_sync == 2

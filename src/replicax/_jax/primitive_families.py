@@ -1,12 +1,12 @@
 """Families of JAX's primitives: those that are alike in what a pass asks about.
 
-The names are those of :mod:`replicax._jax.known`, so each is compared with the JAX that is installed. Replicax's own
-primitives are added where they are defined.
+The names are those of :mod:`replicax._jax.primitive_table`, so each is compared with the JAX that is installed.
+Replicax's own primitives are added where they are defined.
 """
 
 from __future__ import annotations
 
-from replicax._jax.known import primitives_named
+from replicax._jax.primitive_table import primitives_named
 
 ELEMENTWISE = primitives_named(
     """

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.collectives import ReduceOp, check_other_dims, checked_axes, divide
 from replicax.communication import Communicator
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
@@ -26,7 +27,6 @@ from replicax.execution.replica_values import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
-from replicax.reduction import ReduceOp, check_other_dims, checked_axes, divide
 from replicax.values import Local, PerReplica, Stacked, Uneven
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable

@@ -56,7 +56,7 @@ def checked_result(result: Any, fn: Any, what: str) -> Any:
     Raises:
       TypeError: ``fn`` is an async function or a generator; the message says ``what`` has called it.
 
-    >>> from replicax.calling import checked_result
+    >>> from replicax.user_functions import checked_result
     >>> def step():
     ...     yield 1
     >>> checked_result(step(), step, "strategy.run")

@@ -2,7 +2,7 @@
 
 To compare programs at every call would cost more than a small step does. Instead each call changes a number, alike on
 all workers that launch the same programs in the same order. It is compared whenever workers meet anyway, and by the
-:mod:`watch <replicax.workers.ends>` when programs don't come to an end.
+:mod:`watch <replicax.workers.liveness>` when programs don't come to an end.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Launches:
 def first_difference(ours: Sequence[tuple[int, int, str]], theirs: Sequence[tuple[int, int, str]]) -> Any:
     """Where two workers' recent launches differ first: how many there were, and both programs; ``None`` if nowhere.
 
-    >>> from replicax.workers.launches import first_difference
+    >>> from replicax.workers.launch_log import first_difference
     >>> first_difference([(1, 7, "a"), (2, 9, "b")], [(2, 8, "c"), (3, 5, "a")])
     (2, 'b', 'c')
     """

@@ -1,4 +1,4 @@
-"""Ends: a worker that fails, is interrupted or ends tells the others, and a watch tells it of them.
+"""Liveness: a worker that fails, is interrupted or ends tells the others, and a watch tells it of them.
 
 Workers wait for each other, and a worker that has raised an error never comes. JAX's own end waits for it, too, for
 minutes. So whatever ends a worker's Python (``sys.excepthook``, ``atexit``) is written into the coordination service at
@@ -28,9 +28,9 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError, line_of
-from replicax.workers.board import Board, End, Service
 from replicax.workers.connections import connections_to
-from replicax.workers.launches import Launches, RunningProgram, first_difference
+from replicax.workers.launch_log import Launches, RunningProgram, first_difference
+from replicax.workers.status_board import Board, End, Service
 
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
@@ -46,8 +46,8 @@ PATIENCE_AT_THE_END = 300.0
 """For how many seconds a worker that has ended waits for the others, before JAX's own end does."""
 
 
-class Ends:
-    """The ends of this process's worker and of the others.
+class Liveness:
+    """What this worker knows of the others' processes, and tells them of its own.
 
     Args:
       client: of the coordination service.
@@ -378,15 +378,15 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-_of_clients: list[tuple[Any, Ends]] = []
+_of_clients: list[tuple[Any, Liveness]] = []
 
 
-def ends_of(client: Any, index: int, count: int) -> Ends:
-    """The ends of the workers that ``client`` connects: one object for a process."""
-    for known, ends in _of_clients:
+def liveness_of(client: Any, index: int, count: int) -> Liveness:
+    """The liveness of the workers that ``client`` connects: one object for a process."""
+    for known, liveness in _of_clients:
         if known is client:
-            return ends
-    ends = Ends(client, index, count)
-    _of_clients.append((client, ends))
-    ends.start()
-    return ends
+            return liveness
+    liveness = Liveness(client, index, count)
+    _of_clients.append((client, liveness))
+    liveness.start()
+    return liveness

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.variables.lost import LostArray
-from replicax.variables.slots import store_all, together
+from replicax.variables.lost_arrays import LostArray
+from replicax.variables.storage import store_all, together
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from replicax.workers.codec import declared, dumps, loads
-from replicax.workers.launches import RunningProgram
+from replicax.workers.launch_log import RunningProgram
 
 _ALL = "replicax/ends"
 

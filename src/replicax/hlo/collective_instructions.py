@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from replicax.hlo import instructions as hlo
+from replicax.hlo.instructions import Instruction, arrays_in, elements_of, instructions
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
@@ -35,19 +35,19 @@ class Collective:
 def collectives_in(text: str) -> list[Collective]:
     """The collectives of a module, from its text, in order.
 
-    >>> from replicax.hlo.collectives import collectives_in
+    >>> from replicax.hlo.collective_instructions import collectives_in
     >>> collectives_in("%r = (f32[8,2]{1,0}, s32[]) all-reduce(%a, %b), channel_id=1")
     [Collective(kind='all-reduce', bytes=68, arrays=2)]
     """
     issued: dict[str, str] = {}
     return [
         found
-        for instruction in hlo.instructions(text)
+        for instruction in instructions(text)
         if (found := as_collective(instruction)) is not None and not is_repeated(instruction, issued)
     ]
 
 
-def is_repeated(instruction: hlo.Instruction, issued: dict[str, str]) -> bool:
+def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
     """Whether an instruction is a further link of a collective that has been met.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
@@ -63,12 +63,12 @@ def is_repeated(instruction: hlo.Instruction, issued: dict[str, str]) -> bool:
     return issued.setdefault(channel[1], instruction.name) != instruction.name
 
 
-def as_collective(instruction: hlo.Instruction) -> Collective | None:
+def as_collective(instruction: Instruction) -> Collective | None:
     """The collective that an instruction is, or starts; ``None`` if it is none."""
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
     arrays = instruction.arrays
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        arrays = hlo.arrays_in(hlo.elements_of(instruction.type)[1])  # the operands come first
+        arrays = arrays_in(elements_of(instruction.type)[1])  # the operands come first
     return Collective(kind, sum(array.bytes for array in arrays), len(arrays))

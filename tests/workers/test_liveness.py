@@ -1,4 +1,4 @@
-"""Workers that fail, are interrupted, end or die: the scenarios of workers_ends.py, in real processes."""
+"""Workers that fail, are interrupted, end or die: the scenarios of workers_liveness.py, in real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
     """Of each scenario: the exit codes of its workers, and what they printed."""
     path = os.pathsep.join([str(processes.ROOT / "src"), str(processes.ROOT)])
     clean = {k: v for k, v in os.environ.items() if k != "NPROC"} | HURRIED
-    program = ["-W", "error", "-m", "tests.workers.workers_ends", str(SECONDS), str(tmp_path_factory.mktemp("ends"))]
+    program = [
+        "-W",
+        "error",
+        "-m",
+        "tests.workers.workers_liveness",
+        str(SECONDS),
+        str(tmp_path_factory.mktemp("ends")),
+    ]
     done = subprocess.run(
         [sys.executable, *program],
         env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
@@ -37,7 +44,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
     return found
 
 
-FULL = r"worker {} of \d \(numbered from 0\) has failed: OSError: the disk is full \(raised at .*workers_ends.py:\d+\)"
+FULL = (
+    r"worker {} of \d \(numbered from 0\) has failed: OSError: the disk is full \(raised at .*workers_liveness.py:\d+\)"
+)
 # Where the connection breaks, too, a worker may be told by its step before it is ended.
 TOLD = f"WorkerError: the step 'train' was broken off, as {FULL.format(0)}"
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
@@ -68,7 +77,12 @@ ELSEWHERE = (
             f"Replicax ends worker 1 of 3.*: 'train' can't come to its end, as {FULL.format(0)}|{TOLD}",
         ),
         ("chief raises", 2, 1, rf"(It is here \(most recent call last\):\n|{TOLD})(.*\n)*.*worker.step\(10_000\)"),
-        ("interrupted", 0, 1, "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_ends.py:"),
+        (
+            "interrupted",
+            0,
+            1,
+            "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_liveness.py:",
+        ),
         ("interrupted", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
         ("interrupted in steps", 0, 1, "CAUGHT WorkerError: .*worker 1 of 2 .* has failed: it was interrupted, at "),
         ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.renamed import NAMES
+from replicax.old_names import NAMES
 from tests.conftest import strategy_of
 
 

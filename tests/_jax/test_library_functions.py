@@ -15,8 +15,8 @@ import pytest
 
 import replicax
 from replicax import _jax
-from replicax._jax.eager.at_once import what_it_is
-from replicax.execution.exact.facts import Localities
+from replicax._jax.eager.library_functions import what_it_is
+from replicax.execution.exact.array_facts import Localities
 from replicax.locality import M, T
 from tests._jax.test_operations import on
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicax.integrations.adapted import Converted, check_array, convert_leaves
+from replicax.integrations.converted_dataset import Converted, check_array, convert_leaves
 
 Pair = collections.namedtuple("Pair", "a b")
 

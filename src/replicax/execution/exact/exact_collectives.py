@@ -1,0 +1,201 @@
+"""Collectives of the exact executor: linear primitives that are computed when all replicas have met.
+
+They are JAX primitives so that gradients and batching go through them, by the same rules as through the compiled
+program's: each replica differentiates its own loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax.collectives import COMBINED, ReduceOp, check_other_dims, checked_axes, countable, divide
+from replicax.communication import ReplicaExamples
+from replicax.context import Options
+from replicax.devices.host_values import as_array
+from replicax.execution.exact.rendezvous import Offers, Rendezvous
+from replicax.execution.padding.example_places import Place
+from replicax.execution.padding.questions import Question, asks_p
+from replicax.execution.tracing.communicator import leaves_of, merge_here
+from replicax.locality import Locality, M, T
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+class ExactCommunicator:
+    """See :class:`replicax.communication.Communicator`. One replica's way to the others, through the rendezvous."""
+
+    rendezvous: Rendezvous
+
+    def __init__(
+        self,
+        replica: int,
+        device: jax.Device,
+        note: Callable[[Any, Locality], None],
+        is_of_step: Callable[[Any], bool],
+        examples: ReplicaExamples | None = None,
+        place_of: Callable[[Any], Place] | None = None,
+        options: Options = None,
+    ) -> None:
+        self._timeout = None if options is None else options.timeout_seconds
+        self.replica = replica
+        self.device = device
+        self._note = note
+        self._is_of_step = is_of_step
+        self.examples = examples
+        self._place_of = place_of
+        self._trace = _jax.EagerTrace(device)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Compute on this replica's device what the step itself does not know of."""
+        return _jax.set_current_trace(self._trace)
+
+    def add(self, offers: Sequence[Sequence[Any]]) -> list[Any]:
+        """The sums of what the replicas bring, on this replica's device."""
+        for column in zip(*offers, strict=True):
+            kinds = [f"{a.dtype.name}{list(a.shape)}" for a in column]
+            if len(set(kinds)) > 1:
+                raise ValueError(
+                    f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
+                )
+        arrays = jax.device_put([a for offer in offers for a in offer], self.device)
+        add = _adding(len(offers))
+        with self.computing():
+            totals = self._trace.apply(add, arrays)
+            return add(*arrays) if totals is None else totals
+
+    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
+        """What every replica brings to ``meeting``."""
+        return self.rendezvous.meet(self.replica, meeting, offer, timeout)
+
+    def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
+        """Every replica's array, on this replica's device."""
+        return [jax.device_put(a, self.device) for a in self.meet(meeting, array)]
+
+    def replica_id(self) -> Any:
+        with _jax.outside_tracing():
+            replica = jnp.int32(self.replica) + 0
+        self._note(replica, T)
+        return replica
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+        if not arrays:
+            return []  # nothing to wait for, nor does a compiled program
+        timeout = self._timeout if options is None else options.timeout_seconds
+        arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+        totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
+        return totals if op is ReduceOp.SUM else [divide(total, self.rendezvous.count) for total in totals]
+
+    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
+        array = as_array(array, COMBINED)
+        timeout = self._timeout if options is None else options.timeout_seconds
+        if timeout is not None:
+            self.meet("all_gather", None, timeout)
+        return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
+
+    def from_first(self, array: Any) -> Any:
+        array = as_array(array, COMBINED)
+        if array.ndim:  # the others' may have another size
+            size = self.meet("the first replica's value", array.shape[0])[0]
+            return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
+        return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
+            array.dtype
+        )
+
+    def add_up(self, count: int) -> int:
+        return sum(self.meet("adding up sizes", count))
+
+    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+        if self.examples is None:
+            return False
+        question = Question(dim, what, self.examples.mask.shape[0], refused, self._place_of)
+        return asks_p.bind(jax.lax.stop_gradient(value), question=question)
+
+    def components(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, jax.core.Tracer):
+            whole = self.all_gather(value[None], 0)
+            return [whole[i] for i in range(whole.shape[0])]
+        with _jax.outside_tracing():
+            everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.meet("local_results", value)]
+        for array in everyone:
+            self._note(array, M)
+        return everyone
+
+    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        everyone = self.meet("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
+        if len({len(theirs) for theirs in everyone}) > 1:
+            raise ValueError("merge_call: the replicas' arguments differ in structure")
+        computed = [any(column) for column in zip(*everyone, strict=True)]
+        return merge_here(self, strategy, fn, args, kwargs, computed)
+
+
+def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:
+    offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
+    if offers.result is None:  # whoever goes on first adds up for all
+        offers.result = communicator.add(offers)
+    totals: list[Any] = jax.device_put(offers.result, communicator.device)
+    return totals
+
+
+def _added(*arrays: Any, replicas: int) -> list[Any]:
+    """The sums of arrays, of which each replica has as many."""
+    n = len(arrays) // replicas
+    if replicas == 1:
+        return [a + jnp.zeros_like(a) for a in arrays]
+    return [functools.reduce(operator.add, arrays[i::n]) for i in range(n)]
+
+
+@functools.lru_cache(maxsize=64)
+def _adding(replicas: int) -> Callable[..., list[Any]]:
+    return functools.partial(_added, replicas=replicas)
+
+
+def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
+    arrays = communicator.gathered("all_gather", x)
+    check_other_dims([a.shape for a in arrays], axis, "all_gather: the replicas' arrays")
+    if len({a.dtype for a in arrays}) > 1:
+        dtypes = ", ".join(a.dtype.name for a in arrays)
+        raise ValueError(f"all_gather: the replicas' arrays must have one dtype, got {dtypes}")
+    with communicator.computing():
+        return jnp.concatenate(arrays, axis)
+
+
+def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> Any:
+    offers = communicator.meet("the gradient of all_gather", (x, size))
+    start = sum(size for _, size in offers[: communicator.replica])
+    received = [jax.device_put(ct, communicator.device) for ct, _ in offers]
+    with communicator.computing():
+        pieces = [jax.lax.slice_in_dim(ct, start, start + size, axis=axis) for ct in received]
+        return sum(pieces[1:], start=pieces[0])
+
+
+sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
+"""``ys = sum xs``: the sums of all replicas' arrays, in one meeting."""
+
+whole_p: _jax.Primitive = _jax.linear_primitive(
+    "replicax_whole",
+    _whole,
+    lambda aval, *, communicator, axis: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
+    lambda ct, aval, *, communicator, axis: part_p.bind(
+        ct, communicator=communicator, axis=axis, size=aval.shape[axis]
+    ),
+    _jax.next_axis,
+)
+"""``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
+
+part_p: _jax.Primitive = _jax.linear_primitive(
+    "replicax_part",
+    _part,
+    lambda aval, *, communicator, axis, size: _jax.resized(aval, axis, size),
+    lambda ct, _, *, communicator, axis, size: whole_p.bind(ct, communicator=communicator, axis=axis),
+    _jax.next_axis,
+)
+"""``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""
