@@ -1,9 +1,9 @@
-"""Grain's graphs: the only module that knows what Grain does not promise.
+"""Grain's graphs: what Grain does not promise of them is known here.
 
 A Grain dataset is a chain of nodes, each of which knows its parent. What a dataset is made of, and the same dataset
 with another source or batch size, is found out by the names of nodes and by attributes that Grain keeps to itself. When
-a new Grain moves one of them, this file changes and no other; `tests/data/test_graph.py` compares what it says with the
-Grain that is installed, and `pyproject.toml` bounds the version.
+a new Grain moves one of them, this file changes; `tests/data/test_graph.py` runs all kinds of graphs on the installed
+Grain, and `pyproject.toml` bounds the version.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def parent(node: Any) -> Any:
     """What a node with one parent is made from."""
     [only] = node._parents
     return only
+
+
+def source_of(root: Any) -> Any:
+    """What a root node has been made from; ``None`` if it does not say."""
+    return getattr(root, "_source", None)
 
 
 def is_random_access(node: Any) -> bool:

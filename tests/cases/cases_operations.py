@@ -225,4 +225,8 @@ CASES = {
     "interpolation": ("TT", lambda x, a: (jnp.interp(x, jnp.sort(a), a), jnp.interp(a, jnp.sort(x), x))),
     "named computations": ("TM", both(lambda v: jax.named_call(jnp.sin, name="replica")(v))),
     "barriers": ("TM", lambda x, a: lax.optimization_barrier((x * 2, a * 2))),
+    "derivatives through barriers": (
+        "TM",
+        jax.grad(lambda x, a: sum(jnp.sum(v) for v in lax.optimization_barrier((x * x, a * a))), (0, 1)),
+    ),
 }

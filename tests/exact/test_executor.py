@@ -58,6 +58,9 @@ STEPS = {
     "constants are mirrored": lambda x: (jnp.ones(2), jnp.arange(3) * 2),
     "gather": lambda x: context().all_gather({"x": x}, 0),
     "mean of integers": lambda x: context().all_reduce("mean", x.astype(jnp.int32)),
+    "derivatives through barriers": lambda x: jax.grad(
+        lambda v, a: sum(jnp.sum(y) for y in jax.lax.optimization_barrier((v * v, a * a))), (0, 1)
+    )(x, jnp.arange(3.0)),
     "booleans": lambda x: context().all_reduce("sum", x > 2),
     "gradient of sum": lambda x: jax.grad(lambda y: jnp.sum(context().all_reduce("sum", y * y)) * x[0])(x),
     "gradient of mean": lambda x: jax.grad(lambda y: jnp.sum(context().all_reduce("mean", y * y)) * x[0])(x),

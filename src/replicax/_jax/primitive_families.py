@@ -28,6 +28,9 @@ IDEMPOTENT_REDUCTIONS = primitives_named("reduce_max reduce_min reduce_and reduc
 EXPENSIVE = primitives_named("dot_general conv_general_dilated ragged_dot_general sort cholesky fft")
 """What one does once rather than twice."""
 
+HANDED_ON = primitives_named("optimization_barrier")
+"""Their results are their operands, each in its place."""
+
 CALLS = primitives_named("jit custom_jvp_call custom_vjp_call")
 """They apply a program to their operands."""
 

@@ -117,7 +117,7 @@ def _samples(dataset: Any) -> Any:
     """Fingerprints of some examples, where reading them is nothing but copying rows of arrays."""
     if not _grain.is_in_memory(dataset):
         return None
-    source = _grain.chain(dataset)[-1]._source
+    source = _grain.source_of(_grain.chain(dataset)[-1])
     numbers = sorted({int(i) for i in np.linspace(0, len(source) - 1, _SAMPLES)}) if len(source) else []
     leaves = [leaf for number in numbers for leaf in jax.tree_util.tree_leaves(source[number])]
     numeric = [np.asarray(leaf) for leaf in leaves if np.asarray(leaf).dtype.kind in "biufc"]

@@ -1,4 +1,4 @@
-"""Partition: an array in parts, one for each logical device of a replica."""
+"""Logical axes: an array in parts, one for each logical device of a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Destinations: where a result is wanted, or variables are."""
+"""Locations: where a result is wanted, or variables are."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax import _jax
+from replicax.errors import PACKAGE
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
 from replicax.hlo.instructions import Module
@@ -18,7 +18,7 @@ from replicax.hlo.replica_groups import plain_name
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
-_OURS = (str(Path(_jax.__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+_OURS = (PACKAGE, sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 
 
 @dataclasses.dataclass(frozen=True)

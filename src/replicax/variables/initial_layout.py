@@ -1,4 +1,4 @@
-"""Placement: which layout a new variable gets."""
+"""Initial layouts: which layout a new variable gets."""
 
 from __future__ import annotations
 

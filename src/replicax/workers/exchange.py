@@ -1,4 +1,4 @@
-"""Workers: the processes that run one program together, and how they exchange bytes.
+"""Exchange: the processes that run one program together, and how they exchange bytes.
 
 Collectives over arrays are XLA's. What workers have to tell each other besides (who has come where, what a step's
 Python has returned, how many rows are left to read) goes through the coordination service that

@@ -20,6 +20,7 @@ from jax._src.interpreters import ad as _ad
 
 from replicax._jax.eager.linear_maps import LinearMap
 from replicax._jax.eager.operations import Operations, operation_key
+from replicax._jax.primitive_families import HANDED_ON
 from replicax._jax.types import Literal, Primitive, shape_of
 
 _MOST = 16384  # derivatives that are kept
@@ -58,8 +59,11 @@ class Derivative:
         jaxpr = getattr(program, "jaxpr", program)
         needs = {v: {i} for i, v in enumerate(jaxpr.invars)}
         for equation in jaxpr.eqns:
-            joined = set[int]().union(*(needs[v] for v in equation.invars if not isinstance(v, Literal)))
-            needs.update(dict.fromkeys(equation.outvars, joined))
+            of_operands = [set[int]() if isinstance(v, Literal) else needs[v] for v in equation.invars]
+            if equation.primitive.name in HANDED_ON:
+                needs.update(zip(equation.outvars, of_operands, strict=True))
+            else:
+                needs.update(dict.fromkeys(equation.outvars, set[int]().union(*of_operands)))
         operands = {v: (False, i) for i, v in enumerate(jaxpr.invars)}
         variables = [v for v in jaxpr.outvars if not isinstance(v, Literal)]
         computed = {v: (True, i) for i, v in enumerate(dict.fromkeys(v for v in variables if v not in operands))}

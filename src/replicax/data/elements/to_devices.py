@@ -1,4 +1,4 @@
-"""Feeding: elements on the host become values on the replicas' devices."""
+"""To devices: elements on the host become values on the replicas' devices."""
 
 from __future__ import annotations
 

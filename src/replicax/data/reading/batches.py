@@ -1,4 +1,4 @@
-"""Reading: how the batches of a dataset come to be, so that workers can share them and go on from any place.
+"""Batches: how the batches of a dataset come to be, so that workers can share them and go on from any place.
 
 Three kinds of dataset, by what is known of them:
 

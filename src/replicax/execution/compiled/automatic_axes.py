@@ -1,4 +1,4 @@
-"""Adapt: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
+"""Automatic axes: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
 
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
 refuses to call the host from there, XLA on CPU aborts the process at a sum of bfloat16 numbers, and XLA refuses

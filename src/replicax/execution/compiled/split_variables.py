@@ -1,4 +1,4 @@
-"""Partition: run a program on pieces of its variables.
+"""Split variables: run a program on pieces of its variables.
 
 A variable that is split over the replicas enters a program as this replica's piece. What is computed from pieces
 element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What needs the whole

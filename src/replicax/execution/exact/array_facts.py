@@ -62,7 +62,7 @@ class Localities(_Notes[Locality]):
             for result, locality in zip(results, _infer(params["jaxpr"], tuple(map(self.of, args))), strict=True):
                 self.note(result, locality)
             return
-        found = result_localities(primitive.name, list(map(self.of, args)), len(results))
+        found = result_localities(primitive.name, params, list(map(self.of, args)), len(results))
         for result, locality in zip(results, found, strict=True):
             self.note(result, locality)
 

@@ -1,4 +1,4 @@
-"""Groups: consecutive elements of a dataset, side by side on the devices, for one program that goes through them."""
+"""Groups: consecutive elements of a dataset side by side on the devices, for one program that goes through them."""
 
 from __future__ import annotations
 

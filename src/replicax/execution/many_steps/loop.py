@@ -1,4 +1,4 @@
-"""Steps: many of them in one dispatch.
+"""The loop: many steps in one dispatch.
 
 A group of elements is gone through by the captured program of one step, in a loop on the devices (see
 :func:`replicax.execution.compiled.replicate.replicate`). So it means what the steps mean one at a time, its Python

@@ -1,4 +1,4 @@
-"""Cost: roughly how long an operation takes, to decide in which order things run."""
+"""The cost of an operation: roughly how long it takes, to decide in which order things run."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
+from replicax._jax import primitive_families
 from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, CONTROL_FLOW, WRITES
 from replicax.collectives import alone_p, share_p
 from replicax.devices.mesh import REPLICA_AXIS
@@ -27,7 +28,7 @@ from replicax.locality import Locality, M, R, T
 # What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
 _AGREEING = ALIKE_ALONG_AXIS | {"all_reduce", "uneven_gather"}
-ONE_BY_ONE = {"optimization_barrier", alone_p.name, share_p.name}
+ONE_BY_ONE = primitive_families.HANDED_ON | {alone_p.name, share_p.name}
 """Each result belongs to the operand in its place, and to no other; and replicas do not meet."""
 
 Divergence = str | None
@@ -135,7 +136,7 @@ class _Pass:
         if primitive is mark_p and final:
             self.answer(equation, operands[0])
         if name in ALWAYS or name in HANDED_ON:
-            return result_localities(name, operands, count), operands
+            return result_localities(name, params, operands, count), operands
         if name == "axis_index":
             return [T if over_replicas(params) else M] * count, operands
         if replicas_meet(equation):

@@ -6,8 +6,10 @@ Loops, branches and calls have programs inside, which :mod:`replicax.execution.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from replicax._jax import primitive_families
 from replicax._jax.primitive_families import UNRELIABLE
 from replicax.collectives import alone_p, gathered_p, share_p
 from replicax.execution.program.marks import assign_p, mark_p
@@ -25,21 +27,24 @@ ALWAYS: dict[str, Locality] = {
 }
 """Operations whose results have one locality, whatever their operands have."""
 
-HANDED_ON = frozenset({"optimization_barrier", mark_p.name, assign_p.name})
+HANDED_ON = primitive_families.HANDED_ON | {mark_p.name, assign_p.name}
 """Operations whose results are their operands, each in its place."""
 
 
-def result_localities(name: str, operands: Sequence[Locality], count: int) -> list[Locality]:
-    """The localities of the results of an operation without programs inside.
+def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[Locality], count: int) -> list[Locality]:
+    """The localities of results of an operation without programs inside.
 
     Args:
       name: of its primitive.
-      operands: their localities.
-      count: how many results it has.
+      params: its parameters.
+      operands: the localities of what the results are computed from.
+      count: how many results are meant.
     """
     if name in ALWAYS:
         return [ALWAYS[name]] * count
-    if name in HANDED_ON:
+    if params.get("has_side_effect"):
+        return [T] * count
+    if name in HANDED_ON and len(operands) == count:
         return list(operands)
     return [join(operands)] * count
 

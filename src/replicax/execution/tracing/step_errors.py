@@ -1,4 +1,4 @@
-"""Explain: an error out of a step, in the words of the step.
+"""Errors of steps, in the words of the step.
 
 JAX speaks of the function that it has traced, which is Replicax's, and of its arguments by number. Here the first
 error of every newcomer gets the step's name, the user's line, and the names of the arguments, and says what to do
@@ -36,7 +36,7 @@ _INSTEAD = {
     "from a shape, or capture it as a Python value; to repeat, jax.lax.fori_loop.",
     "mask": "Elements can't be left out, as shapes are fixed: choose with jnp.where(mask, x, 0).",
 }
-CAPTURED_IN = os.path.join("tracing", "capture.py")
+CAPTURED_IN = os.path.join(PACKAGE, "execution", "tracing", "capture.py")
 """Where the function is that JAX traces for a step; its arguments are called ``values``."""
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "

@@ -1,4 +1,4 @@
-"""Canonical: convolutions as XLA on CPU computes them fast wherever they stand.
+"""Convolutions as XLA on CPU computes them fast wherever they stand.
 
 XLA on CPU brings the dims of a convolution into the one order for which it has fast code, but only of those at the top
 of a program. In a branch or loop, a gradient by the filter is 20 times slower. So there the order is made here.

@@ -1,4 +1,4 @@
-"""Joining: the programs that replicas of different sizes run become one program for all of them.
+"""The joint program: the programs that replicas of different sizes run become one program for all of them.
 
 What the programs have in common (an optimizer's update, a schedule) is in it once, for all replicas. Collectives are
 what holds the programs together: they have the same ones in the same order, and so has the joint program. Between two

@@ -1,4 +1,4 @@
-"""Straight: a captured program as one list of operations on numbered values, without calls and marks.
+"""Straight lines: a captured program as one list of operations on numbered values, without calls and marks.
 
 Besides the programs of loops and branches nothing is inside anything: what a jitted helper does stands in the place of
 its call, so that its collectives are the step's.

@@ -1,4 +1,4 @@
-"""Numbering: which values of several programs are the same computation of the same inputs.
+"""Value numbering: which values of several programs are the same computation of the same inputs.
 
 Each value gets a number, and two get the same if they are the same result of the same operation on values of the same
 numbers. So what several programs have in common is found however they are written down, and whatever else they do.
