@@ -324,9 +324,8 @@ class Elements(grain.DatasetIterator):
         having = next((part for part in parts if part.size), None)
         if having is not None:
             row = having.part(having.size - 1, 1)
-            self._spare = BatchRows(
-                [np.array(leaf) for leaf in row.leaves], 1
-            )  # a copy, as buffers may be filled again
+            # A copy, as buffers may be filled again.
+            self._spare = BatchRows([np.array(leaf) for leaf in row.leaves], 1)
         spare = self._spare
         if spare is None or spare.kinds() != parts[0].kinds():
             spare = no_rows(parts[0].kinds())
