@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax._jax import primitive_families
-from replicax._jax.primitive_families import UNRELIABLE
 from replicax.collectives import alone_p, gathered_p, share_p
 from replicax.execution.program.marks import assign_p, mark_p
 from replicax.locality import Locality, M, R, T
@@ -23,7 +22,7 @@ ALWAYS: dict[str, Locality] = {
     "replicax_whole": R,
     share_p.name: T,
     "replicax_asks": M,  # answered once for all
-    **dict.fromkeys(UNRELIABLE, T),
+    **dict.fromkeys(primitive_families.UNRELIABLE, T),
 }
 """Operations whose results have one locality, whatever their operands have."""
 
