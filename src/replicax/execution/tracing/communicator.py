@@ -11,7 +11,8 @@ from jax import lax
 from replicax import collectives, context
 from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.padding.questions import Question, asks_p
+from replicax.execution.padding.questions import Question
+from replicax.execution.program.marks import asks_p
 from replicax.nests import is_leaf, known
 from replicax.values import Local, PerReplica
 
