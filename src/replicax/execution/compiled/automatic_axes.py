@@ -21,7 +21,6 @@ from replicax import _jax, communication
 from replicax._jax.primitive_families import AXIS_REDUCTIONS, HOST_CALLS
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.program.infer import called_program
 
 _SUMS = AXIS_REDUCTIONS | {"reduce_scatter"}
 
@@ -106,7 +105,7 @@ class _Rewrite:
             return self.widened(equation, operands)
         if equation.primitive.name == "shard_map" or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
-        called = called_program(equation)
+        called = _jax.called_program(equation)
         if called is not None and equation.primitive.name.startswith("custom_"):  # has been differentiated
             closed = _jax.constants_of(equation)
             return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
