@@ -66,7 +66,7 @@ class Branches:
     programs: Sequence[Jaxpr]
 
 
-def control_flow(equation: Equation) -> Scan | While | Branches | None:
+def control_flow_of(equation: Equation) -> Scan | While | Branches | None:
     """The loop or branch that an equation is; ``None`` if it is neither."""
     read = _READERS.get(equation.primitive.name)
     return None if read is None else read(equation.params)

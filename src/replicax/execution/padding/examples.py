@@ -17,7 +17,7 @@ from replicax import _jax
 from replicax.execution.padding.example_places import PART, UNKNOWN, OperationShapes, Place, Rows, Untraceable, joined
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.questions import asks_p
-from replicax.execution.program.dataflow import Control, Dataflow
+from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 
 def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:
@@ -57,9 +57,7 @@ class _ExamplesPass(Dataflow[Place]):
         over_examples = Rows(0) in over  # each turn is about one of them
         return [_stacked(place, over_examples) for place in facts]
 
-    def operation(
-        self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool
-    ) -> tuple[list[Place], list[Place]]:
+    def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
             equation.params["question"].resolve(facts[0], shape_of(equation.invars[0]))
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer

@@ -8,6 +8,7 @@ searched for its fixpoint, branches are joined, a called program stands for its 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,15 +16,15 @@ from replicax import _jax
 
 Fact = TypeVar("Fact")
 
+Found = tuple[list[Fact], list[Fact]]
+"""The facts on the results of an equation or program, and on its operands afterwards."""
+
 Control = str | None
 """Where a program stands that may not run, or not so often, in a way that matters; ``None`` if there is no such way."""
 
 
-class Dataflow(Generic[Fact]):
+class Dataflow(abc.ABC, Generic[Fact]):
     """The pass over one program.
-
-    Methods that are about an equation take the facts on its operands, and return those on its results, and on the
-    operands afterwards.
 
     Fixpoints are searched with ``final=False``. Then what has been found is gone through once more, with
     ``final=True``: only that may raise, or answer a question.
@@ -37,19 +38,17 @@ class Dataflow(Generic[Fact]):
         self.constant = constant
         self.found = found
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
-        self._known: dict[Any, tuple[list[Fact], list[Fact]]] = {}
+        self._known: dict[Any, Found[Fact]] = {}
 
     # --- what a subclass says -----------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def join(self, facts: Iterable[Fact]) -> Fact:
         """The fact on what may be any of several values."""
-        raise NotImplementedError
 
-    def operation(
-        self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    @abc.abstractmethod
+    def operation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
         """The facts on the results of what is no loop, branch or call, and on its operands afterwards."""
-        raise NotImplementedError
 
     def decided(self, fact: Fact, decision: Fact) -> Fact:
         """The fact on a result, if it depends on a ``decision`` besides: how often a loop runs, or which branch."""
@@ -69,9 +68,7 @@ class Dataflow(Generic[Fact]):
 
     # --- programs -----------------------------------------------------------------------------------------
 
-    def run(
-        self, jaxpr: _jax.Jaxpr, inputs: Sequence[Fact], control: Control = None, *, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Fact], control: Control = None, *, final: bool) -> Found[Fact]:
         """The facts on the outputs of a program, and on its inputs afterwards."""
         key = (id(jaxpr), tuple(inputs), control is not None)
         if not final and key in self._known:
@@ -96,11 +93,9 @@ class Dataflow(Generic[Fact]):
         self._known[key] = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
         return self._known[key]
 
-    def equation(
-        self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    def equation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
         """The facts on an equation's results, and on its operands afterwards."""
-        inner = _jax.control_flow(equation)
+        inner = _jax.control_flow_of(equation)
         if isinstance(inner, _jax.Scan):
             return self._scan(inner, equation, facts, control, final)
         if isinstance(inner, _jax.While):
@@ -114,7 +109,7 @@ class Dataflow(Generic[Fact]):
 
     def _scan(
         self, inner: _jax.Scan, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    ) -> Found[Fact]:
         n, m = inner.constants, inner.constants + inner.carried
         while True:
             given = [*facts[:m], *self.sliced(facts[m:])]
@@ -130,7 +125,7 @@ class Dataflow(Generic[Fact]):
 
     def _while(
         self, inner: _jax.While, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    ) -> Found[Fact]:
         n, m = inner.test_constants, inner.test_constants + inner.body_constants
         decision = self.constant
 
@@ -155,7 +150,7 @@ class Dataflow(Generic[Fact]):
 
     def _branches(
         self, inner: _jax.Branches, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
-    ) -> tuple[list[Fact], list[Fact]]:
+    ) -> Found[Fact]:
         decision, given = facts[0], facts[1:]
         within = self.inside("inside a branch (jax.lax.cond or switch)", decision, control)
         found = [self.run(program, given, within, final=final) for program in inner.programs]

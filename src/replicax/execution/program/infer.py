@@ -19,7 +19,7 @@ from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, WRITES
 from replicax.errors import DeadlockError
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
-from replicax.execution.program.dataflow import Control, Dataflow
+from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import ALWAYS, join, result_localities
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, R, T
@@ -87,7 +87,7 @@ class _Inference(Dataflow[Locality]):
 
     def equation(
         self, equation: _jax.Equation, facts: list[Locality], control: Control, final: bool
-    ) -> tuple[list[Locality], list[Locality]]:
+    ) -> Found[Locality]:
         name, count = equation.primitive.name, len(equation.outvars)
         if equation.primitive is mark_p and final:
             self._answer(equation, facts[0])
@@ -101,15 +101,20 @@ class _Inference(Dataflow[Locality]):
 
     def operation(
         self, equation: _jax.Equation, facts: list[Locality], control: Control, final: bool
-    ) -> tuple[list[Locality], list[Locality]]:
+    ) -> Found[Locality]:
         name, count = equation.primitive.name, len(equation.outvars)
         if name in WRITES:
             joined = join(facts) | (T if control else M)
             return [joined] * count, [joined, *facts[1:]]
         inner = _jax.sub_jaxprs(equation)
-        if inner:
-            facts = self._anywhere(inner, facts, control, final)
-        return result_localities(name, equation.params, facts, count), facts
+        if not inner:
+            return result_localities(name, equation.params, facts, count), facts
+        # A primitive with programs inside that we know nothing of: anything may reach anything.
+        joined = join(facts)
+        for jaxpr in inner:
+            outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), control, final=final)
+            joined = joined | join(outputs)
+        return result_localities(name, equation.params, [joined], count), [joined] * len(facts)
 
     def _answer(self, mark: _jax.Equation, found: Locality) -> None:
         obligation = self.obligations.get(mark.params["mark_id"])
@@ -118,7 +123,7 @@ class _Inference(Dataflow[Locality]):
 
     def _meeting(
         self, equation: _jax.Equation, facts: list[Locality], control: Control, final: bool
-    ) -> tuple[list[Locality], list[Locality]]:
+    ) -> Found[Locality]:
         if control and final and self.check:
             raise DeadlockError(
                 f"the collective {equation.primitive.name} at {_jax.source_line(equation)} stands {control}, and what "
@@ -129,13 +134,3 @@ class _Inference(Dataflow[Locality]):
         if all_get_the_same(equation):
             return [R] * count, facts
         return [T] * count, self.operation(equation, facts, control, final)[1]
-
-    def _anywhere(
-        self, programs: Iterable[_jax.Jaxpr], facts: list[Locality], control: Control, final: bool
-    ) -> list[Locality]:
-        """The operands of a primitive with programs inside that we know nothing of: anything may reach anything."""
-        joined = join(facts)
-        for jaxpr in programs:
-            outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), control, final=final)
-            joined = joined | join(outputs)
-        return [joined] * len(facts)

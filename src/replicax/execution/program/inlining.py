@@ -7,6 +7,7 @@ those who need one.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from replicax.execution.program.marks import mark_p
 Value = TypeVar("Value")
 
 
-class Inlining(Generic[Value]):
+class Inlining(abc.ABC, Generic[Value]):
     """Goes through a program and all that stands in the place of a call."""
 
     one_by_one: frozenset[str] = ONE_BY_ONE
@@ -25,25 +26,25 @@ class Inlining(Generic[Value]):
 
     # --- what a subclass says -----------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def literal(self, literal: _jax.Literal) -> Value:
         """What a number is that stands in the program."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def constant(self, variable: Any, array: Any) -> Value:
         """What an array is that a called program has closed over, where it is called ``variable``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
         """Whether a program stands in the place of its call."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def add(self, equation: _jax.Equation, operands: list[Value]) -> Sequence[Value]:
         """Append an operation; return its results."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def refused(self, line: str) -> Exception:
         """The error of a mutable array at a line of the user's."""
-        raise NotImplementedError
 
     def asked(self, mark: _jax.Equation, value: Value) -> None:
         """There is a mark on a value."""
