@@ -27,7 +27,7 @@ from replicax.execution.uneven.assembly import Assembly, Joint, Parts
 from replicax.execution.uneven.ragged_collectives import gather_p, part_p
 from replicax.execution.uneven.straight_line import CantJoinError, Straight
 from replicax.execution.uneven.value_numbering import ValueNumbering
-from replicax.locality import Locality, M, T
+from replicax.locality import T
 from replicax.nests import are_equal
 from replicax.values import Components, PerReplica
 
@@ -131,14 +131,11 @@ class _Joining:
     def _straight(self, k: int) -> Straight:
         program = self.programs[k]
         inputs = [self._given(("variable", use.slot), use.aval) for use in program.reads]
-        localities: list[Locality] = [use.layout.locality for use in program.reads]
-        for position, (aval, locality) in enumerate(program.arguments):
+        for position, (aval, _) in enumerate(program.arguments):
             whole = self._given(("argument", position), aval)
             inputs.append(self.uneven[whole][k] if whole in self.uneven else whole)
-            localities.append(locality)
         inputs += map(self.numbers.of_constant, program.constants)
-        localities += [M] * len(program.constants)
-        return Straight(program, inputs, localities, self.numbers)
+        return Straight(program, inputs, self.numbers)
 
     # --- putting together -------------------------------------------------------------------------------
 

@@ -65,7 +65,6 @@ class Straight(Inlining[int]):
     Args:
       program: the captured program.
       inputs: the numbers of its inputs.
-      localities: theirs.
       numbers: of the values of this and other programs.
 
     Attributes:
@@ -81,13 +80,11 @@ class Straight(Inlining[int]):
       CantJoinError: the program has mutable arrays.
     """
 
-    def __init__(
-        self, program: Program, inputs: Sequence[int], localities: Sequence[Locality], numbers: ValueNumbering
-    ) -> None:
+    def __init__(self, program: Program, inputs: Sequence[int], numbers: ValueNumbering) -> None:
         self.marks: list[Mark] = []
         self._obligations = program.obligations
         self._numbers = numbers
-        self._localities = dict(zip(inputs, localities, strict=True))
+        self._localities = dict(zip(inputs, program.input_localities, strict=True))
         self._operations: list[StraightOperation] = []
         self.made: dict[int, StraightOperation] = {}
         self._collectives = 0
