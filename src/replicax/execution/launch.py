@@ -12,7 +12,7 @@ memory. It is waited for, and its variables change when it has succeeded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from replicax import _jax
 from replicax.devices.arrays import copied
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.deadline import call_watched
-from replicax.execution.program.infer import over_replicas
+from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
 from replicax.variables.slots import Slot, launching, lent, together
@@ -117,17 +117,8 @@ def _announce(lockstep: Lockstep, executable: Executable) -> None:
     if not label.number:
         times = "" if executable.steps is None else f", {executable.steps} times"
         label.name = executable.program.name + times
-        label.meets = _meets(executable.program.jaxpr)
+        label.meets = _jax.contains(executable.program.jaxpr, replicas_meet)
     lockstep.launches.begin(label)
-
-
-def _meets(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether there are collectives over the replicas in a program."""
-    return any(
-        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
-        or any(map(_meets, _jax.sub_jaxprs(equation)))
-        for equation in jaxpr.eqns
-    )
 
 
 def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> None:
@@ -253,13 +244,4 @@ def _add_note(executable: Executable, lost: Sequence[Slot], error: BaseException
 
 
 def _name(executable: Executable, slot: Slot) -> str:
-    for use in _uses(executable):
-        if use.slot is slot:
-            variable = use.variable()
-            return f"variable {use.name!r}" if variable is None else variable.describe()
-    return "a variable"
-
-
-def _uses(executable: Executable) -> Iterator[Any]:
-    yield from executable.program.reads
-    yield from executable.program.writes
+    return executable.program.uses[slot].describe()

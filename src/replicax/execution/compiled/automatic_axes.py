@@ -29,7 +29,6 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.program.infer import called_program
 
 
 def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
@@ -112,7 +111,7 @@ class _Rewrite:
             return self.widened(equation, operands)
         if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
-        called = called_program(equation)
+        called = _jax.called_program(equation)
         if called is not None and equation.primitive.name in CUSTOM_DERIVATIVES:  # has been differentiated
             closed = _jax.constants_of(equation)
             return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
