@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.network import Network, Shape

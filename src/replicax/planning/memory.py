@@ -13,8 +13,8 @@ from typing import Any
 from replicax.errors import PACKAGE
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
+from replicax.hlo.collective_instructions import plain_name
 from replicax.hlo.instructions import Module
-from replicax.hlo.replica_groups import plain_name
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
-from replicax.hlo.replica_groups import CollectiveUse, axes_of, collectives_of
+from replicax.hlo.collective_instructions import CollectiveUse, axes_of, collectives_of
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
 from replicax.planning.cost import Cost, cost_of
 from replicax.planning.memory import Buffer, Memory, buffer_of, bytes_on_device, memory_of, temporaries_of

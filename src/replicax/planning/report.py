@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.devices.memory_sizes import bytes_in_words
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.devices.quantities import bytes_in_words
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from replicax.tpu.ring_order import ring_order
 from replicax.tpu.topology import Topology, as_coordinates
-from replicax.tpu.torus import points
+from replicax.tpu.torus import points, ring_order
 
 
 class DeviceAssignment:

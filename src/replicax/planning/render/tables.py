@@ -1,17 +1,180 @@
-"""A plan as tables on the terminal."""
+"""A plan as tables: what it says in rows of words, and these rows on the terminal."""
 
 from __future__ import annotations
 
+import dataclasses
+import unicodedata
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from replicax.planning.render.numbers import printable
-from replicax.planning.render.table_rows import Section, sections
+from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
+from replicax.planning.report import Plan
 
 if TYPE_CHECKING:
     import rich.console
     import rich.table
 
-    from replicax.planning.report import Plan
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A table.
+
+    Attributes:
+      title: above it.
+      columns: the headings; those that begin with ``>`` are of numbers.
+      rows: a text for each column.
+      note: below it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def sections(plan: Plan) -> Iterator[Section]:
+    """The tables of a plan, in order.
+
+    >>> import replicax
+    >>> from replicax.planning.render.tables import sections
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> [s.title for s in sections(replicax.plan(strategy, lambda: None))]
+    ['Memory of one device', 'Work of one device in one step']
+    """
+    if plan.stages:
+        yield _stages(plan)
+    yield _memory(plan)
+    if plan.memory.buffers:
+        yield _buffers(plan)
+    yield _work(plan)
+    if plan.collectives:
+        yield _collectives(plan)
+    if plan.scaling:
+        yield _scaling(plan)
+
+
+def _stages(plan: Plan) -> Section:
+    rows = tuple(
+        (
+            str(stage.logical_device),
+            str(stage.programs),
+            bytes_in_words(stage.memory.total),
+            f"{count_in_words(stage.cost.matrix_flops)}FLOP",
+            bytes_in_words(stage.cost.bytes),
+            bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
+            "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
+        )
+        for stage in plan.stages
+    )
+    columns = ("device", ">programs", ">memory", ">matrix products", ">reads and writes", ">sends", ">at least")
+    note = (
+        "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
+        "of the one that needs most, and the rest is about the one that is busy longest. That they wait for each other "
+        "is not counted."
+    )
+    return Section("Logical devices", columns, rows, note)
+
+
+def _memory(plan: Plan) -> Section:
+    memory = plan.memory
+    rows = [
+        ("arguments", bytes_in_words(memory.arguments), "variables, the batch, arrays that the step closes over"),
+        ("outputs", bytes_in_words(memory.outputs - memory.aliased), "besides variables, which are updated in place"),
+        ("temporaries", bytes_in_words(memory.temporaries), "as the compiler has laid them out"),
+        ("program", bytes_in_words(memory.code), ""),
+        ("all together", bytes_in_words(memory.total), ""),
+    ]
+    if memory.capacity is not None:
+        share = f"{memory.total / memory.capacity:.1%} of it"
+        rows.append(("there is", bytes_in_words(memory.capacity), share))
+    return Section("Memory of one device", ("", ">bytes", ""), tuple(rows))
+
+
+def _buffers(plan: Plan) -> Section:
+    rows = tuple(
+        (
+            bytes_in_words(b.bytes * b.count),
+            f"{b.count} ×" if b.count > 1 else "",
+            b.type,
+            b.kind,
+            _shortened(b.name),
+            b.where,
+        )
+        for b in plan.memory.buffers
+    )
+    note = "Temporaries need not all be there at the same time. Of what takes turns in one place the largest is listed."
+    return Section("The largest buffers", (">bytes", ">", "type", "kind", "name", "line"), rows, note)
+
+
+def _work(plan: Plan) -> Section:
+    cost, estimate = plan.cost, plan.estimate
+    times = ["", "", ""]
+    if estimate is not None:
+        times = [seconds_in_words(s) for s in (estimate.compute, estimate.memory, estimate.communication)]
+    rows = [
+        ("matrix products", f"{count_in_words(cost.matrix_flops)}FLOP", times[0]),
+        ("other arithmetic", f"{count_in_words(cost.other_flops)}FLOP", ""),
+        ("reads and writes of memory", bytes_in_words(cost.bytes), times[1]),
+        ("collectives", bytes_in_words(sum(c.bytes * c.count for c in plan.collectives)), times[2]),
+    ]
+    notes = []
+    if estimate is not None and plan.chip is not None:
+        rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
+        rows.append(("a step, if collectives overlap with nothing", "", seconds_in_words(estimate.sequential)))
+        notes.append(
+            f"An estimate, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
+            f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
+            f"Bound by {estimate.bound_by}."
+        )
+    if cost.unknown_loops:
+        notes.append(f"Loops that run nobody knows how often are counted once: {', '.join(cost.unknown_loops)}.")
+    return Section("Work of one device in one step", ("", ">amount", ">at least"), tuple(rows), " ".join(notes))
+
+
+def _collectives(plan: Plan) -> Section:
+    rows = tuple(
+        (
+            c.kind,
+            f"{c.count} ×",
+            bytes_in_words(c.bytes),
+            " × ".join(c.axes) or "none",
+            f"{c.participants:,}",
+            "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
+            _shortened(c.where),
+        )
+        for c in plan.collectives
+    )
+    columns = ("kind", ">count", ">bytes of one", "axes", ">devices", ">together", "where")
+    note = "" if plan.estimate is None else "Times by the formulas for a torus of chips; see replicax.planning.network."
+    return Section("Collectives of one step", columns, rows, note)
+
+
+def _scaling(plan: Plan) -> Section:
+    rows = tuple(
+        (
+            f"{p.replicas:,}",
+            "x".join(map(str, p.chips)),
+            seconds_in_words(p.estimate.communication),
+            seconds_in_words(p.estimate.overlapped),
+            seconds_in_words(p.estimate.sequential),
+            f"{p.efficiency:.1%}",
+        )
+        for p in plan.scaling
+    )
+    columns = (">replicas", ">chips", ">collectives", ">a step, overlapped", ">a step, not overlapped", ">efficiency")
+    note = (
+        "A prediction by formula, no measurement: a replica's batch stays as it is, so only the collectives change. "
+        "Efficiency: the speed of each replica as a share of one alone, if collectives overlap with nothing."
+    )
+    return Section("Predicted scaling", columns, rows, note)
+
+
+def _shortened(name: str, limit: int = 44) -> str:
+    """The end of a long name, which tells more than its beginning."""
+    return name if len(name) <= limit else "…" + name[1 - limit :]
+
+
+# --- on the terminal ------------------------------------------------------------------------------------
 
 
 def print_plan(plan: Plan, console: rich.console.Console) -> None:
@@ -56,3 +219,13 @@ def escape(text: str) -> str:
     import rich.markup
 
     return rich.markup.escape(printable(text))
+
+
+def printable(text: str) -> str:
+    r"""``text`` with escapes for what would act on a terminal, or is in no file: control characters and surrogates.
+
+    >>> from replicax.planning.render.tables import printable
+    >>> printable("w\x1b[31m"), printable("two\nlines")
+    ('w\\x1b[31m', 'two\nlines')
+    """
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
