@@ -8,12 +8,15 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import NullLocator, PercentFormatter
+
 from replicax.devices.quantities import BYTES, SECONDS, bytes_in_words, seconds_in_words, unit_of
 from replicax.tpu.drawing import COLOURS, INK, LINE, MUTED, PAPER, SHARED
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from replicax.planning.report import Plan
 
 _BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, *_OTHERS = COLOURS
@@ -40,8 +43,8 @@ def memory_picture(plan: Plan) -> Figure:
     if memory.capacity is not None:
         capacity = memory.capacity / scale
         axes.axvline(capacity, color=INK, linewidth=2)
-        side = {"ha": "right", "x": capacity - 0.006 * max(capacity, start)}
-        axes.text(y=0.46, s=f"there is {bytes_in_words(memory.capacity)}", va="center", color=INK, fontsize=9, **side)
+        words, left = f"there is {bytes_in_words(memory.capacity)}", capacity - 0.006 * max(capacity, start)
+        axes.text(left, 0.46, words, ha="right", va="center", color=INK, fontsize=9)
     axes.set_xlim(0, 1.04 * max(start, (memory.capacity or 0) / scale) or 1)
     axes.set_ylim(-0.4, 0.62)
     axes.set_yticks([])
@@ -57,9 +60,8 @@ def time_picture(plan: Plan) -> Figure:
     names = ("communication", "memory", "compute")
     seconds = [float(getattr(plan.estimate, name)) for name in names]
     scale, unit = unit_of(max(seconds), SECONDS)
-    axes.barh(names, [s / scale for s in seconds], color=[_TIMES[name] for name in names], height=0.6)
-    for row, value in enumerate(seconds):
-        axes.text(value / scale, row, f"  {seconds_in_words(value)}", va="center", color=INK, fontsize=9)
+    bars = axes.barh(names, [s / scale for s in seconds], color=[_TIMES[name] for name in names], height=0.6)
+    axes.bar_label(bars, [seconds_in_words(s) for s in seconds], padding=5, color=INK, fontsize=9)
     axes.set_xlim(0, 1.15 * max(seconds) / scale or 1)
     axes.set_xlabel(f"{unit} in each step, at the chip's peak (an estimate)", color=INK)
     return figure
@@ -67,10 +69,7 @@ def time_picture(plan: Plan) -> Figure:
 
 def scaling_picture(plan: Plan) -> Figure:
     """The predicted time of a step, and the efficiency, from one replica to all."""
-    from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
-
-    figure, left = _figure(3.6, columns=2)
-    left, right = left
+    figure, (left, right) = _figure(3.6, columns=2)
     points = plan.scaling
     replicas = [p.replicas for p in points]
     scale, unit = unit_of(max(p.estimate.sequential for p in points), SECONDS)
@@ -92,7 +91,7 @@ def scaling_picture(plan: Plan) -> Figure:
             axes.set_xscale("log", base=2)
         axes.set_xticks(replicas if len(replicas) <= 8 else replicas[:: -(-len(replicas) // 7)])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("replicas, each with its batch (a prediction by formula)", color=INK)
         axes.legend(frameon=False, labelcolor=INK, fontsize=9)
     return figure
@@ -100,18 +99,13 @@ def scaling_picture(plan: Plan) -> Figure:
 
 def as_svg(figure: Figure) -> str:
     """A figure as an ``<svg>`` element."""
-    import matplotlib
-
     text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "replicax"}):
+    with mpl.rc_context({"svg.hashsalt": "replicax"}):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 def _figure(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06)
     figure = Figure(figsize=(9.6, height), layout=layout, facecolor=PAPER)
     found = figure.subplots(1, columns, squeeze=False)[0]

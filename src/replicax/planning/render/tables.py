@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.planning.report import Plan
-
-if TYPE_CHECKING:
-    import rich.console
-    import rich.table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,8 @@ def _stages(plan: Plan) -> Section:
     columns = ("device", ">programs", ">memory", ">matrix products", ">reads and writes", ">sends", ">at least")
     note = (
         "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
-        "of the one that needs most, and the rest is about the one that is busy longest. That they wait for each other "
-        "is not counted."
+        "of the one that needs most, and the rest is about the one that is busy longest. The time for which they wait "
+        "for each other is not counted."
     )
     return Section("Logical devices", columns, rows, note)
 
@@ -102,7 +102,7 @@ def _buffers(plan: Plan) -> Section:
         )
         for b in plan.memory.buffers
     )
-    note = "Temporaries need not all be there at the same time. Of what takes turns in one place the largest is listed."
+    note = "Temporaries need not all be alive at the same time; of those that share a place the largest is listed."
     return Section("The largest buffers", (">bytes", ">", "type", "kind", "name", "line"), rows, note)
 
 
@@ -127,7 +127,9 @@ def _work(plan: Plan) -> Section:
             f"Bound by {estimate.bound_by}."
         )
     if cost.unknown_loops:
-        notes.append(f"Loops that run nobody knows how often are counted once: {', '.join(cost.unknown_loops)}.")
+        notes.append(
+            f"It is not known how often these loops run; each is counted once: {', '.join(cost.unknown_loops)}."
+        )
     return Section("Work of one device in one step", ("", ">amount", ">at least"), tuple(rows), " ".join(notes))
 
 
@@ -177,48 +179,37 @@ def _shortened(name: str, limit: int = 44) -> str:
 # --- on the terminal ------------------------------------------------------------------------------------
 
 
-def print_plan(plan: Plan, console: rich.console.Console) -> None:
+def print_plan(plan: Plan, console: Console) -> None:
     """Print the tables of a plan."""
     colour = {True: "green", False: "red", None: "yellow"}[plan.fits]
-    console.print(f"[bold]{escape(plan.title)}[/]", soft_wrap=True)
-    console.print(f"[{colour}]{escape(plan.verdict)}[/]", soft_wrap=True)
-    console.print(
-        f"traced in {plan.trace_seconds:.1f} s, compiled in {plan.compile_seconds:.1f} s; mesh "
-        + escape(" × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())),
-        soft_wrap=True,
-    )
+    mesh = " × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())
+    times = f"traced in {plan.trace_seconds:.1f} s, compiled in {plan.compile_seconds:.1f} s; mesh {mesh}"
+    for line, style in ((plan.title, "bold"), (plan.verdict, colour), (times, "")):
+        console.print(_text(line, style), soft_wrap=True)
     for section in sections(plan):
         console.print()
         console.print(_table(section))
         if section.note:
-            console.print(f"[dim]{escape(section.note)}[/]")
+            console.print(_text(section.note, "dim"))
     if plan.chip is not None and plan.chip.sources:
-        console.print(
-            f"\n[dim]The figures of {escape(plan.chip.name)} are from {escape('; '.join(plan.chip.sources))}[/]"
-        )
+        console.print()
+        console.print(_text(f"The figures of {plan.chip.name} are from {'; '.join(plan.chip.sources)}", "dim"))
 
 
-def _table(section: Section) -> rich.table.Table:
-    from rich import box
-    from rich.table import Table
-
+def _table(section: Section) -> Table:
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True):
         heading, right, long = column.lstrip(">"), column.startswith(">"), column in ("name", "where", "")
         # Where there is little room long names are folded, and headings between words; numbers stay whole.
         width = 0 if long else max(map(len, [*cells, *heading.split()]), default=0)
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(heading, justify=justify, min_width=width, overflow="fold")
+        table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
     for row in section.rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(_text, row))
     return table
 
 
-def escape(text: str) -> str:
-    """``text`` as it stands on a terminal."""
-    import rich.markup
-
-    return rich.markup.escape(printable(text))
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
 
 
 def printable(text: str) -> str:
