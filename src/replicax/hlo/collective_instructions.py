@@ -51,14 +51,14 @@ def collectives_in(text: str) -> list[Collective]:
 
 
 def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
-    """Whether an instruction is a further link of a collective that has been met.
+    """Whether an instruction is part of a collective that an earlier instruction has been counted for.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
-    under other names, and with one channel.
+    under different names, but with the same channel.
 
     Args:
       instruction: a collective.
-      issued: the names of those that have been met, by their channels; grows.
+      issued: the names of those counted so far, by their channels; grows.
     """
     channel = re.search(r"channel_id=(\d+)", instruction.attributes)
     if channel is None or "chain_id=" not in instruction.attributes:
@@ -89,7 +89,7 @@ class CollectiveUse:
       bytes: of its result on one device.
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …
       participants: how many devices take part together.
-      members: the first such devices, by their place in the mesh; of a permute, the first chain's.
+      members: the devices of the first group, by their places in the mesh; of a permute, of the first chain.
       count: how often it is issued in one run.
       where: in the traced program, in JAX's words.
     """
@@ -104,7 +104,7 @@ class CollectiveUse:
 
     @property
     def whole(self) -> int:
-        """The bytes that it is about on each device: of a reduce-scatter, those before."""
+        """The bytes of the whole value on each device: of a reduce-scatter, its operand's."""
         return self.bytes * self.participants if self.kind == "reduce-scatter" else self.bytes
 
 

@@ -1,6 +1,6 @@
 """The work of a compiled program on one device: arithmetic, and bytes to and from the device's main memory.
 
-Counted as XLA's ``HloCostAnalysis`` counts, with the difference that a loop counts as often as it runs.
+Counted as XLA's ``HloCostAnalysis`` counts, except that a loop counts as often as it runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
       matrix_flops: of matrix products and convolutions, two for each multiplication with its addition.
       other_flops: of everything else, one for each number computed.
       bytes: read from and written to main memory.
-      unknown_loops: loops of which it can't be told how often they run; they are counted once.
+      unknown_loops: loops for which it is not known how often they run; they are counted once.
     """
 
     matrix_flops: int

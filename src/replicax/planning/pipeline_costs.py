@@ -1,4 +1,4 @@
-"""What each logical device has of a pipeline, which is many programs: their memory, work and collectives together."""
+"""What each logical device needs of a pipeline: the memory, work and collectives of all programs that it runs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _sends(executable: PlacedExecutable) -> Iterator[Send]:
 
 
 class _Memories:
-    """Plays a pipeline through, in the order of its launches, and looks how much lies on each logical device."""
+    """Plays a pipeline through, in the order of its launches, and adds up what lies on each logical device."""
 
     def __init__(self, executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation]) -> None:
         self.executable = executable

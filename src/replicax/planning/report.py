@@ -1,4 +1,4 @@
-"""``Plan``: what was found out about a step, as data."""
+"""``Plan``: what a step needs, as data."""
 
 from __future__ import annotations
 

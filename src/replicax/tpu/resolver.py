@@ -206,9 +206,10 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
     coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice starts elsewhere
     mesh = coordinates.reshape(-1, 4).max(0) + 1
     kind = generation_of(devices[0].device_kind)
-    wrap = kind.wrap((int(mesh[0]), int(mesh[1]), int(mesh[2]))) if kind else (False, False, False)
+    x, y, z, _ = mesh.tolist()
+    wrap = kind.wrap((x, y, z)) if kind else (False, False, False)
     if name is None and kind is not None:
-        name = f"{kind.name}:{'x'.join(str(size) for size in mesh[: kind.dims])}"
+        name = f"{kind.name}:{'x'.join(map(str, mesh[: kind.dims]))}"
     array = np.empty(coordinates.shape[:2], dtype=object)
     for i, row in enumerate(ordered):
         array[i, :] = row
