@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from replicax.tpu.topology import Topology, as_coordinates, as_text
-from replicax.tpu.torus import points, ring_order
+from replicax.tpu.torus import first_repetition, points, ring_order
 
 
 class DeviceAssignment:
@@ -54,7 +54,12 @@ class DeviceAssignment:
                 f"DeviceAssignment: replica {r}, logical core {c}: there is no core at {as_text(cores[r, c])}; the "
                 f"mesh is {as_text(topology.mesh_shape)}, with {len(topology.missing_devices)} cores missing"
             )
-        _check_distinct(cores)
+        if twice := first_repetition(cores):
+            (r0, c0), (r1, c1) = twice
+            raise ValueError(
+                f"DeviceAssignment: the core at {as_text(cores[r0, c0])} is given to replica {r0}, logical core {c0}, "
+                f"and to replica {r1}, logical core {c1}"
+            )
         self.topology = topology
         self._cores = cores.astype(np.int32)
         self._cores.flags.writeable = False
@@ -320,17 +325,3 @@ def _compact(topology: Topology, shape: np.ndarray, stride: np.ndarray, wanted: 
         box[dim] = min(side, counts[dim])
         remaining = -(-remaining // int(box[dim]))
     return np.flatnonzero((_places(counts) < box).all(-1))[:wanted]
-
-
-def _check_distinct(cores: np.ndarray) -> None:
-    flat = cores.reshape(-1, 4)
-    _, first, inverse = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-    earlier = first[inverse.reshape(-1)]
-    again = np.flatnonzero(earlier != np.arange(len(flat)))
-    if len(again):
-        per = cores.shape[1]
-        (r0, c0), (r1, c1) = divmod(int(earlier[again[0]]), per), divmod(int(again[0]), per)
-        raise ValueError(
-            f"DeviceAssignment: the core at {as_text(flat[again[0]])} is given to replica {r0}, logical core {c0}, and "
-            f"to replica {r1}, logical core {c1}"
-        )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from replicax.tpu.generations import HOST, parse_slice
-from replicax.tpu.torus import Torus, points
+from replicax.tpu.torus import Torus, first_repetition, points
 
 if TYPE_CHECKING:
     from replicax.tpu.assignment import DeviceAssignment
@@ -93,12 +93,11 @@ class Topology:
         at = tuple(np.moveaxis(self._device_coordinates, -1, 0))
         task, ordinal = np.indices(self._device_coordinates.shape[:2])
         tasks[at], ordinals[at] = task, ordinal
-        taken = tasks[at] * self.num_tpus_per_task + ordinals[at] != task * self.num_tpus_per_task + ordinal
-        if taken.any():
-            i, j = np.argwhere(taken)[0]
+        if twice := first_repetition(self._device_coordinates):
+            (i, j), (k, m) = twice
             raise ValueError(
-                f"Topology: device {j} of task {i} and device {ordinals[at][i, j]} of task {tasks[at][i, j]} are both "
-                f"at {as_text(self._device_coordinates[i, j])}"
+                f"Topology: device {j} of task {i} and device {m} of task {k} are both at "
+                f"{as_text(self._device_coordinates[i, j])}"
             )
         return _frozen(tasks), _frozen(ordinals)
 

@@ -72,6 +72,19 @@ def points(sizes: Iterable[int]) -> np.ndarray:
     return np.indices(shape).reshape(len(shape), -1).T
 
 
+def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Where coordinates ``[rows, columns, dims]`` stand twice: the indices of both; ``None`` if all are different."""
+    flat = coordinates.reshape(-1, coordinates.shape[2])
+    _, first, which = np.unique(
+        np.ravel_multi_index(tuple(flat.T), flat.max(0) + 1), return_index=True, return_inverse=True
+    )
+    again = np.flatnonzero(first[which] != np.arange(len(flat)))
+    if not len(again):
+        return None
+    columns = coordinates.shape[1]
+    return divmod(int(first[which[again[0]]]), columns), divmod(int(again[0]), columns)
+
+
 # --- a way through all points ---------------------------------------------------------------------------
 
 

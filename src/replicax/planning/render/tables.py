@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,6 +14,8 @@ from rich.text import Text
 
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.planning.report import Plan
+
+_Cells = dict[str, Callable[[Any], str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,25 +57,21 @@ def sections(plan: Plan) -> Iterator[Section]:
 
 
 def _stages(plan: Plan) -> Section:
-    rows = tuple(
-        (
-            str(stage.logical_device),
-            str(stage.programs),
-            bytes_in_words(stage.memory.total),
-            f"{count_in_words(stage.cost.matrix_flops)}FLOP",
-            bytes_in_words(stage.cost.bytes),
-            bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
-            "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
-        )
-        for stage in plan.stages
-    )
-    columns = ("device", ">programs", ">memory", ">matrix products", ">reads and writes", ">sends", ">at least")
+    cells: _Cells = {
+        "device": lambda stage: str(stage.logical_device),
+        ">programs": lambda stage: str(stage.programs),
+        ">memory": lambda stage: bytes_in_words(stage.memory.total),
+        ">matrix products": lambda stage: f"{count_in_words(stage.cost.matrix_flops)}FLOP",
+        ">reads and writes": lambda stage: bytes_in_words(stage.cost.bytes),
+        ">sends": lambda stage: bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
+        ">at least": lambda stage: "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
+    }
     note = (
         "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
         "of the one that needs most, and the rest is about the one that is busy longest. The time for which they wait "
         "for each other is not counted."
     )
-    return Section("Logical devices", columns, rows, note)
+    return _section("Logical devices", plan.stages, cells, note)
 
 
 def _memory(plan: Plan) -> Section:
@@ -91,19 +90,16 @@ def _memory(plan: Plan) -> Section:
 
 
 def _buffers(plan: Plan) -> Section:
-    rows = tuple(
-        (
-            bytes_in_words(b.bytes * b.count),
-            f"{b.count} ×" if b.count > 1 else "",
-            b.type,
-            b.kind,
-            _shortened(b.name),
-            b.where,
-        )
-        for b in plan.memory.buffers
-    )
+    cells: _Cells = {
+        ">bytes": lambda b: bytes_in_words(b.bytes * b.count),
+        ">": lambda b: f"{b.count} ×" if b.count > 1 else "",
+        "type": lambda b: b.type,
+        "kind": lambda b: b.kind,
+        "name": lambda b: _shortened(b.name),
+        "line": lambda b: b.where,
+    }
     note = "Temporaries need not all be alive at the same time; of those that share a place the largest is listed."
-    return Section("The largest buffers", (">bytes", ">", "type", "kind", "name", "line"), rows, note)
+    return _section("The largest buffers", plan.memory.buffers, cells, note)
 
 
 def _work(plan: Plan) -> Section:
@@ -134,41 +130,39 @@ def _work(plan: Plan) -> Section:
 
 
 def _collectives(plan: Plan) -> Section:
-    rows = tuple(
-        (
-            c.kind,
-            f"{c.count} ×",
-            bytes_in_words(c.bytes),
-            " × ".join(c.axes) or "none",
-            f"{c.participants:,}",
-            "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
-            _shortened(c.where),
-        )
-        for c in plan.collectives
-    )
-    columns = ("kind", ">count", ">bytes of one", "axes", ">devices", ">together", "where")
+    cells: _Cells = {
+        "kind": lambda c: c.kind,
+        ">count": lambda c: f"{c.count} ×",
+        ">bytes of one": lambda c: bytes_in_words(c.bytes),
+        "axes": lambda c: " × ".join(c.axes) or "none",
+        ">devices": lambda c: f"{c.participants:,}",
+        ">together": lambda c: "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
+        "where": lambda c: _shortened(c.where),
+    }
     note = "" if plan.estimate is None else "Times by the formulas for a torus of chips; see replicax.planning.network."
-    return Section("Collectives of one step", columns, rows, note)
+    return _section("Collectives of one step", plan.collectives, cells, note)
 
 
 def _scaling(plan: Plan) -> Section:
-    rows = tuple(
-        (
-            f"{p.replicas:,}",
-            "x".join(map(str, p.chips)),
-            seconds_in_words(p.estimate.communication),
-            seconds_in_words(p.estimate.overlapped),
-            seconds_in_words(p.estimate.sequential),
-            f"{p.efficiency:.1%}",
-        )
-        for p in plan.scaling
-    )
-    columns = (">replicas", ">chips", ">collectives", ">a step, overlapped", ">a step, not overlapped", ">efficiency")
+    cells: _Cells = {
+        ">replicas": lambda p: f"{p.replicas:,}",
+        ">chips": lambda p: "x".join(map(str, p.chips)),
+        ">collectives": lambda p: seconds_in_words(p.estimate.communication),
+        ">a step, overlapped": lambda p: seconds_in_words(p.estimate.overlapped),
+        ">a step, not overlapped": lambda p: seconds_in_words(p.estimate.sequential),
+        ">efficiency": lambda p: f"{p.efficiency:.1%}",
+    }
     note = (
         "A prediction by formula, no measurement: a replica's batch stays as it is, so only the collectives change. "
         "Efficiency: the speed of each replica as a share of one alone, if collectives overlap with nothing."
     )
-    return Section("Predicted scaling", columns, rows, note)
+    return _section("Predicted scaling", plan.scaling, cells, note)
+
+
+def _section(title: str, items: Iterable[Any], cells: _Cells, note: str) -> Section:
+    """A row for each of ``items``; ``cells`` has what to write of it under each heading."""
+    rows = tuple(tuple(cell(item) for cell in cells.values()) for item in items)
+    return Section(title, tuple(cells), rows, note)
 
 
 def _shortened(name: str, limit: int = 44) -> str:
