@@ -110,20 +110,26 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
       executable: the step.
       argument_names: of its traced arguments, in order.
     """
-    uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
-    donated, kept, arguments, constants = inputs = executable.inputs()
-    for slots, group in ((executable.donated, donated), (executable.kept, kept)):
-        for slot, array in zip(slots, group, strict=True):
-            yield buffer_of("variable", uses[slot].name, array)
+    donated, _, arguments, constants = inputs = executable.inputs()
+    yield from read_variables(executable)
     for name, array in zip(argument_names, arguments, strict=True):
         yield buffer_of("argument", name, array)
     for array in constants:
         yield buffer_of("constant", "closed over", array)
+    names = {use.slot: use.name for use in executable.program.writes}
     written, results = executable.call.eval_shape(*inputs)
     for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
-        yield buffer_of("variable", uses[slot].name, array)
+        yield buffer_of("variable", names[slot], array)
     for array in results:
         yield buffer_of("output", "returned", array)
+
+
+def read_variables(executable: Executable) -> Iterator[Buffer]:
+    """The variables that a step reads: those that it writes as well, whose memory it is given, come first."""
+    names = {use.slot: use.name for use in executable.program.reads}
+    donated, kept, _, _ = executable.inputs()
+    for slot, array in zip((*executable.donated, *executable.kept), (*donated, *kept), strict=True):
+        yield buffer_of("variable", names[slot], array)
 
 
 def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
