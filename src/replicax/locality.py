@@ -16,9 +16,9 @@ class Locality(enum.Enum):
     """
 
     MIRRORED = "M"
-    """The same on every replica: each has computed it by itself, from what is the same everywhere."""
+    """The same on every replica: each has computed it by itself, from values that are the same everywhere."""
     REDUCED = "R"
-    """The same on every replica, because a collective has been at it; counts as M but where counting twice matters."""
+    """The same on every replica, because a collective has made it so: it counts as M, but must not be reduced again."""
     PER_REPLICA = "T"
     """It may differ between replicas."""
 

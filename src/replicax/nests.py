@@ -1,8 +1,8 @@
 """Nests: subclasses of dict, list and tuple are containers, too.
 
-To JAX they are leaves, unless somebody registers them: what is inside would be neither traced nor taken apart. So
-Replicax registers them when it first meets them. (Namedtuples, ``OrderedDict`` and ``defaultdict`` JAX knows; other
-classes, such as dataclasses, must be registered by whoever writes them: ``jax.tree_util.register_dataclass``.)
+To JAX they are leaves unless they are registered: their items would be neither traced nor taken apart. So Replicax
+registers each when it first meets it. (JAX knows namedtuples, ``OrderedDict`` and ``defaultdict``. Other classes, such
+as dataclasses, must be registered by their authors: ``jax.tree_util.register_dataclass``.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ is_leaf: Callable[[Any], bool] = functools.partial(type.__instancecheck__, Opaqu
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no arrays are equal, as far as they say so."""
+    """Whether two leaves that are no arrays are equal; ``False`` if they can't be compared."""
     try:
         return type(a) is type(b) and bool(a == b)
     except Exception:
@@ -55,7 +55,7 @@ def known(tree: Tree) -> Tree:
 
 
 def learn(leaf: Any) -> bool:
-    """Register the type of ``leaf``, if it is a container that JAX does not know; whether it was one."""
+    """Register the type of ``leaf`` if it is a container that JAX does not know; returns whether it is a container."""
     kind = type(leaf)
     if not isinstance(leaf, dict | list | tuple):
         return False
@@ -85,7 +85,7 @@ def _leaves_of(leaf: Any, field: str) -> list[Any]:
 
 
 def _register(kind: Any) -> None:
-    """Objects are put together again without their ``__init__``, whose arguments nobody knows."""
+    """Register a container; it is rebuilt without its ``__init__``, whose arguments are not known."""
     if issubclass(kind, dict):
         in_order = issubclass(kind, collections.OrderedDict)
 

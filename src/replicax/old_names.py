@@ -1,7 +1,7 @@
 """Old names: what ``tf.distribute`` called things, in all its versions, and what they are called here.
 
-Whoever brings a program along gets an error that names today's name, and not a bare ``AttributeError``. Nothing here
-makes an old name work, and nothing is looked up as long as the names are right.
+A program that uses one gets an error that says today's name. Old names do not work, and none is looked up as long as
+the names are right.
 """
 
 from __future__ import annotations
@@ -23,6 +23,19 @@ _STEPS = "strategy.run_steps(fn, iterator, steps)"
 _LOCAL = "strategy.local_results(value)"
 _SIZE = "strategy.num_replicas_in_sync"
 _PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
+
+_ON_EXTENDED = (
+    "batch_reduce_to between_graph broadcast_to colocate_vars_with non_slot_devices parameter_devices reduce_to "
+    "should_checkpoint should_init should_save_summary value_container worker_devices"
+)
+_ANY_STRATEGY = {
+    "experimental_run_steps_on_iterator": _STEPS,
+    "num_towers": _SIZE,
+    "run_steps_on_dataset": _STEPS,
+    "steps_per_run": f"the argument steps of {_STEPS}",
+    "tower_local_var_scope": _ON_READ,
+    "unwrap": _LOCAL,
+}
 
 NAMES: dict[str, dict[str, str]] = {
     "replicax": {
@@ -59,19 +72,16 @@ NAMES: dict[str, dict[str, str]] = {
         "shutdown_tpu_system": "nothing to do: JAX gives its devices back when the program ends",
     },
     "Strategy": {
+        **_ANY_STRATEGY,
+        **{name: f"strategy.extended.{name}" for name in _ON_EXTENDED.split()},
         "batch_reduce": "strategy.extended.batch_reduce_to(reduce_op, value_destination_pairs)",
-        "batch_reduce_to": "strategy.extended.batch_reduce_to",
-        "between_graph": "strategy.extended.between_graph",
         "broadcast": "strategy.extended.broadcast_to(tensor, destinations)",
-        "broadcast_to": "strategy.extended.broadcast_to",
         "call_for_each_replica": "strategy.run(fn, args, kwargs)",
         "call_for_each_tower": "strategy.run(fn, args=(…,)), with the arguments in a tuple",
-        "colocate_vars_with": "strategy.extended.colocate_vars_with",
         "configure": _NOTHING,
         "distribute_dataset_fn": _FROM_FUNCTION,
         "experimental_make_numpy_iterator": "strategy.distribute_dataset(strategy.make_numpy_dataset(arrays).batch(n))",
         "experimental_run": "strategy.run(fn, args=(next(iterator),))",
-        "experimental_run_steps_on_iterator": _STEPS,
         "experimental_run_v2": "strategy.run(fn, args, kwargs)",
         "fetch": "the value itself: jax.device_get(value), or strategy.local_results(value)",
         "finalize": _NOTHING,
@@ -82,40 +92,22 @@ NAMES: dict[str, dict[str, str]] = {
         "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
         "make_input_fn_iterator": _FROM_FUNCTION,
         "merge_call": "replicax.get_replica_context().merge_call(merge_fn, args)",
-        "non_slot_devices": "strategy.extended.non_slot_devices",
         "num_replicas": _SIZE,
-        "num_towers": _SIZE,
         "num_towers_per_host": "strategy.num_replicas_per_host, of a TPUStrategy",
-        "parameter_devices": "strategy.extended.parameter_devices",
         "read_var": "variable.read_value(), or strategy.extended.read_var(variable)",
-        "reduce_to": "strategy.extended.reduce_to",
-        "run_steps_on_dataset": _STEPS,
-        "should_checkpoint": "strategy.extended.should_checkpoint",
-        "should_init": "strategy.extended.should_init",
-        "should_save_summary": "strategy.extended.should_save_summary",
-        "steps_per_run": f"the argument steps of {_STEPS}",
-        "tower_local_var_scope": _ON_READ,
-        "unwrap": _LOCAL,
         "update": "strategy.extended.update(var, fn, args)",
         "update_config_proto": _NOTHING,
         "update_non_slot": "strategy.extended.update_non_slot(colocate_with, fn, args)",
-        "value_container": "strategy.extended.value_container",
-        "worker_devices": "strategy.extended.worker_devices",
     },
     "StrategyExtended": {
+        **_ANY_STRATEGY,
         "batch_reduce": "extended.batch_reduce_to(reduce_op, value_destination_pairs)",
         "broadcast": "extended.broadcast_to(tensor, destinations)",
         "call_for_each_tower": "extended.call_for_each_replica(fn, args=(…,)), with the arguments in a tuple",
         "experimental_make_numpy_dataset": "strategy.make_numpy_dataset",
         "experimental_require_static_shapes": "nothing: replicas may differ in size, also in compiled steps",
-        "experimental_run_steps_on_iterator": _STEPS,
-        "num_towers": _SIZE,
         "reduce": "strategy.reduce(reduce_op, value, axis), or extended.reduce_to(reduce_op, value, destinations)",
         "run": "strategy.run(fn, args, kwargs)",
-        "run_steps_on_dataset": _STEPS,
-        "steps_per_run": f"the argument steps of {_STEPS}",
-        "tower_local_var_scope": _ON_READ,
-        "unwrap": _LOCAL,
     },
     "ReplicaContext": {
         "device": "devices: a compiled step is one program for all of them",

@@ -1,4 +1,4 @@
-"""A call of somebody else's function: ``fn``, ``args`` and ``kwargs``, as every method takes them that calls one."""
+"""Checks of a call of the user's function: ``fn``, ``args`` and ``kwargs``, and what it has returned."""
 
 from __future__ import annotations
 

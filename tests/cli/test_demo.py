@@ -1,7 +1,9 @@
 """``replicax demo``: one short run as a user would start it, and every wrong input."""
 
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.cli import demo, main, pictures
-from replicax.cli.example import Training, load_example
+from replicax.cli import demo, main
 
+ROOT = pathlib.Path(__file__).parents[2]
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
 
 
@@ -71,35 +73,12 @@ def test_pictures(short_run):
         assert pixels[..., :3].std() > 0.05  # something is drawn
 
 
-def test_each_replica_is_drawn_with_its_examples(tmp_path, monkeypatch, pair):
-    texts = []
-    write = pictures._Page.text
-    monkeypatch.setattr(
-        pictures._Page,
-        "text",
-        lambda page, x, y, text, *args, **kw: (texts.append(text), write(page, x, y, text, *args, **kw)),
-    )
-    with pair.scope():
-        training = Training(variables=[replicax.Variable(np.zeros((3, 2), np.float32), name="kernel")])
-    pictures.draw_replicas(tmp_path / "a.png", pair, np.zeros((8, 8, 8, 1), np.float32), training, title="t")
-    assert {"replica 0", "replica 1", "0–3", "4–7", "device cpu:0", "device cpu:1"} <= set(texts)
-    assert [texts.count(each) for each in ("4 examples", "kernel", "3×2")] == [2, 2, 2]
-
-
 def test_in_pieces(tmp_path, capsys, monkeypatch, as_jax_comes):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert main(["demo", "--strategy", "sharded", "--replicas", "8", "--epochs", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"Reduce-scatters per step +[1-9]", printed)
     assert re.search(r"Largest difference .* below 1e-5 +met", printed)
-
-
-def test_the_example_runs_by_itself(capsys, monkeypatch, as_jax_comes):
-    digits = load_example("digits")
-    monkeypatch.setattr(digits, "EPOCHS", 2)
-    digits.main()
-    epochs = re.findall(r"^epoch +(\d+) +loss [\d.]+ +test accuracy +[\d.]+%", capsys.readouterr().out, re.MULTILINE)
-    assert epochs == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +102,7 @@ def test_wrong_input_is_one_line(args, message, capsys, monkeypatch, tmp_path):
     assert 1 <= len(jax.devices()) < 128
     (tmp_path / "taken" / "training.png").mkdir(parents=True)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(demo, "_train", lambda *args: pytest.fail("started training"))
+    monkeypatch.setattr(demo.load_example(), "run", lambda *args: pytest.fail("started training"))
     monkeypatch.chdir(tmp_path)
     assert main(["demo", *args]) == 2
     printed = capsys.readouterr()
@@ -160,17 +139,31 @@ def test_scikit_learn_is_missing(capsys, monkeypatch):
 def test_the_example_is_missing(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(replicax, "__file__", str(tmp_path / "src" / "replicax" / "__init__.py"))
     assert main(["demo"]) == 2
-    assert (
-        f"is in neither {tmp_path}/src/replicax/_examples/digits.py nor {tmp_path}/examples" in capsys.readouterr().err
-    )
+    places = f"{tmp_path}/src/replicax/_examples/digits_demo.py nor {tmp_path}/examples/digits_demo.py"
+    assert f"the example is in neither {places}" in capsys.readouterr().err
+
+
+def test_the_example_as_it_is_installed(monkeypatch, tmp_path):
+    """A wheel has the examples in the package itself; nothing of what they import is looked for elsewhere."""
+    demo.load_example()  # what is imported now comes back after the test
+    package = tmp_path / "replicax"
+    shutil.copytree(ROOT / "examples", package / "_examples")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "replicax_examples"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(replicax, "__file__", str(package / "__init__.py"))
+    example = demo.load_example()
+    for module in (example, example.digits, example.digits_pictures):
+        assert pathlib.Path(module.__file__).parent == package / "_examples"
 
 
 def test_a_missed_target_is_named_and_fails(capsys, monkeypatch, tmp_path):
-    def trained(console, label, example, strategy, data, seed, epochs):
+    example = demo.load_example()
+
+    def trained(label, strategy, data, seed, epochs, console):
         with strategy.scope():
             variables = [replicax.Variable(np.zeros(3, np.float32), name="w")]
         drift = 0.0 if label == "one device" else 1e-3
-        return Training(
+        return example.Training(
             losses=[1.0] * 11 * epochs,
             accuracies=[0.96] * epochs,
             seconds=2.0,
@@ -180,7 +173,7 @@ def test_a_missed_target_is_named_and_fails(capsys, monkeypatch, tmp_path):
             traces=1,
         )
 
-    monkeypatch.setattr(demo, "_train", trained)
+    monkeypatch.setattr(example, "train", trained)
     monkeypatch.setattr(demo, "_is_emulated", lambda: False)
     assert main(["demo", "--replicas", "1", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines() == [

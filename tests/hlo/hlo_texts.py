@@ -58,3 +58,20 @@ ENTRY %main (x: f32[4,8], ws: f32[6,8,8]) -> f32[4,8] {
 }
 """  # noqa: E501
 """Six layers in a loop, as the compiler for TPUs writes it: it does not say how often the loop runs."""
+
+LAYOUT = """\
+BufferAssignment:
+allocation 0: size 4096, page 0, parameter 0, shape |f32[1024]| at ShapeIndex {}, maybe-live-out:
+ value: <1 x @0> (size=4096,offset=0): f32[1024]{0:T(1024)}
+allocation 1: size 8192, color 1, page 0, preallocated-temp:
+ value: <2 near @1> (size=8192,offset=0): f32[2048]{0:T(1024)S(1)}
+allocation 2: size 512, page 0, thread-local:
+ value: <3 p @0> (size=512,offset=0): f32[]{:T(128)}
+allocation 3: size 64, page 0, output shape is |(f32[16], f32[1024])|, maybe-live-out:
+ value: <4 t{} @0> (size=64,offset=0): (f32[16]{0}, f32[1024]{0})
+allocation 4: size 20480, page 0, preallocated-temp:
+ value: <5 a @0> (size=16384,offset=0): f32[4096]{0:T(1024)}
+ value: <6 b{1} @0> (size=8192,offset=4096): f32[2048]{0:T(1024)}
+ value: <7 c @0> (size=4096,offset=16384): f32[1024]{0:T(1024)}
+ value: <8 start{} @0> (size=512,offset=12288): (f32[1024]{0}, f32[1024]{0})
+"""

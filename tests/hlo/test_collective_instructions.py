@@ -4,7 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import Collective, collectives_in
+from replicax.hlo.collective_instructions import Collective, collectives_in, collectives_of
+from replicax.hlo.instructions import parse
+from tests.conftest import strategy_of
+from tests.hlo.hlo_texts import LOOP
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,83 @@ def test_every_kind_of_a_real_program(pair) -> None:
     found = pair.extended.trace(step, args=(jnp.ones((300, 100)),)).collectives()
     assert {c.kind for c in found} == {"all-reduce", "all-gather"}
     assert sum(c.bytes for c in found if c.kind == "all-reduce") == 9 * 300 * 100 * 4
+
+
+# --- how often, and between whom -----------------------------------------------------------------------
+
+MESH = {"replica": 4, "logical0": 2}
+
+
+def module_of(instruction: str):
+    return parse(
+        f"ENTRY %main (x: f32[8]) -> f32[8] {{\n  %x = f32[8]{{0}} parameter(0)\n  ROOT %y = {instruction}\n}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "participants"),
+    [
+        ("replica_groups={{0,2,4,6},{1,3,5,7}}", ("replica",), 4),
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", ("logical0",), 2),
+        ("replica_groups={{0,1,2,3,4,5,6,7}}", ("replica", "logical0"), 8),
+        ("replica_groups={}", ("replica", "logical0"), 8),
+        ("replica_groups=[1,8]<=[8]", ("replica", "logical0"), 8),
+        ("replica_groups=[4,2]<=[8]", ("logical0",), 2),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", ("replica",), 4),
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", ("replica",), 2),
+        ("replica_groups={{0}}", (), 1),
+    ],
+)
+def test_axes(groups: str, axes: tuple[str, ...], participants: int) -> None:
+    [use] = collectives_of(module_of(f"f32[8]{{0}} all-reduce(%x), channel_id=1, {groups}, to_apply=%add"), MESH)
+    assert (use.axes, use.participants, use.bytes, use.count) == (axes, participants, 32, 1)
+
+
+def test_a_permute() -> None:
+    pairs = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
+    [use] = collectives_of(module_of(f"f32[8]{{0}} collective-permute(%x), {pairs}"), MESH)
+    assert (use.axes, use.members) == (("replica",), (0, 2, 4, 6))
+    line = "source_target_pairs={{0,2},{2,4}}"
+    [use] = collectives_of(module_of(f"f32[8]{{0}} collective-permute(%x), {line}"), MESH)
+    assert use.members == (0, 2, 4)
+
+
+def test_in_a_loop_it_counts_as_often_as_it_runs() -> None:
+    [use] = collectives_of(parse(LOOP), {"replica": 2, "logical0": 2})
+    assert (use.kind, use.bytes, use.axes, use.count) == ("all-reduce", 128, ("replica",), 6)
+    assert use.where == "while/body/psum"
+
+
+def test_a_reduce_scatter_of_the_tpu_compiler() -> None:
+    module = parse(
+        """
+%all-reduce-scatter.1 (p: f32[8]) -> f32[2] {
+  %p = f32[8]{0} parameter(0)
+  %r = f32[8]{0} all-reduce(%p), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+  %n = s32[] constant(0)
+  ROOT %s = f32[2]{0} dynamic-slice(%r, %n), dynamic_slice_sizes={2}
+}
+
+ENTRY %main (x: f32[8]) -> f32[2] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %y = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+}"""
+    )
+    [use] = collectives_of(module, MESH)
+    assert (use.kind, use.bytes, use.whole, use.axes) == ("reduce-scatter", 8, 32, ("replica",))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_real_programs(replicas: int) -> None:
+    strategy = strategy_of(replicas)
+
+    def step(x):
+        context = replicax.get_replica_context()
+        return context.all_reduce("sum", x), context.all_gather(x, 0)
+
+    plan = replicax.plan(strategy, step, jnp.zeros((100, 30)))
+    found = {c.kind: c for c in plan.collectives}
+    assert set(found) == {"all-reduce", "all-gather"}
+    assert {c.axes for c in plan.collectives} == {("replica",)}
+    assert {c.participants for c in plan.collectives} == {replicas}
+    assert found["all-gather"].bytes == replicas * 12_000

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import estimate_of, scaling_of

@@ -13,8 +13,7 @@ import rich.console
 
 import replicax
 from replicax.planning.render.page import page
-from replicax.planning.render.table_rows import sections
-from replicax.planning.render.tables import print_plan
+from replicax.planning.render.tables import print_plan, sections
 
 CHIP = replicax.Chip("card<1>", flops=1e15, memory=1e9, bandwidth=3e12, link=50e9, links=9, sources=("a & b",))
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.planning.render.table_rows import sections
+from replicax.planning.render.tables import sections
 
 ROWS, WIDTH, MICROBATCHES = 32, 256, 4
 PRODUCT = 2 * ROWS * WIDTH * WIDTH

@@ -1,12 +1,14 @@
 """``replicax demo``: the main job, on real data.
 
-Trains the network of ``examples/digits.py`` with a strategy, trains it again on one device, and shows that both
-learned the same.
+Runs ``examples/digits_demo.py``, which trains a network with a strategy and again on one device. It makes the report
+and the pictures; here are the arguments, the devices, and the exit status.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import importlib.util
 import os
 import sys
@@ -15,18 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import CommandError, positive_int, seed
-from replicax.cli.output import NOT_WRITTEN, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, seed, why_not_writable, written
 
 if TYPE_CHECKING:
-    import rich.console
-
     import replicax
-    from replicax.cli.example import Training
 
 _PROG = "replicax demo"
+_EXAMPLES = "replicax_examples"  # what the folder is imported as, wherever it is
 _REPLICAS = 8
-_CURVES, _PLACEMENT = "training.png", "replicas.png"
 _STRATEGIES = ("mirrored", "sharded", "one_device")
 
 
@@ -51,71 +49,53 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if a target was missed, or 3 if a picture can't be written."""
-    example = _load_example()
-    replicas = _check_replicas(args, example)
-    _check_out(args.out)
+    example = load_example()
+    replicas = _check_replicas(args, example.digits.BATCH)
+    pictures = {picture: args.out / picture for picture in example.PICTURES}
+    _check_out(args.out, list(pictures.values()))
     strategy = _make_strategy(args.strategy, replicas)
 
-    import jax
     import rich.console
 
-    import replicax
-    from replicax.cli import demo_checks, pictures
-
-    epochs = args.epochs or example.EPOCHS
-    by_default = epochs == example.EPOCHS
-    data = example.load_data()
-    name = _count(replicas, "replica")
-    title = f"Handwritten digits: {name} on {_devices_in_words(strategy)}"
-
     console = rich.console.Console(highlight=False)
-    console.print(f"[bold]{title}[/]")
-    one_device = replicax.OneDeviceStrategy(strategy.extended.worker_devices[0])
-    # Some accelerators multiply float32 with fewer bits by default; then rounding would hide what we compare.
-    with jax.default_matmul_precision("float32"):
-        ours = _train(console, name, example, strategy, data, args.seed, epochs)
-        reference = _train(console, "one device", example, one_device, data, args.seed, epochs)
-
-    curves, placement = args.out / _CURVES, args.out / _PLACEMENT
-    target = demo_checks.MIN_ACCURACY if by_default else None
-    trainings = {name: ours, "one device": reference}
-    images, _ = example.global_batches(strategy, data[0], args.seed, epochs)[0]
-    failures = [
-        written(curves, lambda path: pictures.draw_training(path, trainings, title=title, target=target)),
-        written(placement, lambda path: pictures.draw_replicas(path, strategy, images, ours, title=title)),
-    ]
-
-    rows = demo_checks.compare(ours, reference, by_default=by_default)
-    console.print(demo_checks.table("The same training, twice", name, rows))
-    drawn = [str(path) for path, why in zip((curves, placement), failures, strict=True) if why is None]
+    report = example.run(strategy, console, args.seed, args.epochs)
+    failures = {path: written(path, functools.partial(report.draw, name)) for name, path in pictures.items()}
+    console.print(report.table())
+    drawn = [str(path) for path, failure in failures.items() if failure is None]
     if drawn:
         console.print(f"Pictures: {', '.join(drawn)}", soft_wrap=True, markup=False)
-    for failure in filter(None, failures):
-        print(f"{_PROG}: {failure}", file=sys.stderr)
-    missed = [row for row in rows if not row.met]
-    for row in missed:
-        print(f"{_PROG}: target missed: {row.what}: {row.shown}, should be {row.target}", file=sys.stderr)
-    return NOT_WRITTEN if any(failures) else 1 if missed else 0
+    refused = [failure for failure in failures.values() if failure is not None]
+    missed = report.missed()
+    for problem in (*refused, *(f"target missed: {target}" for target in missed)):
+        print(f"{_PROG}: {problem}", file=sys.stderr)
+    return NOT_WRITTEN if refused else 1 if missed else 0
 
 
 # --- before anything runs -------------------------------------------------------------------------------
 
 
-def _load_example() -> ModuleType:
+def load_example() -> ModuleType:
+    """The module ``examples/digits_demo.py``, as it was installed or as it stands in the checkout."""
     if importlib.util.find_spec("sklearn") is None:
         raise _error("scikit-learn, which has the digits, is not installed: pip install scikit-learn")
-    from replicax.cli.example import load_example
+    import replicax
 
-    try:
-        return load_example("digits")
-    except FileNotFoundError as error:
-        raise _error(f"{error}; install Replicax anew, or run it from a checkout") from error
+    package = Path(replicax.__file__).parent
+    places = [folder / "digits_demo.py" for folder in (package / "_examples", package.parents[1] / "examples")]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise _error(
+            f"the example is in neither {places[0]} nor {places[1]}; install Replicax anew, or run it from a checkout"
+        )
+    # A package, so that the example finds the files beside it, and nobody else's of the same names.
+    examples = sys.modules.setdefault(_EXAMPLES, ModuleType(_EXAMPLES))
+    examples.__path__ = [str(path.parent)]
+    return importlib.import_module(f"{_EXAMPLES}.{path.stem}")
 
 
-def _check_replicas(args: argparse.Namespace, example: ModuleType) -> int:
+def _check_replicas(args: argparse.Namespace, batch: int) -> int:
     if args.strategy == "one_device" and args.replicas not in (None, 1):
         raise _error(f"--strategy one_device has 1 replica, got --replicas {args.replicas}; leave one of them out")
-    batch: int = example.BATCH
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     replicas: int | None = args.replicas
     if replicas is None and args.strategy == "one_device":
@@ -132,14 +112,14 @@ def _check_replicas(args: argparse.Namespace, example: ModuleType) -> int:
     return replicas
 
 
-def _check_out(out: Path) -> None:
+def _check_out(out: Path, pictures: list[Path]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
         raise _error(f"--out {out}: can't write there ({error.strerror or error})") from error
-    for picture in (out / _CURVES, out / _PLACEMENT):
+    for picture in pictures:
         if (why := why_not_writable(picture)) is not None:
             raise _error(f"--out {out}: {picture} can't be written ({why})")
 
@@ -181,51 +161,3 @@ def _local_devices() -> list[Any]:
 
 def _error(message: str) -> CommandError:
     return CommandError(f"{_PROG}: error: {message}")
-
-
-# --- the job --------------------------------------------------------------------------------------------
-
-
-def _train(
-    console: rich.console.Console,
-    label: str,
-    example: ModuleType,
-    strategy: replicax.Strategy,
-    data: tuple[Any, Any],
-    seed: int,
-    epochs: int,
-) -> Training:
-    """Train with a progress bar; where the output is no terminal, with one line when it is done."""
-    from rich import progress
-
-    from replicax.cli.demo_checks import EARLY_STEP
-    from replicax.cli.example import Progress, train
-
-    columns = [
-        progress.TextColumn("[bold]{task.description}"),
-        progress.BarColumn(bar_width=max(10, min(40, console.width - 70))),
-        progress.TextColumn("{task.fields[status]}"),
-    ]
-    total = epochs * (len(data[0][0]) // example.BATCH)
-    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=total, status="compiling")
-
-        def report(now: Progress) -> None:
-            status = f"epoch {now.epoch}/{epochs}"
-            if now.loss is not None:
-                status += f"  loss {now.loss:.3f}  test {now.accuracy:.2%}  {now.examples_per_second:,.0f} examples/s"
-            bar.update(task, completed=now.step, status=status)
-
-        result = train(example, strategy, data, seed=seed, epochs=epochs, early_step=EARLY_STEP, report=report)
-    if not console.is_terminal:
-        console.print(f"{label}: {_count(epochs, 'epoch')} in {result.seconds:.1f} s")
-    return result
-
-
-def _devices_in_words(strategy: replicax.Strategy) -> str:
-    devices = strategy.extended.worker_devices
-    return _count(len(devices), "emulated CPU device" if _is_emulated() else f"{devices[0].device_kind} device")
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

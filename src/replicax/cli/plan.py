@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import CommandError, positive_int
-from replicax.cli.output import NOT_WRITTEN, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, why_not_writable, written
 
 if TYPE_CHECKING:
     import replicax

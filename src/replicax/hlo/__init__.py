@@ -1,1 +1,1 @@
-"""What the compiler says: a compiled program's text, taken apart."""
+"""What a compiled program's text (HLO) says: instructions, loops, collectives, memory."""

@@ -48,7 +48,7 @@ class Allocation:
     values: tuple[Value, ...]
 
 
-def allocations(text: str) -> list[Allocation]:
+def allocations(text: str) -> Iterator[Allocation]:
     """The allocations in the device's main memory.
 
     >>> from replicax.hlo.buffer_assignment import allocations
@@ -62,10 +62,6 @@ def allocations(text: str) -> list[Allocation]:
     >>> [(a.size, a.is_argument, a.is_output, a.is_temporary, len(a.values)) for a in found]
     [(64, True, True, False, 1), (128, False, False, True, 1)]
     """
-    return list(_allocations(text))
-
-
-def _allocations(text: str) -> Iterator[Allocation]:
     found: re.Match[str] | None = None
     values: list[Value] = []
     for line in [*text.splitlines(), ""]:

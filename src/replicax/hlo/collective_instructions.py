@@ -1,11 +1,14 @@
-"""The collectives of a compiled program, read from its optimised HLO."""
+"""The collectives of a compiled program, read from its optimised HLO: which, how often, and between which devices."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-from replicax.hlo.instructions import Instruction, arrays_in, elements_of, instructions
+import numpy as np
+
+from replicax.hlo.executed import Walk
+from replicax.hlo.instructions import Instruction, Module, arrays_in, elements_of, instructions
 
 MOVING = frozenset(["all-gather", "all-to-all", "collective-permute", "collective-broadcast"])
 """Collectives that hand on what they are given, and compute nothing."""
@@ -51,14 +54,14 @@ def collectives_in(text: str) -> list[Collective]:
 
 
 def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
-    """Whether an instruction is a further link of a collective that has been met.
+    """Whether an instruction is part of a collective that an earlier instruction has been counted for.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
-    under other names, and with one channel.
+    under different names, but with the same channel.
 
     Args:
       instruction: a collective.
-      issued: the names of those that have been met, by their channels; grows.
+      issued: the names of those counted so far, by their channels; grows.
     """
     channel = re.search(r"channel_id=(\d+)", instruction.attributes)
     if channel is None or "chain_id=" not in instruction.attributes:
@@ -75,3 +78,119 @@ def as_collective(instruction: Instruction) -> Collective | None:
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         arrays = arrays_in(elements_of(instruction.type)[1])  # the operands come first
     return Collective(kind, sum(array.bytes for array in arrays), len(arrays))
+
+
+# --- how often, and between whom -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveUse:
+    """A collective that a program issues, as often as it does.
+
+    Attributes:
+      kind: as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another.
+      bytes: of its result on one device.
+      axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …
+      participants: how many devices take part together.
+      members: the devices of the first group, by their places in the mesh; of a permute, of the first chain.
+      count: how often it is issued in one run.
+      where: in the traced program, in JAX's words.
+    """
+
+    kind: str
+    bytes: int
+    axes: tuple[str, ...]
+    participants: int
+    members: tuple[int, ...]
+    count: int
+    where: str = ""
+
+    @property
+    def whole(self) -> int:
+        """The bytes of the whole value on each device: of a reduce-scatter, its operand's."""
+        return self.bytes * self.participants if self.kind == "reduce-scatter" else self.bytes
+
+
+def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
+    """The collectives of a program, equal ones as one, in the order of their first appearance.
+
+    Args:
+      module: a compiled program.
+      axes: the axes of its mesh and their sizes, in order.
+
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.hlo.collective_instructions import collectives_of
+    >>> module = parse('''
+    ... ENTRY %main (x: f32[8]) -> f32[8] {
+    ...   %x = f32[8]{0} parameter(0)
+    ...   ROOT %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
+    ... }''')
+    >>> [(c.kind, c.bytes, c.axes, c.participants) for c in collectives_of(module, {"replica": 2, "logical0": 2})]
+    [('all-reduce', 32, ('replica',), 2)]
+    """
+    found: dict[tuple[object, ...], CollectiveUse] = {}
+    issued: dict[str, str] = {}
+    for executed in Walk(module):
+        collective = as_collective(executed.instruction)
+        if collective is None or is_repeated(executed.instruction, issued):
+            continue
+        collective = _as_issued(collective, executed.computation.name, module)
+        members = _members(executed.instruction, tuple(axes.values()))
+        use = CollectiveUse(
+            kind=collective.kind,
+            bytes=collective.bytes,
+            axes=axes_of(members, axes),
+            participants=len(members),
+            members=members,
+            count=executed.times,
+            where=plain_name(executed.instruction.op_name),
+        )
+        key = (use.kind, use.bytes, use.members, use.where)
+        if key in found:
+            use = dataclasses.replace(use, count=use.count + found[key].count)
+        found[key] = use
+    return list(found.values())
+
+
+def _as_issued(collective: Collective, computation: str, module: Module) -> Collective:
+    """The compiler for TPUs writes a reduce-scatter as an all-reduce and a slice, fused."""
+    if collective.kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        return Collective("reduce-scatter", module.computations[computation].root.bytes, collective.arrays)
+    return collective
+
+
+def _members(instruction: Instruction, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The devices of the first group."""
+    text = instruction.attributes
+    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
+        return _chain(re.findall(r"\{(\d+),(\d+)", pairs[1] + "}"))
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
+        return tuple(int(i) for i in found[1].split(",") if i)
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        numbers = np.arange(np.prod([int(d) for d in found[3].split(",")]))
+        if found[4]:
+            order = [int(d) for d in found[4].split(",")]
+            numbers = numbers.reshape([int(d) for d in found[3].split(",")]).transpose(order)
+        return tuple(numbers.reshape(int(found[1]), int(found[2]))[0].tolist())
+    return tuple(range(int(np.prod(shape))))
+
+
+def _chain(pairs: list[tuple[str, str]]) -> tuple[int, ...]:
+    """Who is reached from the first sender."""
+    following = {int(a): int(b) for a, b in pairs}
+    at = next(iter(following))
+    chain = [at]
+    while (at := following.get(at, chain[0])) != chain[0]:
+        chain.append(at)
+    return tuple(chain)
+
+
+def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
+    """The axes of a mesh along which devices lie, which are given by their places in it."""
+    places = np.unravel_index(np.array(members), tuple(axes.values()))
+    return tuple(name for name, along in zip(axes, places, strict=True) if len(set(along.tolist())) > 1)
+
+
+def plain_name(op_name: str) -> str:
+    """JAX's name of an operation, without what every name begins with."""
+    return re.sub(r"^jit\(\w+\)/(shard_map/)?", "", op_name)

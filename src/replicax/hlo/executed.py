@@ -39,7 +39,7 @@ class Walk:
     A branch counts as if each of its arms ran, as some replica or step may take any of them.
 
     Attributes:
-      unknown_loops: the names of loops of which it can't be told how often they run; they count once. Complete
+      unknown_loops: the names of loops for which it is not known how often they run; they count once. Complete
         when the walk has ended.
     """
 
@@ -74,8 +74,8 @@ class Walk:
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """How often the body of a loop runs; ``None`` if that can't be told.
 
-    The compiler for CPUs and GPUs writes it down. That for TPUs does not; there it is read from a condition that
-    compares a counter, which starts from a constant and grows by one, with a constant.
+    The compiler for CPUs and GPUs writes it down. The one for TPUs does not: there it follows from a condition that
+    compares a counter with a constant, if the counter starts from a constant and grows by one.
     """
     if found := _TRIPS.search(loop.attributes):
         return int(found[1])
@@ -112,7 +112,7 @@ def _grows_by_one(body: Computation, index: int) -> bool:
 
 
 def _origin(computation: Computation, name: str) -> Instruction:
-    """Where a value comes from, past what only passes it on."""
+    """The instruction that computes a value: copies and casts of it are skipped."""
     instruction = computation.instructions[name]
     while instruction.opcode in _PASSES_ON and instruction.operands:
         instruction = computation.instructions[instruction.operands[0]]

@@ -1,4 +1,4 @@
-"""Optimised HLO as data: what a compiled program tells of itself as text, taken apart."""
+"""Optimised HLO as data: the text of a compiled program, parsed."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ class Chip:
 
     Attributes:
       name: such as ``"v5p"``.
-      flops: peak, for bfloat16 matrix products, per second.
-      memory: of its main memory (HBM) in bytes.
+      flops: the peak of bfloat16 matrix products, in FLOPs per second.
+      memory: the size of its main memory (HBM), in bytes.
       bandwidth: of its main memory, in bytes per second.
-      link: of one link to another chip, one way, in bytes per second.
+      link: the bandwidth of one link to another chip, one way, in bytes per second.
       links: how many it has.
-      usable: what the compiler gives a program of the main memory, in bytes; ``None`` means all of it.
+      usable: how much of the main memory the compiler gives a program, in bytes; ``None`` means all of it.
       sources: where the figures are from.
 
     >>> import replicax
@@ -50,7 +50,7 @@ class Chip:
                 raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
 
     def share(self, devices: int) -> Chip:
-        """What each of ``devices`` JAX devices of a chip has, if they share it evenly; links they use together."""
+        """What each of ``devices`` JAX devices of a chip has: an even share, and the links, which they use together."""
         usable = None if self.usable is None else self.usable / devices
         return dataclasses.replace(
             self,

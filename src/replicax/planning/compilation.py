@@ -1,4 +1,4 @@
-"""Compiling a step ahead of time, and what the compiler tells of it: also of a step that does not fit."""
+"""Compiling a step ahead of time, and the compiler's text about it, which also a step that does not fit has."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """How it went.
+    """A program that was compiled; or was not, because it does not fit.
 
     Attributes:
       module: the optimised program.
       allocations: of its memory.
       code: the size of the program itself, in bytes; 0 if it does not fit.
-      seconds: how long it took.
-      available: if it does not fit, the bytes that there are, as the compiler says; rounded by it.
-      words: the same, what it says.
+      seconds: how long compiling took.
+      available: if it does not fit, the bytes that the compiler says there are; it rounds them.
+      words: if it does not fit, what the compiler says.
     """
 
     module: Module
@@ -52,8 +52,8 @@ def compile_ahead(
       name: of the step.
       device_kind: what the devices are.
 
-    The compiler is asked to leave its program and its layout of memory as text, which it does also of a program that
-    turns out not to fit.
+    The compiler is asked to write its program and its layout of memory to files. It does so even if the program turns
+    out not to fit.
 
     Raises:
       CompilationError: the compiler refuses the step for another reason than that it does not fit.
@@ -75,7 +75,7 @@ def compile_ahead(
         seconds = time.perf_counter() - begin
         program = _read(folder, "after_optimizations.txt")
         layout = _read(folder, "after_optimizations-buffer-assignment.txt")
-    return Compilation(parse(program), allocations(layout), code, seconds, available, words)
+    return Compilation(parse(program), list(allocations(layout)), code, seconds, available, words)
 
 
 def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
@@ -85,7 +85,7 @@ def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
 
 
 def _read(folder: str, ending: str) -> str:
-    """The text of that name about the largest of the modules: a compiler may take small ones out of a program."""
+    """The file of the largest module: a compiler may make small ones out of parts of a program."""
     texts = [path.read_text() for path in Path(folder).glob(f"*{ending}")]
     if not texts:
         raise CompilationError(f"the compiler has left no text *{ending}, which a plan is read from")

@@ -1,6 +1,6 @@
 """The work of a compiled program on one device: arithmetic, and bytes to and from the device's main memory.
 
-Counted as XLA's ``HloCostAnalysis`` counts, with the difference that a loop counts as often as it runs.
+Counted as XLA's ``HloCostAnalysis`` counts, except that a loop counts as often as it runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
       matrix_flops: of matrix products and convolutions, two for each multiplication with its addition.
       other_flops: of everything else, one for each number computed.
       bytes: read from and written to main memory.
-      unknown_loops: loops of which it can't be told how often they run; they are counted once.
+      unknown_loops: loops for which it is not known how often they run; they are counted once.
     """
 
     matrix_flops: int
@@ -155,7 +155,7 @@ def _bytes_moved(module: Module, computation: Computation, instruction: Instruct
 
 
 def _read(module: Module, fused: Computation, position: int, size: int) -> int:
-    """How much a fusion reads of an operand: only the slices of it that it uses, if it uses no more."""
+    """How many bytes of an operand a fusion reads: if it uses only slices of it, those of the slices."""
     parameter = next(
         (i for i in fused.instructions.values() if i.opcode == "parameter" and i.arguments == str(position)), None
     )
@@ -178,7 +178,7 @@ def _read(module: Module, fused: Computation, position: int, size: int) -> int:
 
 
 def _written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
-    """How much a fusion writes: of a large array that it updates in place, only the update."""
+    """How many bytes a fusion writes: of an array that it updates in place, only those of the update."""
     arrays = fusion.arrays
     results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(results) != len(arrays):
@@ -199,7 +199,7 @@ def _written(module: Module, fused: Computation, root: Instruction, fusion: Inst
 
 
 def _in_memory(instruction: Instruction) -> int:
-    """The bytes of a result that lie in the device's main memory."""
+    """The bytes of a result that lie in the device's main memory; constants do not count."""
     if instruction.opcode == "constant":
         return 0
     return sum(array.bytes for array in instruction.arrays if array.space == 0)

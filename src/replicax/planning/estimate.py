@@ -1,9 +1,9 @@
 """Estimates: how long a step takes at least, and how that grows with the number of replicas.
 
 The roofline: a device that computes at its peak needs ``matrix FLOPs / peak``, one whose memory is never idle
-``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. If all three overlap completely the
-step takes as long as the longest of them; if communication overlaps with nothing, as long as the longer of the first
-two, and the third. Real steps take longer than the first: no program reaches every peak.
+``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. If all three overlap completely, the
+step takes as long as the longest of them. If communication overlaps with nothing, it takes as long as the longer of the
+first two, plus the third. Real steps take longer than with complete overlap: no program reaches every peak.
 
 Scaling is weak: the batch of a replica stays as it is, so more replicas work on more examples. What a replica computes
 and moves then stays the same, and only the collectives change, by their formulas. They are taken from the program as it
@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.network import Network, Shape

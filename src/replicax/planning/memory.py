@@ -1,9 +1,10 @@
-"""The memory that a step needs on one device, and what takes it."""
+"""The memory that a step needs on one device, and its largest buffers."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +14,8 @@ from typing import Any
 from replicax.errors import PACKAGE
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
+from replicax.hlo.collective_instructions import plain_name
 from replicax.hlo.instructions import Module
-from replicax.hlo.replica_groups import plain_name
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
@@ -53,7 +54,7 @@ class Memory:
       aliased: how much of the outputs takes the place of arguments, and so no memory: variables that are updated.
       temporaries: what it needs in between, as the compiler has laid it out.
       code: the program itself; 0 where that is not known.
-      capacity: what there is, as far as programs may use it; ``None`` if that is not known.
+      capacity: what programs may use of the device's memory; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
     """
 
@@ -67,12 +68,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The peak: all that has to be there at the same time."""
+        """The peak: all that has to be in memory at the same time."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is no more than there is; ``None`` if that is not known."""
+        """Whether the total is at most the capacity; ``None`` if that is not known."""
         return None if self.capacity is None else self.total <= self.capacity
 
 
@@ -82,7 +83,7 @@ def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buff
     Args:
       found: the allocations of its program.
       code: the size of the program itself.
-      capacity: what there is.
+      capacity: of the device, in bytes; ``None`` if that is not known.
       buffers: the largest ones.
     """
     sizes = collections.Counter[str]()
@@ -109,15 +110,13 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
       executable: the step.
       argument_names: of its traced arguments, in order.
     """
-    uses = executable.program.uses
-    donated, kept, arguments, constants = inputs = executable.inputs()
-    for slots, group in ((executable.donated, donated), (executable.kept, kept)):
-        for slot, array in zip(slots, group, strict=True):
-            yield buffer_of("variable", uses[slot].name, array)
+    donated, _, arguments, constants = inputs = executable.inputs()
+    yield from read_variables(executable)
     for name, array in zip(argument_names, arguments, strict=True):
         yield buffer_of("argument", name, array)
     for array in constants:
         yield buffer_of("constant", "closed over", array)
+    names = {use.slot: use.name for use in executable.program.writes}
     written, results = executable.call.eval_shape(*inputs)
     for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
         yield buffer_of("variable", uses[slot].name, array)
@@ -125,8 +124,16 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
         yield buffer_of("output", "returned", array)
 
 
+def read_variables(executable: Executable) -> Iterator[Buffer]:
+    """The variables that a step reads: those that it writes as well, whose memory it is given, come first."""
+    uses = executable.program.uses
+    donated, kept, _, _ = executable.inputs()
+    for slot, array in zip((*executable.donated, *executable.kept), (*donated, *kept), strict=True):
+        yield buffer_of("variable", uses[slot].name, array)
+
+
 def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
-    """What a compiled step keeps in main memory while it runs; of what takes turns in one place, the largest."""
+    """What a compiled step keeps in main memory while it runs; of those that share a place, the largest."""
     instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
     for allocation in found:
         taken: list[Value] = []
@@ -157,10 +164,7 @@ def buffer_of(kind: str, name: str, array: Any) -> Buffer:
 
 def bytes_on_device(array: Any) -> int:
     """The bytes of the part of an array that is on one device."""
-    size = 1
-    for n in _shape_on_device(array):
-        size *= n
-    return size * int(getattr(array.dtype, "itemsize", 4))
+    return math.prod(_shape_on_device(array)) * int(getattr(array.dtype, "itemsize", 4))
 
 
 def _shape_on_device(array: Any) -> tuple[int, ...]:

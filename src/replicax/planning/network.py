@@ -1,9 +1,9 @@
 """How long a collective takes on a torus of chips: the formulas, and where they are from.
 
 A collective over chips that lie along some dims of a torus uses the links along all of these dims at once. With
-``V`` the bytes that each device has when it is done (of a reduce-scatter, before), ``n`` chips, and ``B`` the sum over
-the dims of what a chip sends along one: twice a link where the dim wraps around (both ways), a link where it does not,
-and of that only the share that no other group of the same collective needs:
+``V`` the bytes that each device has when it is done (of a reduce-scatter, before), ``n`` chips, and ``B`` the bytes
+that a chip can send per second, summed over the dims: by two links along a dim that wraps around (both ways), by one
+along a dim that does not; if other groups of the collective use the same links, only this group's share counts:
 
 ======================  ==============================================
 all-gather              ``V (n - 1) / n / B + hops``
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
 
@@ -44,7 +44,7 @@ class Line:
 
     Attributes:
       chips: how many of the group's.
-      extent: from the first to the last, others' between them included.
+      extent: how many chips lie from the first to the last, with those of other groups between them.
       wraps: whether the last one is linked to the first.
     """
 
@@ -54,7 +54,7 @@ class Line:
 
     @property
     def links(self) -> float:
-        """How many links a chip sends along, one way each, that the group has for itself."""
+        """How many links, one way each, a chip can send along: those of this dim, less what other groups use."""
         return (2 if self.wraps else 1) * self.chips / self.extent
 
     @property

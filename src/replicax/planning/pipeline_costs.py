@@ -1,20 +1,28 @@
-"""What each logical device has of a pipeline, which is many programs: their memory, work and collectives together."""
+"""What each logical device needs of a pipeline: the memory, work and collectives of all programs that it runs."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
 
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
-from replicax.hlo.replica_groups import CollectiveUse, axes_of, collectives_of
+from replicax.hlo.collective_instructions import CollectiveUse, axes_of, collectives_of
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
 from replicax.planning.cost import Cost, cost_of
-from replicax.planning.memory import Buffer, Memory, buffer_of, bytes_on_device, memory_of, temporaries_of
+from replicax.planning.memory import (
+    Buffer,
+    Memory,
+    buffer_of,
+    bytes_on_device,
+    memory_of,
+    read_variables,
+    temporaries_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,29 +87,24 @@ def shares_of(executable: PlacedExecutable, names: Sequence[str], programs: Sequ
 
 def _collectives(executable: PlacedExecutable, k: int, programs: Sequence[Compilation]) -> list[CollectiveUse]:
     """Those of a logical device's programs, and what it sends."""
-    replicas, axes = executable.mesh.shape[REPLICA_AXIS], dict(executable.mesh.shape)
+    axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
+    replicas = axes[REPLICA_AXIS]
     width = executable.mesh.size // replicas
-    found: collections.Counter[CollectiveUse] = collections.Counter()
+    found = collections.Counter[CollectiveUse]()
     for program in programs:
         for use in collectives_of(program.module, {REPLICA_AXIS: replicas}):
             members = tuple(replica * width + k for replica in use.members)  # their places in the whole mesh
             found[dataclasses.replace(use, members=members, count=1)] += use.count
-    for send in (s for s in _sends(executable) if s.origin == k):
+    sends = (*executable.plan.first, *(send for launch in executable.plan.launches for send in launch.sends))
+    for send in (s for s in sends if s.origin == k):
+        ends = (k, send.target)
         for size in send.sizes:
-            ends = (k, send.target)
-            axes_between = axes_of(ends, {str(name): int(n) for name, n in axes.items()})
-            found[CollectiveUse("send", size, axes_between, 2, ends, 1, f"to logical device {send.target}")] += 1
+            found[CollectiveUse("send", size, axes_of(ends, axes), 2, ends, 1, f"to logical device {send.target}")] += 1
     return [dataclasses.replace(use, count=count) for use, count in found.items()]
 
 
-def _sends(executable: PlacedExecutable) -> Iterator[Send]:
-    yield from executable.plan.first
-    for launch in executable.plan.launches:
-        yield from launch.sends
-
-
 class _Memories:
-    """Plays a pipeline through, in the order of its launches, and looks how much lies on each logical device."""
+    """Plays a pipeline through, in the order of its launches, and adds up what lies on each logical device."""
 
     def __init__(self, executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation]) -> None:
         self.executable = executable
@@ -125,14 +128,9 @@ class _Memories:
     def _lay_out(self, names: Sequence[str]) -> None:
         """What is there before the step."""
         executable, plan = self.executable, self.executable.plan
-        uses = executable.program.uses
-        donated, kept, _, _ = executable.inputs()
-        for places, slots, arrays in (
-            (plan.donated, executable.donated, donated),
-            (plan.kept, executable.kept, kept),
-        ):
-            for place, slot, array in zip(places, slots, arrays, strict=True):
-                self._add(place, executable.homes[slot], buffer_of("variable", uses[slot].name, array))
+        places, slots = (*plan.donated, *plan.kept), (*executable.donated, *executable.kept)
+        for place, slot, buffer in zip(places, slots, read_variables(executable), strict=True):
+            self._add(place, executable.homes[slot], buffer)
         number: dict[object, int] = {logical_device_mesh(executable.mesh, k): k for k in self.devices}
         for i, place, sharding, aval in plan.given:
             name = names[i] if i < len(names) else "padding"
@@ -163,7 +161,7 @@ class _Memories:
         self._name_outputs(made)
         updated = self._present(plan.donated)
         left = self._present([*plan.written, *plan.results])
-        code: collections.Counter[int] = collections.Counter()
+        code = collections.Counter[int]()
         temporaries: dict[int, list[Buffer]] = {k: [] for k in self.devices}
         different = {id(p): (launch.device, p) for launch, p in zip(plan.launches, self.programs, strict=True)}
         for k, program in different.values():
@@ -193,7 +191,7 @@ class _Memories:
             self.buffers[self.at[place]].append(buffer_of("output", "returned", arrays[place]))
 
     def _present(self, places: Iterable[int]) -> collections.Counter[int]:
-        found: collections.Counter[int] = collections.Counter()
+        found = collections.Counter[int]()
         for place in places:
             found[self.at[place]] += self.sizes[place]
         return found

@@ -13,7 +13,7 @@ from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
-from replicax.hlo.replica_groups import collectives_of
+from replicax.hlo.collective_instructions import collectives_of
 from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of

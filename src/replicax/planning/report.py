@@ -1,4 +1,4 @@
-"""``Plan``: what was found out about a step, as data."""
+"""``Plan``: what a step needs, as data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.devices.memory_sizes import bytes_in_words
-from replicax.hlo.replica_groups import CollectiveUse
+from replicax.devices.quantities import bytes_in_words
+from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
@@ -51,7 +51,7 @@ class CollectiveRow:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What one logical device has of a pipeline: of the programs that ``assign_to_logical_device`` makes of a step.
+    """What one logical device needs of a pipeline, the programs that ``assign_to_logical_device`` makes of a step.
 
     Attributes:
       logical_device: its number.
@@ -96,7 +96,7 @@ class Plan:
       replicas: how many replicas share them.
       mesh: the axes of the mesh, and their sizes.
       is_absent: whether the devices are only described.
-      topology: the chips along x, y and z, such as ``"8x8x8"``; empty if that is not known.
+      topology: the chips along x, y and z, such as ``"8x8x8"``; empty if they are not known.
       fits: whether the memory suffices; ``None`` if its size is not known.
       memory: see :class:`replicax.planning.memory.Memory`.
       cost: see :class:`replicax.planning.cost.Cost`.
@@ -106,8 +106,8 @@ class Plan:
       stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
       trace_seconds: how long it took to trace the step.
-      compile_seconds: and to compile it.
-      words: what the compiler says of a step that does not fit.
+      compile_seconds: how long it took to compile it.
+      words: if the step does not fit, what the compiler says.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from replicax.tpu.ring_order import ring_order
-from replicax.tpu.topology import Topology, as_coordinates
-from replicax.tpu.torus import points
+from replicax.tpu.topology import Topology, as_coordinates, as_text
+from replicax.tpu.torus import first_repetition, points, ring_order
 
 
 class DeviceAssignment:
@@ -52,10 +51,15 @@ class DeviceAssignment:
         if not there.all():
             r, c = np.argwhere(~there)[0]
             raise ValueError(
-                f"DeviceAssignment: replica {r}, logical core {c}: there is no core at {_tuple(cores[r, c])}; the mesh "
-                f"is {_tuple(topology.mesh_shape)}, with {len(topology.missing_devices)} cores missing"
+                f"DeviceAssignment: replica {r}, logical core {c}: there is no core at {as_text(cores[r, c])}; the "
+                f"mesh is {as_text(topology.mesh_shape)}, with {len(topology.missing_devices)} cores missing"
             )
-        _check_distinct(cores)
+        if twice := first_repetition(cores):
+            (r0, c0), (r1, c1) = twice
+            raise ValueError(
+                f"DeviceAssignment: the core at {as_text(cores[r0, c0])} is given to replica {r0}, logical core {c0}, "
+                f"and to replica {r1}, logical core {c1}"
+            )
         self.topology = topology
         self._cores = cores.astype(np.int32)
         self._cores.flags.writeable = False
@@ -118,13 +122,13 @@ class DeviceAssignment:
             raise ValueError(
                 f"DeviceAssignment.build: num_replicas must be a positive integer, got {num_replicas!r}"
                 if num_replicas is not None
-                else f"DeviceAssignment.build: every block of {_tuple(shape)} cores has one that is missing"
+                else f"DeviceAssignment.build: every block of {as_text(shape)} cores has one that is missing"
             )
         if wanted > room:
             raise ValueError(
                 f"DeviceAssignment.build: {wanted} replicas wanted, but there is room for {room}: each takes "
-                f"{math.prod(shape)} core(s), as {_tuple(shape)} with stride {_tuple(stride)}, of a mesh of "
-                f"{_tuple(topology.mesh_shape)}"
+                f"{math.prod(shape)} core(s), as {as_text(shape)} with stride {as_text(stride)}, of a mesh of "
+                f"{as_text(topology.mesh_shape)}"
                 + (f", in which {len(topology.missing_devices)} cores are missing" if room < len(starts) else "")
             )
         cells = cells[free][:wanted] if room < len(starts) else cells[_compact(topology, shape, stride, wanted)]
@@ -273,8 +277,9 @@ def _check_footprint(topology: Topology, shape: np.ndarray, stride: np.ndarray, 
         if given is not None and len(given) == 3:
             hint = ". Three numbers mean (x, y, core); for (x, y, z, core) give four"
         raise ValueError(
-            f"DeviceAssignment.build: a replica of {_tuple(shape)} cores with stride {_tuple(stride)} has a footprint "
-            f"of {_tuple(footprint)}, which exceeds the mesh of {_tuple(topology.mesh_shape)} (x, y, z, core){hint}"
+            f"DeviceAssignment.build: a replica of {as_text(shape)} cores with stride {as_text(stride)} has a "
+            f"footprint of {as_text(footprint)}, which exceeds the mesh of {as_text(topology.mesh_shape)} (x, y, z, "
+            f"core){hint}"
         )
 
 
@@ -320,21 +325,3 @@ def _compact(topology: Topology, shape: np.ndarray, stride: np.ndarray, wanted: 
         box[dim] = min(side, counts[dim])
         remaining = -(-remaining // int(box[dim]))
     return np.flatnonzero((_places(counts) < box).all(-1))[:wanted]
-
-
-def _check_distinct(cores: np.ndarray) -> None:
-    flat = cores.reshape(-1, 4)
-    _, first, inverse = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-    earlier = first[inverse.reshape(-1)]
-    again = np.flatnonzero(earlier != np.arange(len(flat)))
-    if len(again):
-        per = cores.shape[1]
-        (r0, c0), (r1, c1) = divmod(int(earlier[again[0]]), per), divmod(int(again[0]), per)
-        raise ValueError(
-            f"DeviceAssignment: the core at {_tuple(flat[again[0]])} is given to replica {r0}, logical core {c0}, and "
-            f"to replica {r1}, logical core {c1}"
-        )
-
-
-def _tuple(numbers: np.ndarray) -> str:
-    return "(" + ", ".join(str(int(n)) for n in numbers) + ")"

@@ -12,8 +12,11 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import BoxStyle
+from matplotlib.path import Path as Outline
 
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.drawing import COLOURS, INK, LINE, MUTED, PAPER, SHARED, Drawing, drawing
@@ -90,8 +93,8 @@ class _Page:
         for own in topology.device_coordinates:
             for z in np.unique(own[:, 2]):
                 places = self.at(own[own[:, 2] == z][:, :3])
-                sheets.append(_rounded(places.min(0) - _SHEET, places.max(0) + _SHEET, 0.16))
-        self._polygons(sheets, 0, facecolors=_RIM, edgecolors="#DDE2EA", linewidths=self._thin(0.8))
+                sheets.append(self._box(places.min(0) - _SHEET, places.max(0) + _SHEET, 0.16))
+        self._boxes(sheets, 0, facecolors=_RIM, edgecolors="#DDE2EA", linewidths=self._thin(0.8))
 
     def links(self, assignment: DeviceAssignment | None) -> None:
         """Links between chips; those from one logical device to the next in the colour of their replica."""
@@ -124,17 +127,17 @@ class _Page:
         chips, cores, colours, edges = [], [], [], []
         for chip in np.ndindex(shape[:3]):
             centre = self.at(np.array(chip))
-            chips.append(self._corners(centre - _CHIP / 2, centre + _CHIP / 2, 0.12))
+            chips.append(self._box(centre - _CHIP / 2, centre + _CHIP / 2, 0.12))
             for core in range(shape[3]):
                 at = (*chip, core)
                 low, high = self._core(centre, core, shape[3])
-                cores.append(self._corners(low, high, 0.08))
+                cores.append(self._box(low, high, 0.08))
                 missing = self.picture.owner[at] == -2
                 colours.append(PAPER if missing else self.picture.colour(at))
                 edges.append(LINE if missing else "none")
                 self._label(at, (low + high) / 2, high - low)
-        self._polygons(chips, 2, facecolors=PAPER, edgecolors=_EDGE, linewidths=self._thin(1.0))
-        self._polygons(cores, 3, facecolors=colours, edgecolors=edges, linewidths=self._thin(0.8))
+        self._boxes(chips, 2, facecolors=PAPER, edgecolors=_EDGE, linewidths=self._thin(1.0))
+        self._boxes(cores, 3, facecolors=colours, edgecolors=edges, linewidths=self._thin(0.8))
 
     def _core(self, centre: np.ndarray, core: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The corners of a core: cores of a chip lie side by side."""
@@ -182,44 +185,34 @@ class _Page:
                 self.axes.text(left - _CHIP / 2, top - up, f"z = {plane}", ha="left", **bold)
 
     def legend(self, assignment: DeviceAssignment | None) -> None:
-        """What the shapes mean, below the chips."""
+        """What the shapes mean, below the chips, in as few rows as there is room for."""
         picture = self.picture
         below = "" if picture.single else f", below it the {picture.what}"
         numbers = f": its number{below}" if self.labelled else ""
-        keys = [("core", COLOURS[0], f"{picture.whose}{numbers}")]
+        square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 9}
+        keys = [Line2D([], [], color=COLOURS[0], label=f"{picture.whose}{numbers}", **square)]
         if (picture.owner == -1).any():
-            keys.append(("core", SHARED, "no replica's"))
+            keys.append(Line2D([], [], color=SHARED, label="no replica's", **square))
         if (picture.owner == -2).any():
-            keys.append(("hole", LINE, "missing"))
+            keys.append(Line2D([], [], color=PAPER, markeredgecolor=LINE, label="missing", **square))
         if assignment is not None and _ring_links(assignment):
-            keys.append(("line", COLOURS[0], "from one logical device to the next"))
+            keys.append(Line2D([], [], color=COLOURS[0], linewidth=3, label="from one logical device to the next"))
         if picture.topology.num_tasks > 1:
-            keys.append(("sheet", _RIM, "a host"))
+            keys.append(Line2D([], [], color=_RIM, markeredgecolor=LINE, label="a host", **square))
         if any(picture.topology.torus.wrap[:2]):
-            keys.append(("line", _AROUND, "open end: a link around"))
+            keys.append(Line2D([], [], color=_AROUND, linewidth=3, label="open end: a link around"))
         if len(picture.layers()) > 1:
             around = ", and the last to the first" if picture.topology.torus.wrap[2] else ""
-            keys.append(("none", PAPER, f"each plane is linked to the next{around}"))
-        x, y = _MARGIN, self.height - 0.52
-        for kind, colour, text in keys:
-            end = x + 0.22 * (kind != "none") + 0.0575 * len(text)
-            if end > self.width - 0.1:
-                x, y, end = _MARGIN, y + 0.22, end - x + _MARGIN
-            self._key(x, y, kind, colour, text)
-            x = end + 0.3
-
-    def _key(self, x: float, y: float, kind: str, colour: str, text: str) -> None:
-        """One shape and its meaning, in inches."""
-        middle = self.corner + np.array([x + 0.08, y]) / self.unit
-        side = 0.07 / self.unit
-        if kind == "line":
-            half = np.array([side, 0])
-            self._lines([np.stack([middle - half, middle + half])], 3, colors=[colour], linewidths=3.0)
-        elif kind != "none":
-            edge = {"core": "none", "hole": LINE, "sheet": LINE}[kind]
-            corners = [_rounded(middle - side, middle + side, side * 0.35)]
-            self._polygons(corners, 3, facecolors=PAPER if kind == "hole" else colour, edgecolors=edge, linewidths=0.8)
-        self.text(x if kind == "none" else x + 0.22, y, text, 8.5, color=MUTED)
+            keys.append(Line2D([], [], linestyle="none", label=f"each plane is linked to the next{around}"))
+        corner = (_MARGIN / self.width, 0.65 / self.height)
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": corner, "borderpad": 0, "borderaxespad": 0}
+        style: dict[str, Any] = {"fontsize": 8.5, "labelcolor": MUTED, "frameon": False, "handlelength": 1.2}
+        space: dict[str, Any] = {"columnspacing": 1.5, "labelspacing": 0.4}
+        for columns in range(len(keys), 0, -1):
+            legend = self.figure.legend(handles=keys, ncols=columns, **place, **style, **space)
+            if columns == 1 or legend.get_window_extent().x1 < self.figure.bbox.x1:
+                break
+            legend.remove()
 
     # --- drawing ----------------------------------------------------------------------------------------
 
@@ -227,29 +220,20 @@ class _Page:
         """Words, in inches from the upper left corner."""
         self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, color=color, va="center", **style)
 
-    def _polygons(self, corners: list[np.ndarray], level: float, **style: Any) -> None:
-        self.axes.add_collection(PolyCollection(corners, zorder=level, **style))
+    def _boxes(self, outlines: list[Outline], level: float, **style: Any) -> None:
+        self.axes.add_collection(PathCollection(outlines, zorder=level, **style))
 
     def _lines(self, lines: list[np.ndarray], level: float, **style: Any) -> None:
         self.axes.add_collection(LineCollection(lines, capstyle="butt", zorder=level, **style))
 
-    def _corners(self, low: np.ndarray, high: np.ndarray, radius: float) -> np.ndarray:
-        return _rounded(low, high, radius if self.unit > 0.2 else 0.0)
+    def _box(self, low: np.ndarray, high: np.ndarray, radius: float) -> Outline:
+        """A rectangle; with rounded corners, if it is large enough to see them."""
+        style: Any = BoxStyle.Round(0, radius) if self.unit > 0.2 else BoxStyle.Square(0)
+        outline: Outline = style(*low, *(high - low), 1)
+        return outline
 
     def _thin(self, width: float) -> float:
         return width * min(1.0, max(self.unit / 0.7, 0.2))
-
-
-def _rounded(low: np.ndarray, high: np.ndarray, radius: float) -> np.ndarray:
-    """The corners of a rectangle, rounded."""
-    if radius == 0:
-        return np.array([low, (high[0], low[1]), high, (low[0], high[1])])
-    turn = np.linspace(0, math.pi / 2, 4)
-    arc = radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    inner_low, inner_high = low + radius, high - radius
-    quarter = np.array([[0.0, 1.0], [-1.0, 0.0]])  # turns an arc on by a quarter
-    corners = [inner_high, (inner_low[0], inner_high[1]), inner_low, (inner_high[0], inner_low[1])]
-    return np.concatenate([arc @ np.linalg.matrix_power(quarter, i) + c for i, c in enumerate(corners)])
 
 
 def _ring_links(assignment: DeviceAssignment | None) -> dict[frozenset[tuple[int, ...]], int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.devices.selection import use_cpu_devices
-from replicax.tpu.absent_devices import absent_devices
 from replicax.tpu.assignment import DeviceAssignment
-from replicax.tpu.generations import generation_of
+from replicax.tpu.generations import HOST, generation_of, parse_slice
 from replicax.tpu.topology import Topology
 
 
@@ -68,7 +71,7 @@ class TPUClusterResolver:
             self.topology, self.devices = _emulated(emulate)
             self.kind = "emulated"
         elif topology is not None:
-            self.topology, self.devices = topology_of(absent_devices(topology), topology)
+            self.topology, self.devices = topology_of(_absent(topology), topology)
             self.kind = "absent"
         else:
             self.topology, self.devices = topology_of(_attached(tpu))
@@ -203,9 +206,10 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
     coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice starts elsewhere
     mesh = coordinates.reshape(-1, 4).max(0) + 1
     kind = generation_of(devices[0].device_kind)
-    wrap = kind.wrap((int(mesh[0]), int(mesh[1]), int(mesh[2]))) if kind else (False, False, False)
+    x, y, z, _ = mesh.tolist()
+    wrap = kind.wrap((x, y, z)) if kind else (False, False, False)
     if name is None and kind is not None:
-        name = f"{kind.name}:{'x'.join(str(size) for size in mesh[: kind.dims])}"
+        name = f"{kind.name}:{'x'.join(map(str, mesh[: kind.dims]))}"
     array = np.empty(coordinates.shape[:2], dtype=object)
     for i, row in enumerate(ordered):
         array[i, :] = row
@@ -227,6 +231,54 @@ def _attached(tpu: str | None) -> list[jax.Device]:
             "to compile for one that is not there: TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install "
             "'replicax[tpu]', and leave JAX_PLATFORMS unset."
         ) from error
+
+
+def _absent(name: str) -> list[jax.Device]:
+    """The devices of a TPU slice by its name, whether or not there is one: XLA compiles for them, but nothing runs.
+
+    Args:
+      name: such as ``"v5e:4x4"``.
+
+    Raises:
+      ValueError: there is no such slice; the message lists some that there are.
+      RuntimeError: libtpu, which has the compiler, is not installed.
+    """
+    kind, shape = parse_slice(name)
+    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
+        raise RuntimeError(
+            f"the devices of {name!r} come from libtpu, which is not installed: pip install 'replicax[tpu]'. No TPU is "
+            "needed. To run the step rather than compile it, emulate the slice: TPUClusterResolver(emulate=...)."
+        )
+    # Without the first three libtpu looks for the machine that it is on, and waits for it. It lets only one process use
+    # it at a time, as if there were a TPU to share, and leaves logs behind: both are of no use here.
+    alone = {
+        "TPU_ACCELERATOR_TYPE": kind.accelerator_type(shape),
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_LOG_DIR": "disabled",
+    }
+    # Left to itself libtpu refuses a single chip, as it does not fill a host, ...
+    options: dict[str, Any] = {"chips_per_host_bounds": [min(n, size) for n, size in zip(HOST, shape, strict=True)]}
+    if kind.devices_per_chip < kind.cores_per_chip:
+        options["chip_config_name"] = "megacore"  # ... and shows v4 as it was before megacore.
+    with _environment(alone):
+        try:
+            return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
+        except Exception as error:
+            raise ValueError(f"libtpu knows no TPU slice {name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """With these environment variables, unless they are set already."""
+    new = {key: value for key, value in values.items() if key not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            os.environ.pop(key, None)
 
 
 def _emulated(slice_: str | Topology) -> tuple[Topology, np.ndarray]:

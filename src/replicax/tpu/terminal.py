@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.columns import Columns
+from rich.console import Console
+from rich.text import Text
 
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.drawing import MUTED, PAPER, Drawing, drawing
 from replicax.tpu.topology import Topology
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 
 def show(topology: Topology, assignment: DeviceAssignment | None = None) -> None:
     """Print the slice: a row of chips for each y, the planes of chips side by side, hosts apart."""
-    from rich.columns import Columns
-    from rich.console import Console
-    from rich.text import Text
-
     picture = drawing(topology, assignment)
     console = Console(highlight=False)
     labels = max(len(picture.label(at)) for at in np.ndindex(picture.owner.shape)) + 2
@@ -51,8 +46,6 @@ def _apart(picture: Drawing, axis: int) -> np.ndarray:
 
 
 def _plane(picture: Drawing, z: int, width: int, apart: bool) -> Text:
-    from rich.text import Text
-
     columns, rows = _apart(picture, axis=0), _apart(picture, axis=1)
     text = Text(no_wrap=True)
     if len(picture.layers()) > 1:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from replicax.tpu.generations import HOST, parse_slice
-from replicax.tpu.torus import Torus, points
+from replicax.tpu.torus import Torus, first_repetition, points
 
 if TYPE_CHECKING:
     from replicax.tpu.assignment import DeviceAssignment
@@ -74,13 +74,14 @@ class Topology:
         if outside.any():
             task, device = np.argwhere(outside.any(-1))[0]
             raise ValueError(
-                f"Topology: device {device} of task {task} is at {_text(coordinates[task, device])}, outside the mesh "
-                f"of {_text(mesh)}"
+                f"Topology: device {device} of task {task} is at {as_text(coordinates[task, device])}, outside the "
+                f"mesh of {as_text(mesh)}"
             )
         if len(wrap) != 3:
             raise ValueError(f"Topology: wrap is a bool each for x, y and z, got {wrap!r}")
         self.name = name
-        self.torus = Torus(_triple(mesh), (bool(wrap[0]), bool(wrap[1]), bool(wrap[2])))
+        x, y, z, _ = mesh.tolist()
+        self.torus = Torus((x, y, z), (wrap[0], wrap[1], wrap[2]))
         self._mesh_shape = _frozen(mesh.astype(np.int32))
         self._device_coordinates = _frozen(coordinates.astype(np.int32))
         self._tasks, self._ordinals = self._inverted()
@@ -92,12 +93,11 @@ class Topology:
         at = tuple(np.moveaxis(self._device_coordinates, -1, 0))
         task, ordinal = np.indices(self._device_coordinates.shape[:2])
         tasks[at], ordinals[at] = task, ordinal
-        taken = tasks[at] * self.num_tpus_per_task + ordinals[at] != task * self.num_tpus_per_task + ordinal
-        if taken.any():
-            i, j = np.argwhere(taken)[0]
+        if twice := first_repetition(self._device_coordinates):
+            (i, j), (k, m) = twice
             raise ValueError(
-                f"Topology: device {j} of task {i} and device {ordinals[at][i, j]} of task {tasks[at][i, j]} are both "
-                f"at {_text(self._device_coordinates[i, j])}"
+                f"Topology: device {j} of task {i} and device {m} of task {k} are both at "
+                f"{as_text(self._device_coordinates[i, j])}"
             )
         return _frozen(tasks), _frozen(ordinals)
 
@@ -259,7 +259,7 @@ class Topology:
         at = as_coordinates(coordinates, what)
         inside = self._are_inside(at)
         if not inside.all():
-            raise ValueError(f"{what} is at {_first_not(inside, at)}, outside the mesh of {_text(self._mesh_shape)}")
+            raise ValueError(f"{what} is at {_first_not(inside, at)}, outside the mesh of {as_text(self._mesh_shape)}")
         return at
 
     def _checked(self, coordinates: ArrayLike) -> tuple[np.ndarray, ...]:
@@ -267,7 +267,7 @@ class Topology:
         there = self.has_devices(at)
         if not there.all():
             off = _first_not(there, at)
-            raise ValueError(f"there is no core at {off}: {self!r} has a mesh of {_text(self._mesh_shape)}")
+            raise ValueError(f"there is no core at {off}: {self!r} has a mesh of {as_text(self._mesh_shape)}")
         return tuple(np.moveaxis(at, -1, 0))
 
     # --- itself -----------------------------------------------------------------------------------------
@@ -362,6 +362,11 @@ def as_coordinates(values: ArrayLike, what: str, missing_z: int = 0) -> np.ndarr
     return np.insert(array, 2, missing_z, axis=-1) if array.shape[-1] == 3 else array
 
 
+def as_text(coordinates: np.ndarray) -> str:
+    """Coordinates as they stand in messages: ``"(2, 0, 0, 1)"``."""
+    return str(tuple(coordinates.tolist()))
+
+
 def _parsed(serialized: bytes) -> tuple[Any, Any, Any, Any]:
     try:
         facts = json.loads(serialized)
@@ -372,11 +377,6 @@ def _parsed(serialized: bytes) -> tuple[Any, Any, Any, Any]:
         ) from error
 
 
-def _triple(mesh: np.ndarray) -> tuple[int, int, int]:
-    x, y, z = (int(size) for size in mesh[:3])
-    return x, y, z
-
-
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
@@ -384,11 +384,7 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 def _first_not(wanted: np.ndarray, at: np.ndarray) -> str:
     """The first of the coordinates ``[..., 4]`` where ``wanted`` does not hold."""
-    return _text(at.reshape(-1, 4)[~wanted.reshape(-1)][0])
-
-
-def _text(numbers: np.ndarray) -> str:
-    return "(" + ", ".join(str(int(n)) for n in numbers) + ")"
+    return as_text(at.reshape(-1, 4)[~wanted.reshape(-1)][0])
 
 
 def _job(job: str | None) -> str:

@@ -6,8 +6,7 @@ import html
 from typing import TYPE_CHECKING
 
 from replicax.planning.render import charts
-from replicax.planning.render.numbers import printable
-from replicax.planning.render.table_rows import Section, sections
+from replicax.planning.render.tables import Section, printable, sections
 
 if TYPE_CHECKING:
     from replicax.planning.report import Plan

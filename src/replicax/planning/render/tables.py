@@ -1,58 +1,216 @@
-"""A plan as tables on the terminal."""
+"""A plan as tables: what it says in rows of words, and these rows on the terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from replicax.planning.render.numbers import printable
-from replicax.planning.render.table_rows import Section, sections
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    import rich.console
-    import rich.table
+from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
+from replicax.planning.report import Plan
 
-    from replicax.planning.report import Plan
+_Cells = dict[str, Callable[[Any], str]]
 
 
-def print_plan(plan: Plan, console: rich.console.Console) -> None:
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A table.
+
+    Attributes:
+      title: above it.
+      columns: the headings; those that begin with ``>`` are of numbers.
+      rows: a text for each column.
+      note: below it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def sections(plan: Plan) -> Iterator[Section]:
+    """The tables of a plan, in order.
+
+    >>> import replicax
+    >>> from replicax.planning.render.tables import sections
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> [s.title for s in sections(replicax.plan(strategy, lambda: None))]
+    ['Memory of one device', 'Work of one device in one step']
+    """
+    if plan.stages:
+        yield _stages(plan)
+    yield _memory(plan)
+    if plan.memory.buffers:
+        yield _buffers(plan)
+    yield _work(plan)
+    if plan.collectives:
+        yield _collectives(plan)
+    if plan.scaling:
+        yield _scaling(plan)
+
+
+def _stages(plan: Plan) -> Section:
+    cells: _Cells = {
+        "device": lambda stage: str(stage.logical_device),
+        ">programs": lambda stage: str(stage.programs),
+        ">memory": lambda stage: bytes_in_words(stage.memory.total),
+        ">matrix products": lambda stage: f"{count_in_words(stage.cost.matrix_flops)}FLOP",
+        ">reads and writes": lambda stage: bytes_in_words(stage.cost.bytes),
+        ">sends": lambda stage: bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
+        ">at least": lambda stage: "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
+    }
+    note = (
+        "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
+        "of the one that needs most, and the rest is about the one that is busy longest. The time for which they wait "
+        "for each other is not counted."
+    )
+    return _section("Logical devices", plan.stages, cells, note)
+
+
+def _memory(plan: Plan) -> Section:
+    memory = plan.memory
+    rows = [
+        ("arguments", bytes_in_words(memory.arguments), "variables, the batch, arrays that the step closes over"),
+        ("outputs", bytes_in_words(memory.outputs - memory.aliased), "besides variables, which are updated in place"),
+        ("temporaries", bytes_in_words(memory.temporaries), "as the compiler has laid them out"),
+        ("program", bytes_in_words(memory.code), ""),
+        ("all together", bytes_in_words(memory.total), ""),
+    ]
+    if memory.capacity is not None:
+        share = f"{memory.total / memory.capacity:.1%} of it"
+        rows.append(("there is", bytes_in_words(memory.capacity), share))
+    return Section("Memory of one device", ("", ">bytes", ""), tuple(rows))
+
+
+def _buffers(plan: Plan) -> Section:
+    cells: _Cells = {
+        ">bytes": lambda b: bytes_in_words(b.bytes * b.count),
+        ">": lambda b: f"{b.count} ×" if b.count > 1 else "",
+        "type": lambda b: b.type,
+        "kind": lambda b: b.kind,
+        "name": lambda b: _shortened(b.name),
+        "line": lambda b: b.where,
+    }
+    note = "Temporaries need not all be alive at the same time; of those that share a place the largest is listed."
+    return _section("The largest buffers", plan.memory.buffers, cells, note)
+
+
+def _work(plan: Plan) -> Section:
+    cost, estimate = plan.cost, plan.estimate
+    times = ["", "", ""]
+    if estimate is not None:
+        times = [seconds_in_words(s) for s in (estimate.compute, estimate.memory, estimate.communication)]
+    rows = [
+        ("matrix products", f"{count_in_words(cost.matrix_flops)}FLOP", times[0]),
+        ("other arithmetic", f"{count_in_words(cost.other_flops)}FLOP", ""),
+        ("reads and writes of memory", bytes_in_words(cost.bytes), times[1]),
+        ("collectives", bytes_in_words(sum(c.bytes * c.count for c in plan.collectives)), times[2]),
+    ]
+    notes = []
+    if estimate is not None and plan.chip is not None:
+        rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
+        rows.append(("a step, if collectives overlap with nothing", "", seconds_in_words(estimate.sequential)))
+        notes.append(
+            f"An estimate, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
+            f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
+            f"Bound by {estimate.bound_by}."
+        )
+    if cost.unknown_loops:
+        notes.append(
+            f"It is not known how often these loops run; each is counted once: {', '.join(cost.unknown_loops)}."
+        )
+    return Section("Work of one device in one step", ("", ">amount", ">at least"), tuple(rows), " ".join(notes))
+
+
+def _collectives(plan: Plan) -> Section:
+    cells: _Cells = {
+        "kind": lambda c: c.kind,
+        ">count": lambda c: f"{c.count} ×",
+        ">bytes of one": lambda c: bytes_in_words(c.bytes),
+        "axes": lambda c: " × ".join(c.axes) or "none",
+        ">devices": lambda c: f"{c.participants:,}",
+        ">together": lambda c: "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
+        "where": lambda c: _shortened(c.where),
+    }
+    note = "" if plan.estimate is None else "Times by the formulas for a torus of chips; see replicax.planning.network."
+    return _section("Collectives of one step", plan.collectives, cells, note)
+
+
+def _scaling(plan: Plan) -> Section:
+    cells: _Cells = {
+        ">replicas": lambda p: f"{p.replicas:,}",
+        ">chips": lambda p: "x".join(map(str, p.chips)),
+        ">collectives": lambda p: seconds_in_words(p.estimate.communication),
+        ">a step, overlapped": lambda p: seconds_in_words(p.estimate.overlapped),
+        ">a step, not overlapped": lambda p: seconds_in_words(p.estimate.sequential),
+        ">efficiency": lambda p: f"{p.efficiency:.1%}",
+    }
+    note = (
+        "A prediction by formula, no measurement: a replica's batch stays as it is, so only the collectives change. "
+        "Efficiency: the speed of each replica as a share of one alone, if collectives overlap with nothing."
+    )
+    return _section("Predicted scaling", plan.scaling, cells, note)
+
+
+def _section(title: str, items: Iterable[Any], cells: _Cells, note: str) -> Section:
+    """A row for each of ``items``; ``cells`` has what to write of it under each heading."""
+    rows = tuple(tuple(cell(item) for cell in cells.values()) for item in items)
+    return Section(title, tuple(cells), rows, note)
+
+
+def _shortened(name: str, limit: int = 44) -> str:
+    """The end of a long name, which tells more than its beginning."""
+    return name if len(name) <= limit else "…" + name[1 - limit :]
+
+
+# --- on the terminal ------------------------------------------------------------------------------------
+
+
+def print_plan(plan: Plan, console: Console) -> None:
     """Print the tables of a plan."""
     colour = {True: "green", False: "red", None: "yellow"}[plan.fits]
-    console.print(f"[bold]{escape(plan.title)}[/]", soft_wrap=True)
-    console.print(f"[{colour}]{escape(plan.verdict)}[/]", soft_wrap=True)
-    console.print(
-        f"traced in {plan.trace_seconds:.1f} s, compiled in {plan.compile_seconds:.1f} s; mesh "
-        + escape(" × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())),
-        soft_wrap=True,
-    )
+    mesh = " × ".join(f"{name} {size:,}" for name, size in plan.mesh.items())
+    times = f"traced in {plan.trace_seconds:.1f} s, compiled in {plan.compile_seconds:.1f} s; mesh {mesh}"
+    for line, style in ((plan.title, "bold"), (plan.verdict, colour), (times, "")):
+        console.print(_text(line, style), soft_wrap=True)
     for section in sections(plan):
         console.print()
         console.print(_table(section))
         if section.note:
-            console.print(f"[dim]{escape(section.note)}[/]")
+            console.print(_text(section.note, "dim"))
     if plan.chip is not None and plan.chip.sources:
-        console.print(
-            f"\n[dim]The figures of {escape(plan.chip.name)} are from {escape('; '.join(plan.chip.sources))}[/]"
-        )
+        console.print()
+        console.print(_text(f"The figures of {plan.chip.name} are from {'; '.join(plan.chip.sources)}", "dim"))
 
 
-def _table(section: Section) -> rich.table.Table:
-    from rich import box
-    from rich.table import Table
-
+def _table(section: Section) -> Table:
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True):
         heading, right, long = column.lstrip(">"), column.startswith(">"), column in ("name", "where", "")
         # Where there is little room long names are folded, and headings between words; numbers stay whole.
         width = 0 if long else max(map(len, [*cells, *heading.split()]), default=0)
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(heading, justify=justify, min_width=width, overflow="fold")
+        table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
     for row in section.rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(_text, row))
     return table
 
 
-def escape(text: str) -> str:
-    """``text`` as it stands on a terminal."""
-    import rich.markup
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
 
-    return rich.markup.escape(printable(text))
+
+def printable(text: str) -> str:
+    r"""``text`` with escapes for what would act on a terminal, or is in no file: control characters and surrogates.
+
+    >>> from replicax.planning.render.tables import printable
+    >>> printable("w\x1b[31m"), printable("two\nlines")
+    ('w\\x1b[31m', 'two\nlines')
+    """
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from replicax.cli.output import why_not_writable, written
+from replicax.cli.command_line import why_not_writable, written
 
 
 def test_what_speaks_against_writing(tmp_path, monkeypatch) -> None:

@@ -1,0 +1,41 @@
+"""Memory by the compiler's own layout, and the largest buffers in it."""
+
+from __future__ import annotations
+
+from replicax.hlo.buffer_assignment import allocations
+from replicax.hlo.instructions import parse
+from replicax.planning.memory import largest, memory_of, temporaries_of
+from tests.hlo.hlo_texts import LAYOUT
+
+PROGRAM = """\
+ENTRY %main (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024]{0:T(1024)} parameter(0)
+  %a = f32[4096]{0:T(1024)} pad(%x), padding=0_3072, metadata={op_name="jit(f)/shard_map/pad"}
+  %c = f32[1024]{0:T(1024)} slice(%a), slice={[0:1024]}
+  ROOT %y = f32[1024]{0:T(1024)} add(%x, %c)
+}
+"""
+
+
+def test_memory() -> None:
+    memory = memory_of(allocations(LAYOUT), code=100, capacity=30_000, buffers=())
+    assert (memory.arguments, memory.outputs, memory.aliased, memory.temporaries) == (4096, 4160, 4096, 20480)
+    assert memory.total == 4096 + 64 + 20480 + 100
+    assert memory.fits
+    assert memory_of(allocations(LAYOUT), 100, 20_000, ()).fits is False
+    assert memory_of(allocations(LAYOUT), 100, None, ()).fits is None
+
+
+def test_temporaries_that_are_there_at_the_same_time() -> None:
+    found = list(temporaries_of(allocations(LAYOUT), parse(PROGRAM)))
+    # b lies where a lies: they take turns.
+    assert [(b.name, b.type, b.bytes) for b in found] == [
+        ("pad", "float32[4096]", 16384),
+        ("slice", "float32[1024]", 4096),
+    ]
+
+
+def test_alike_buffers_count_together() -> None:
+    [pad, cut] = temporaries_of(allocations(LAYOUT), parse(PROGRAM))
+    ranked = largest([cut, pad, cut, cut, cut, cut], 2)
+    assert [(b.name, b.count) for b in ranked] == [("slice", 5), ("pad", 1)]
