@@ -8,8 +8,8 @@ import math
 import numbers
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,6 @@ from jax import lax
 
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.enums import parse_enum
-
-if TYPE_CHECKING:
-    from replicax.collectives import ReduceOp
-    from replicax.strategy import Strategy
 
 
 class CommunicationImplementation(enum.Enum):
@@ -261,50 +257,3 @@ def watched(arrays: Sequence[Any], timeout: float | None, collective: Any) -> li
 
 def _first_elements(arrays: Sequence[Any]) -> list[Any]:
     return [lax.stop_gradient(a.reshape(-1)[:1]) for a in arrays]
-
-
-# --- a replica's way to the others ----------------------------------------------------------------------
-
-
-class ReplicaExamples(NamedTuple):
-    """What one replica knows of a padded batch."""
-
-    mask: Any
-    """Which of its rows are examples: bool ``[rows]``, T."""
-    count: Any
-    """How many examples all replicas have together: int32, M."""
-
-
-class Communicator(Protocol):
-    """How one replica reaches the others. Each executor brings its own."""
-
-    @property
-    def examples(self) -> ReplicaExamples | None:
-        """Which rows are examples; ``None`` if no argument of the step is padded."""
-
-    def replica_id(self) -> Any:
-        """This replica's number: an int32 scalar of locality T, or an int."""
-
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
-        """Combine each array with its namesakes on all replicas."""
-
-    def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Concatenate the replicas' arrays along ``axis``."""
-
-    def from_first(self, array: Any) -> Any:
-        """Replica 0's array."""
-
-    def add_up(self, count: int) -> int:
-        """The sum of the replicas' counts, such as the sizes of their batches; it costs a compiled step nothing."""
-
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
-        """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool that is known before it runs.
-
-        An error if that can't be told, which names ``what`` wants to know; or, if they do, with the text ``refused``.
-        """
-
-    def components(self, value: Any) -> Sequence[Any]:
-        """Every replica's value, in the order of the replicas."""
-
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``fn(strategy, *args, **kwargs)`` in cross-replica context, once for all replicas."""

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.collectives import ReduceOp, checked_axes, countable, divide
-from replicax.communication import CommunicationOptions, Communicator, checked_options
+from replicax.collectives import Communicator, ReduceOp, checked_axes, countable, divide
+from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.old_names import Renamed, keywords_renamed
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
@@ -60,9 +61,8 @@ class SingleReplica:
     def components(self, value: Any) -> Sequence[Any]:
         return [value]
 
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with cross_replica(strategy):
-            return checked_result(fn(strategy, *args, **kwargs), fn, "merge_call")
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
 
 class ReplicaContext(Renamed):
@@ -82,19 +82,19 @@ class ReplicaContext(Renamed):
     (3.0, [1.0, 2.0])
     """
 
-    def __init__(self, strategy: Strategy, communicator: Communicator) -> None:
-        self._strategy = strategy
+    def __init__(self, replicas: Replicas, communicator: Communicator) -> None:
+        self._replicas = replicas
         self._communicator = communicator
 
     @property
     def strategy(self) -> Strategy:
         """The strategy that runs this replica."""
-        return self._strategy
+        return self._replicas.strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas run the step together (a Python int)."""
-        return self._strategy.num_replicas_in_sync
+        return self._replicas.count
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -104,7 +104,7 @@ class ReplicaContext(Renamed):
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that the step runs on. A compiled step is one program for all of them."""
-        return self._strategy.extended.worker_devices
+        return self._replicas.devices
 
     @property
     def example_mask(self) -> Any:
@@ -197,9 +197,12 @@ class ReplicaContext(Renamed):
         self._check_current("merge_call")
         what = "ReplicaContext.merge_call(merge_fn, args)"
         checked_function(merge_fn, what, "merge_fn")
-        return self._communicator.merge(
-            self._strategy, merge_fn, checked_args(args, what), checked_kwargs(kwargs, what)
-        )
+
+        def across(*args: Any, **kwargs: Any) -> Any:
+            with cross_replica(self._replicas):
+                return checked_result(merge_fn(self.strategy, *args, **kwargs), merge_fn, "merge_call")
+
+        return self._communicator.merge(across, checked_args(args, what), checked_kwargs(kwargs, what))
 
     def _check_current(self, method: str) -> None:
         if get_replica_context() is not self:
@@ -223,7 +226,7 @@ def _check_leaves(tree: Any, method: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Frame:
-    strategy: Strategy
+    replicas: Replicas
     replica: ReplicaContext | None  # None: cross-replica context
 
 
@@ -251,8 +254,8 @@ def _current() -> _Frame:
     if _stack.frames:
         return _stack.frames[-1]
     if _stack.base is None:
-        strategy = default_strategy()
-        _stack.base = _Frame(strategy, ReplicaContext(strategy, SingleReplica()))
+        replicas = default_strategy().extended.replicas
+        _stack.base = _Frame(replicas, ReplicaContext(replicas, SingleReplica()))
     return _stack.base
 
 
@@ -288,16 +291,16 @@ class Scope(contextlib.ContextDecorator):
     makes leaves when it is not kept.) It may be entered again, and decorate a function.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
         self._entered: list[_Frame] = []
 
     def __enter__(self) -> Any:
-        check_may_enter(self._strategy)
-        frame = _Frame(self._strategy, None)
+        check_may_enter(self._replicas)
+        frame = _Frame(self._replicas, None)
         self._entered.append(frame)
         _stack.frames.append(frame)
-        return self._strategy
+        return self._replicas.strategy
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if not self._entered:
@@ -319,17 +322,22 @@ def state_of_this_thread() -> Callable[[], None]:
     return put_back
 
 
-def cross_replica(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
-    """Enter the cross-replica context of ``strategy``."""
-    return _pushed(_Frame(strategy, None))
+def cross_replica(replicas: Replicas) -> contextlib.AbstractContextManager[None]:
+    """Enter the cross-replica context of ``replicas``."""
+    return _pushed(_Frame(replicas, None))
 
 
 def replica(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     """Enter a replica context."""
-    return _pushed(_Frame(context.strategy, context))
+    return _pushed(_Frame(context._replicas, context))
 
 
 # --- what users ask -------------------------------------------------------------------------------------
+
+
+def current_replicas() -> Replicas:
+    """Those of :func:`get_strategy`."""
+    return _current().replicas
 
 
 def get_strategy() -> Strategy:
@@ -341,7 +349,7 @@ def get_strategy() -> Strategy:
     ...     replicax.get_strategy() is strategy
     True
     """
-    return _current().strategy
+    return _current().replicas.strategy
 
 
 def has_strategy() -> bool:
@@ -401,11 +409,13 @@ def set_strategy(strategy: Strategy | None) -> None:
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"
         )
-    _stack.base = None if strategy is None or strategy is default_strategy() else _Frame(strategy, None)
+    _stack.base = (
+        None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
+    )
 
 
-def check_may_enter(strategy: Strategy) -> None:
-    """Raise unless ``strategy``'s cross-replica context may be entered from here.
+def check_may_enter(replicas: Replicas) -> None:
+    """Raise unless the cross-replica context of ``replicas`` may be entered from here.
 
     Raises:
       ContextError: we are in a step, or in another strategy's scope.
@@ -418,10 +428,10 @@ def check_may_enter(strategy: Strategy) -> None:
             "strategy.scope() was entered inside a step: use get_replica_context().merge_call(fn) to act across "
             "replicas"
         )
-    if frame.replica is None and frame.strategy is not strategy:
+    if frame.replica is None and frame.replicas is not replicas:
         raise ContextError(
-            f"mixing different Strategy objects: the scope of {strategy!r} was entered inside that of "
-            f"{frame.strategy!r}. Make one strategy and use it throughout."
+            f"mixing different Strategy objects: the scope of {replicas!r} was entered inside that of "
+            f"{frame.replicas!r}. Make one strategy and use it throughout."
         )
 
 
@@ -431,16 +441,16 @@ def in_step() -> bool:
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
-def is_right_across(strategy: Strategy) -> bool:
-    """Whether we are outside everything, or just inside the scope of ``strategy``.
+def is_right_across(replicas: Replicas) -> bool:
+    """Whether we are outside everything, or just inside the scope of their strategy.
 
     Then neither :func:`check_cross_replica` nor :func:`in_step` has anything to say; this is quicker.
     """
     frames = _stack.frames
     if frames:
-        return len(frames) == 1 and frames[0].replica is None and frames[0].strategy is strategy
+        return len(frames) == 1 and frames[0].replica is None and frames[0].replicas is replicas
     base = _stack.base
-    return base is None or base.replica is not None or base.strategy is strategy
+    return base is None or base.replica is not None or base.replicas is replicas
 
 
 _USE_MERGE_CALL = (
@@ -449,23 +459,23 @@ _USE_MERGE_CALL = (
 )
 
 
-def check_present(strategy: Strategy, what: str) -> None:
-    """Raise unless the devices of ``strategy`` are there, as ``what`` needs them.
+def check_present(replicas: Replicas, what: str) -> None:
+    """Raise unless the devices of ``replicas`` are there, as ``what`` needs them.
 
     Raises:
       AbsentDeviceError: they are only described (plan mode).
     """
-    if strategy.extended.is_absent:
+    if replicas.is_absent:
         raise AbsentDeviceError(
-            f"{what} needs the devices of {strategy!r}, which are absent: they are described by a topology, and not "
+            f"{what} needs the devices of {replicas!r}, which are absent: they are described by a topology, and not "
             "attached to this process. In plan mode steps are compiled for them (replicax.plan, or "
             "strategy.extended.trace), and variables have shapes and no values. To run, make the strategy on devices "
             "that are there."
         )
 
 
-def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MERGE_CALL) -> None:
-    """Raise if ``strategy.method`` was called inside a step.
+def check_cross_replica(replicas: Replicas, method: str, instead: str = _USE_MERGE_CALL) -> None:
+    """Raise if ``method``, of the strategy that has ``replicas``, was called inside a step.
 
     Raises:
       ContextError: we are inside a replica, or inside another strategy's scope.
@@ -475,8 +485,8 @@ def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MER
         return  # outside everything
     if frame.replica is not None:
         raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
-    if frame.strategy is not strategy:
+    if frame.replicas is not replicas:
         raise ContextError(
-            f"mixing different Strategy objects: {method} of {strategy!r} was called inside the scope of "
-            f"{frame.strategy!r}"
+            f"mixing different Strategy objects: {method} of {replicas!r} was called inside the scope of "
+            f"{frame.replicas!r}"
         )

@@ -21,6 +21,7 @@ from replicax.execution.run_options import COMPILED, RunOptions, default_options
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.extended import StrategyExtended
 from replicax.old_names import Renamed, keywords_renamed
+from replicax.workers.replicas import Replicas
 
 
 class Strategy(Input, LogicalDevices, Renamed):
@@ -65,7 +66,7 @@ class Strategy(Input, LogicalDevices, Renamed):
                 "there is replicax.MirroredStrategy(devices)"
             )
         self.extended = extended
-        extended.strategy = self
+        extended.belong_to(self)
 
     def __copy__(self) -> NoReturn:
         raise RuntimeError(f"{self!r} can't be copied, as two strategies would share one state; use copy.deepcopy")
@@ -87,6 +88,10 @@ class Strategy(Input, LogicalDevices, Renamed):
         return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     @property
+    def _replicas(self) -> Replicas:
+        return self.extended.replicas
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas run a step together, and share in each global batch (a Python int)."""
         return self.extended.num_replicas
@@ -106,7 +111,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> w
         <Variable 'w' float32[2] mirrored on 2 replicas: [1. 2.]>
         """
-        return context.Scope(self)
+        return context.Scope(self._replicas)
 
     # --- running ----------------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
         if options is None and default_options() is COMPILED:
-            returned = run_known(self, fn, args, kwargs)
+            returned = run_known(self.extended.programs, fn, args, kwargs)
             if returned is not NEW:
                 return returned
         return self._run(fn, args, kwargs, options)
@@ -172,18 +177,19 @@ class Strategy(Input, LogicalDevices, Renamed):
     ) -> Any:
         chosen = options
         options = default_options() if options is None else options
-        context.check_present(self, "strategy.run")
+        programs = self.extended.programs
+        context.check_present(programs.replicas, "strategy.run")
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
-            check_call(self, fn, args, kwargs)
-            return run_per_replica(self, fn, args, kwargs)
+            check_call(programs.replicas, fn, args, kwargs)
+            return run_per_replica(programs, fn, args, kwargs)
         try:
-            return run(self, fn, args, kwargs)
+            return run(programs, fn, args, kwargs)
         except NotOneProgramError as why:
             if chosen is not None:
                 raise
-            return fall_back(self, fn, args, kwargs, why)
+            return fall_back(programs, fn, args, kwargs, why)
 
     @keywords_renamed(iterations="steps", dataset="iterator")
     @_jax.outside_meshes
@@ -231,9 +237,9 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run_steps(step, batches, steps=3).steps, float(total)  # the last two
         (2, 40.0)
         """
-        check_call(self, fn, (), method="strategy.run_steps")
-        source = data.source_of(iterator, self.extended)
-        return run_steps(self, fn, source, checked_steps(steps), initial_loop_values)
+        check_call(self._replicas, fn, (), method="strategy.run_steps")
+        source = data.source_of(iterator, self._replicas)
+        return run_steps(self.extended.programs, fn, source, checked_steps(steps), initial_loop_values)
 
     # --- looking across replicas ------------------------------------------------------------------------
 
@@ -270,8 +276,8 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> round(float(strategy.reduce("mean", x, axis=0)), 4)  # (0 + 1 + 2 + 3 + 0 + 1) / 6
         1.1667
         """
-        context.check_cross_replica(self, "strategy.reduce")
-        return cross_replica.reduce(self, ReduceOp.parse(reduce_op), value, parse_axis(axis))
+        context.check_cross_replica(self._replicas, "strategy.reduce")
+        return cross_replica.reduce(self.extended.programs, ReduceOp.parse(reduce_op), value, parse_axis(axis))
 
     @_jax.outside_meshes
     def gather(self, value: Any, axis: int) -> Any:
@@ -296,11 +302,11 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.gather(x, axis=0).tolist()
         [0, 0, 1, 1]
         """
-        context.check_cross_replica(self, "strategy.gather")
+        context.check_cross_replica(self._replicas, "strategy.gather")
         parsed = parse_axis(axis)
         if not isinstance(parsed, int):
             raise ValueError(f"strategy.gather: axis must be an int, got {axis!r}")
-        return cross_replica.gather(self, value, parsed)
+        return cross_replica.gather(self.extended.programs, value, parsed)
 
     @_jax.outside_meshes
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -328,7 +334,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.local_results("anything else")
         ('anything else',)
         """
-        context.check_cross_replica(self, "strategy.local_results")
-        return cross_replica.local_results(self, value)
+        context.check_cross_replica(self._replicas, "strategy.local_results")
+        return cross_replica.local_results(self._replicas, value)
 
     experimental_local_results = local_results

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.data.elements.to_devices import feeder
 from replicax.data.input_context import InputContext, shares
-from replicax.extended import StrategyExtended
 from replicax.workers.exchange import Workers
 from replicax.workers.lockstep import Lockstep
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
@@ -28,14 +28,14 @@ class Feed:
       ranges: which replicas each worker feeds.
       placer: makes the function that puts elements on the devices.
       name: to tell the dataset from others, the same on all workers.
-      owner: of the replicas.
+      owner: the replicas that the elements are for.
     """
 
     lockstep: Lockstep
     ranges: tuple[range, ...]
     placer: Callable[[], Callable[[Element | Staged], Any]]
     name: str = "input"
-    owner: StrategyExtended | None = None
+    owner: Replicas | None = None
 
     @property
     def workers(self) -> Workers:
@@ -70,15 +70,15 @@ class Feed:
         return tuple(x for size, mine in zip(rows, self.ranges, strict=True) for x in shares(size, len(mine)))
 
 
-_numbers: weakref.WeakKeyDictionary[StrategyExtended, itertools.count[int]] = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[Replicas, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
-def feed_of(extended: StrategyExtended) -> Feed:
-    """The feed of a strategy's next dataset. All workers make their datasets in the same order."""
-    owners = [device.process_index for device in extended.worker_devices]
+def feed_of(replicas: Replicas) -> Feed:
+    """The feed of the next dataset for ``replicas``. All workers make their datasets in the same order."""
+    owners = [device.process_index for device in replicas.devices]
     ranges = []
     for _, group in itertools.groupby(range(len(owners)), owners.__getitem__):
         mine = list(group)
         ranges.append(range(mine[0], mine[-1] + 1))
-    number = next(_numbers.setdefault(extended, itertools.count()))
-    return Feed(extended.lockstep, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}", extended)
+    number = next(_numbers.setdefault(replicas, itertools.count()))
+    return Feed(replicas.lockstep, tuple(ranges), lambda: feeder(replicas.mesh), f"dataset {number}", replicas)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replicax.data.dataset import DistributedDataset
 from replicax.data.elements.chunks import Chunk, joined_where_alike
 from replicax.data.iterator import DistributedIterator
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
-
-if TYPE_CHECKING:
-    from replicax.extended import StrategyExtended
+from replicax.workers.replicas import Replicas
 
 
 class IteratorSource:
@@ -44,8 +42,8 @@ class IteratorSource:
         self._iterator._running.give_back(back[::-1])
 
 
-def source_of(iterator: Any, extended: StrategyExtended) -> IteratorSource:
-    """The elements of ``iterator``, if it belongs to the strategy.
+def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
+    """The elements of ``iterator``, if it is for ``replicas``.
 
     Raises:
       TypeError: it is no iterator of a distributed dataset.
@@ -57,7 +55,7 @@ def source_of(iterator: Any, extended: StrategyExtended) -> IteratorSource:
             "strategy.run_steps(fn, iterator, steps): iterator must be one of a dataset of this strategy, "
             f"iter(strategy.distribute_dataset(…)), got {hint}"
         )
-    if iterator._dataset._feed.owner is not extended:
+    if iterator._dataset._feed.owner is not replicas:
         raise ValueError(
             "strategy.run_steps(fn, iterator, steps): the iterator's dataset was distributed by another strategy, "
             "whose replicas have the elements: distribute the dataset with this one"

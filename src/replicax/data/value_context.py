@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.tree_util import keystr
@@ -13,9 +13,7 @@ from jax.tree_util import keystr
 from replicax.execution.replica_values import kind_of_component, place_components
 from replicax.user_functions import checked_result
 from replicax.values import regroup
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +45,10 @@ class ValueContext:
         return self.replica_id_in_sync_group
 
 
-def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Strategy) -> Any:
+def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Replicas) -> Any:
     """See ``Strategy.distribute_values_from_function``."""
-    mesh, lockstep = strategy.extended.mesh, strategy.extended.lockstep
-    n, mine = strategy.num_replicas_in_sync, strategy.extended.local_replicas
+    lockstep = replicas.lockstep
+    n, mine = replicas.count, replicas.local
     merged = regroup(
         [checked_result(value_fn(ValueContext(i, n)), value_fn, "distribute_values_from_function") for i in mine],
         always_wrap=True,
@@ -74,5 +72,5 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], strategy: Stra
                 f"{worker} has {other}"
             )
     everyones = [list(itertools.chain(*column)) for column in zip(*(k for _, k in theirs), strict=True)]
-    placed = [place_components(leaf.values, mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
+    placed = [place_components(leaf.values, replicas.mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -12,6 +12,7 @@ from replicax.errors import PACKAGE, RetraceWarning, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.variables.collection import VariableCollection
 from replicax.variables.storage import Slot
 from replicax.variables.variable import Variable
 
@@ -24,9 +25,18 @@ class ProgramCache:
 
     The least recently used go when there are more than 256; those whose function or variables are gone go before. The
     tenth time that one function has to be traced again, a warning says which part of its key changed.
+
+    Args:
+      variables: those of the strategy.
+
+    Attributes:
+      variables: the same.
+      replicas: which run the programs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, variables: VariableCollection) -> None:
+        self.variables = variables
+        self.replicas = variables.replicas
         self._entries: collections.OrderedDict[Any, Executable] = collections.OrderedDict()
         self._users: weakref.WeakKeyDictionary[Slot, set[Any]] = weakref.WeakKeyDictionary()
         self._traces: collections.Counter[Any] = collections.Counter()

@@ -11,17 +11,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import ReduceOp, check_other_dims, checked_axes, divide
-from replicax.communication import Communicator
+from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
+from replicax.execution.cache import ProgramCache
 from replicax.execution.padding.questions import cant_be_told
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.run import run
@@ -30,15 +30,14 @@ from replicax.nests import is_leaf, known
 from replicax.values import Local, PerReplica, Stacked, Uneven
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.lockstep import Lockstep
+from replicax.workers.replicas import Replicas
 
 Axis = int | tuple[int, ...] | None
 
 
 def reduce(
-    strategy: Strategy,
+    programs: ProgramCache,
     op: ReduceOp,
     value: Any,
     axis: Axis,
@@ -48,12 +47,13 @@ def reduce(
     """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the caller has called."""
     units, structure = jax.tree_util.tree_flatten(known(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
-        dense = iter(reduce(strategy, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
-        reduced = [_reduce_slices(strategy, op, unit, axis, what) if is_slices(unit) else next(dense) for unit in units]
+        dense = iter(reduce(programs, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
+        reduced = [_reduce_slices(programs, op, unit, axis, what) if is_slices(unit) else next(dense) for unit in units]
         return jax.tree_util.tree_unflatten(structure, reduced)
     leaves, treedef = _flatten(value)
     results = [
-        None if isinstance(leaf, PerReplica) else _reduce_plain(strategy, op, leaf, axis, what) for leaf in leaves
+        None if isinstance(leaf, PerReplica) else _reduce_plain(programs.replicas.count, op, leaf, axis, what)
+        for leaf in leaves
     ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     for batch in _by_mask(ours, leaves):
@@ -65,28 +65,28 @@ def reduce(
             if axis is None and isinstance(value.form, Uneven):
                 raise _of_different_shapes(value.form.shapes, what)
         reduced = _by_form(
-            strategy,
+            programs,
             values,
             lambda values, communicator: _reduce_local(op, values, axis, communicator, options, what),
             lambda values: _reduce_components(op, values, axis, what),
-            lambda s, values: reduce(s, op, values, axis, options),
+            lambda strategy, values: reduce(strategy.extended.programs, op, values, axis, options),
         )
         for i, result in zip(batch, reduced, strict=True):
             results[i] = result
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def first(strategy: Strategy, value: Any) -> Any:
+def first(programs: ProgramCache, value: Any) -> Any:
     """Replica 0's component of each ``PerReplica`` in a pytree; other leaves as they are."""
     leaves, treedef = _flatten(value)
     ours = [PerReplica(leaf.form) for leaf in leaves if isinstance(leaf, PerReplica)]
     found = iter(
         _by_form(
-            strategy,
+            programs,
             ours,
             lambda values, communicator: [communicator.from_first(v) for v in values],
             lambda values: [components[0] for components in values],
-            first,
+            lambda strategy, values: first(strategy.extended.programs, values),
         )
     )
     results = [
@@ -95,16 +95,16 @@ def first(strategy: Strategy, value: Any) -> Any:
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def gather(strategy: Strategy, value: Any, axis: int) -> Any:
+def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
     """See :meth:`replicax.Strategy.gather`."""
     leaves, treedef = _flatten(value)
-    several = strategy.num_replicas_in_sync > 1
+    several = programs.replicas.count > 1
     for leaf in leaves:
         if not isinstance(leaf, PerReplica):
             if several:
                 raise ValueError(
                     f"strategy.gather joins the components of PerReplica values, but got {leaf!r}, which all "
-                    f"{strategy.num_replicas_in_sync} replicas share. There is nothing to gather: use it as it is."
+                    f"{programs.replicas.count} replicas share. There is nothing to gather: use it as it is."
                 )
             checked_axes(axis, np.shape(leaf), "gather")
     if not several and not any(isinstance(leaf, PerReplica) for leaf in leaves):
@@ -114,25 +114,25 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
         if isinstance(leaf.form, Uneven):
             _check_can_be_gathered(leaf.form.shapes, axis)
     gathered = _by_form(
-        strategy,
+        programs,
         [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
         lambda values, communicator: [_gather_local(v, axis, communicator) for v in values],
         lambda values: [_gather_components(v, axis) for v in values],
-        lambda s, values: s.gather(values, axis),
+        lambda strategy, values: gather(strategy.extended.programs, values, axis),
     )
     gathered = [_examples_only(whole, v, axis) for whole, v in zip(gathered, leaves, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, gathered)
 
 
-def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
+def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
-        return value.layout.parts(value.read_value(), _seen_here(strategy))
+        return value.layout.parts(value.read_value(), _seen_here(replicas))
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
-    if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(strategy, value):
+    if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(replicas, value):
         return (value,)  # a single value, which no replica has computed
-    count = next((len(c) for c in columns if c is not None), len(_seen_here(strategy)))
+    count = next((len(c) for c in columns if c is not None), len(_seen_here(replicas)))
     return tuple(
         jax.tree_util.tree_unflatten(
             treedef,
@@ -142,7 +142,7 @@ def local_results(strategy: Strategy, value: Any) -> tuple[Any, ...]:
     )
 
 
-def _is_everywhere(strategy: Strategy, value: Any) -> bool:
+def _is_everywhere(replicas: Replicas, value: Any) -> bool:
     """Whether ``value`` is an array that every replica has, as what all of them have computed alike."""
     if not isinstance(value, jax.Array):
         return False
@@ -150,12 +150,12 @@ def _is_everywhere(strategy: Strategy, value: Any) -> bool:
         return True
     if isinstance(value, jax.core.Tracer):
         return False
-    return all(value.sharding.device_set.intersection(row) for row in strategy.extended.logical_devices)
+    return all(value.sharding.device_set.intersection(row) for row in replicas.logical_devices)
 
 
-def _seen_here(strategy: Strategy) -> Sequence[int]:
+def _seen_here(replicas: Replicas) -> Sequence[int]:
     """The replicas whose components are seen: this worker's; all inside a step, where each has gathered them."""
-    return range(strategy.num_replicas_in_sync) if context.in_step() else strategy.extended.local_replicas
+    return range(replicas.count) if context.in_step() else replicas.local
 
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
@@ -225,7 +225,7 @@ _SIZE_UNKNOWN = (
 
 
 def _by_form(
-    strategy: Strategy,
+    programs: ProgramCache,
     values: list[PerReplica],
     of_local: Callable[[list[Any], Communicator], list[Any]],
     of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
@@ -245,37 +245,36 @@ def _by_form(
             assert replica is not None
             return replica.merge_call(again, args=(values,))
 
-        merged: list[Any] = run(strategy, step, (values,), None)
+        merged: list[Any] = run(programs, step, (values,), None)
         return merged
     if Local in forms or context.in_step():
         raise ValueError(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
             "strategy.run(step, args=(value,))"
         )
-    return of_components(_everyones(strategy, values))
+    return of_components(_everyones(programs.replicas.lockstep, values))
 
 
-def _everyones(strategy: Strategy, values: list[PerReplica]) -> list[tuple[Any, ...]]:
+def _everyones(lockstep: Lockstep, values: list[PerReplica]) -> list[tuple[Any, ...]]:
     """The components of each value, of all workers' replicas."""
-    theirs = strategy.extended.lockstep.share("combines components of different kinds", [v.real_values for v in values])
+    theirs = lockstep.share("combines components of different kinds", [v.real_values for v in values])
     return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 
-def _reduce_slices(strategy: Strategy, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:
+def _reduce_slices(programs: ProgramCache, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:
+    n = programs.replicas.count
     if axis is not None:
         raise ValueError(f"{what}: IndexedSlices are reduced across replicas only; pass axis=None")
     if not isinstance(slices.values, PerReplica) and not isinstance(slices.indices, PerReplica):
-        return _reduce_plain(strategy, op, slices, None, what)
-    n = strategy.num_replicas_in_sync
+        return _reduce_plain(n, op, slices, None, what)
     values, indices = (
-        gather(strategy, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n)
+        gather(programs, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n)
         for x in (slices.values, slices.indices)
     )
     return IndexedSlices(values if op is ReduceOp.SUM else divide(values, n), indices, slices.shape)
 
 
-def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, what: str) -> Any:
-    n = strategy.num_replicas_in_sync
+def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> Any:
     if n > 1 and op is ReduceOp.SUM:
         raise ValueError(
             f"{what}('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "

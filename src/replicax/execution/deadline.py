@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -13,21 +13,19 @@ from replicax.communication import Late, watch
 from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.codec import declared, dumps, loads
 from replicax.workers.exchange import CalledOff
-
-if TYPE_CHECKING:
-    from replicax.extended import StrategyExtended
+from replicax.workers.replicas import Replicas
 
 declared(Late)
 
 _left_behind: list[threading.Thread] = []
 
 
-def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: float, *args: Any) -> Any:
+def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *args: Any) -> Any:
     """``call(*args)``, when it is done.
 
     Args:
       call: the program.
-      extended: of the strategy whose replicas run it.
+      replicas: which run it.
       timeout: the longest that one of its collectives has, in seconds.
       args: of the program.
 
@@ -47,32 +45,32 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
         except BaseException as error:
             outcome.append((None, error))
 
-    watch.start(extended.local_replicas)
-    number = extended.calls.next_watched()
+    watch.start(replicas.local)
+    number = replicas.lockstep.next_watched()
     thread = threading.Thread(target=work, name="a watched step", daemon=True)
     thread.start()
     while thread.is_alive():
         try:
             thread.join(timeout=0.02)
-            extended.lockstep.check()
+            replicas.lockstep.check()
         except (WorkerError, DeadlockError):
             thread.join(timeout=1.0)  # it may have been broken off by the same
             if thread.is_alive():
-                _leave_behind(thread, extended)
+                _leave_behind(thread, replicas)
                 raise
         except BaseException:  # an interrupt
-            _leave_behind(thread, extended)
+            _leave_behind(thread, replicas)
             raise
         late = watch.overdue()
         if late is not None and thread.is_alive():
             try:
-                problem = _of_all_workers(late, extended, number, lambda: not thread.is_alive())
+                problem = _of_all_workers(late, replicas, number, lambda: not thread.is_alive())
             except CalledOff:
                 continue  # whoever was missing has come while we asked
             except WorkerError:
-                _leave_behind(thread, extended)
+                _leave_behind(thread, replicas)
                 raise
-            _leave_behind(thread, extended)
+            _leave_behind(thread, replicas)
             raise DeadlockError(problem)
     result, error = outcome[0]
     if error is not None:
@@ -80,22 +78,22 @@ def call_watched(call: Callable[..., Any], extended: StrategyExtended, timeout: 
     return result
 
 
-def _of_all_workers(late: Late, extended: StrategyExtended, number: int, is_over: Callable[[], bool]) -> str:
+def _of_all_workers(late: Late, replicas: Replicas, number: int, is_over: Callable[[], bool]) -> str:
     """Who waits for whom."""
-    if not extended.lockstep.several:
+    if not replicas.lockstep.several:
         return str(late)
     # Whoever came last has waited for less time than we have, but will ask, too, when its own is over.
     patience = late.timeout + 1.0
     try:
-        everyone = extended.workers.exchange(f"late/{number}", dumps(late), patience, is_over)
+        everyone = replicas.lockstep.workers.exchange(f"late/{number}", dumps(late), patience, is_over)
     except TimeoutError as error:
         return f"{late}; {error}"
     return str(late.joined([loads(theirs) for theirs in everyone]))
 
 
-def _leave_behind(thread: threading.Thread, extended: StrategyExtended) -> None:
+def _leave_behind(thread: threading.Thread, replicas: Replicas) -> None:
     _left_behind.append(thread)
-    extended.lockstep.launches.leave_behind(thread)
+    replicas.lockstep.launches.leave_behind(thread)
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:

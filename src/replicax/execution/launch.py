@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -21,23 +21,21 @@ from replicax import _jax
 from replicax.devices.arrays import copied
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.deadline import call_watched
+from replicax.execution.program.infer import over_replicas
 from replicax.execution.signals import hold_signals
-from replicax.execution.step_agreement import announce
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
 from replicax.variables.storage import Slot, launching, lent, together
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
-    from replicax.workers.lockstep import Lockstep
+from replicax.workers.lockstep import Lockstep
+from replicax.workers.replicas import Replicas
 
 
 def launch(
-    strategy: Strategy, executable: Executable, placed: Sequence[Any], launched: list[Any] | None = None
+    replicas: Replicas, executable: Executable, placed: Sequence[Any], launched: list[Any] | None = None
 ) -> Sequence[jax.Array]:
     """Run a program on the present values of its variables, and leave the new ones.
 
     Args:
-      strategy: whose replicas run it.
+      replicas: which run it.
       executable: the program.
       placed: its arguments, on the replicas' devices.
       launched: an empty list, which is not empty any more from when the variables have their new values.
@@ -51,7 +49,7 @@ def launch(
       Exception: what has gone wrong on the host, in a program that calls it. Variables are as they were.
     """
     returned: list[Any] = [] if launched is None else launched
-    lockstep = strategy.extended.lockstep
+    lockstep = replicas.lockstep
     several = lockstep.several
     with launching:
         if lent:
@@ -70,7 +68,7 @@ def launch(
                 quick = None
         at_once = quick is not None or (care.known is not None and care.known == call._cache_size())
         if several:
-            announce(lockstep, executable)
+            _announce(lockstep, executable)
         try:
             # The call and the assignment are one operation. Between two, a signal's handler could raise.
             if quick is not None:
@@ -82,7 +80,7 @@ def launch(
                 if care.quick is None:
                     care.quick = found if found is not None and found.returns(returned[0][0]) else False
             else:
-                _call(strategy, executable, (donated, kept, placed, constants), returned)
+                _call(replicas, executable, (donated, kept, placed, constants), returned)
         except BaseException as error:
             if not returned:
                 _tell_what_is_left(executable, error)
@@ -107,7 +105,32 @@ def launch(
     return computed
 
 
-def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> None:
+def _announce(lockstep: Lockstep, executable: Executable) -> None:
+    """Before a program is launched that other workers have to launch, too: note which, if they will.
+
+    Raises:
+      WorkerError: another worker has failed, or has ended.
+      DeadlockError: it is known that another worker runs another program.
+    """
+    lockstep.check_launch()
+    label = executable.label
+    if not label.number:
+        times = "" if executable.steps is None else f", {executable.steps} times"
+        label.name = executable.program.name + times
+        label.meets = _meets(executable.program.jaxpr)
+    lockstep.launches.begin(label)
+
+
+def _meets(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether there are collectives over the replicas in a program."""
+    return any(
+        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
+        or any(map(_meets, _jax.sub_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> None:
     """Append what the program returns to ``returned``, in the one or the other way."""
     call, care = executable.ready(), executable.care
     donated, kept, placed, constants = args
@@ -117,7 +140,7 @@ def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], ret
     if not care.donates:
         timeout = executable.program.timeout
         if timeout is not None:
-            call = functools.partial(call_watched, call, strategy.extended, timeout)
+            call = functools.partial(call_watched, call, replicas, timeout)
         results = jax.block_until_ready(call(donated, kept, placed, constants))
         if not any(results):
             jax.effects_barrier()  # nothing else tells when it is done

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +22,15 @@ from replicax.values import PerReplica, Stacked
 from replicax.variables.dtypes import kind_of
 from replicax.variables.initial_layout import checked_logical_device
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 class LogicalDevices:
     """The part of :class:`replicax.Strategy` that is about the logical devices of each replica."""
+
+    @property
+    def _replicas(self) -> Replicas:
+        raise NotImplementedError
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
         """Split a value over the logical devices of its replica, and with it the work of computing with it.
@@ -65,13 +66,13 @@ class LogicalDevices:
         >>> [(c.kind, c.bytes) for c in program.collectives()][:1]  # partial sums of 32 rows each
         [('all-reduce', 1024)]
         """
-        count = _strategy(self).extended.num_logical_devices
+        count = self._replicas.logical_devices.shape[1]
 
         def split(value: Any, shape: tuple[int, ...], what: str) -> Any:
             axes = parted(shape, partition_dimensions, count, f"split_to_logical_devices: {what}")
-            return _spread(_strategy(self), value, axes)
+            return _spread(self._replicas, value, axes)
 
-        return _each("split_to_logical_devices", _strategy(self), tensor, split)
+        return _each("split_to_logical_devices", self._replicas, tensor, split)
 
     def replicate_to_logical_devices(self, tensor: Any) -> Any:
         """Have a value whole on all logical devices of its replica.
@@ -100,9 +101,9 @@ class LogicalDevices:
         """
         return _each(
             "replicate_to_logical_devices",
-            _strategy(self),
+            self._replicas,
             tensor,
-            lambda value, shape, what: _spread(_strategy(self), value, ()),
+            lambda value, shape, what: _spread(self._replicas, value, ()),
         )
 
     def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
@@ -149,9 +150,8 @@ class LogicalDevices:
         >>> sorted(d.id for d in second.value.devices())  # those of the replicas' logical devices 1
         [1, 3, 5, 7]
         """
-        strategy, method = _strategy(self), "assign_to_logical_device"
-        count = strategy.extended.num_logical_devices
-        device = checked_logical_device(logical_device_id, count, method)
+        method = "assign_to_logical_device"
+        device = checked_logical_device(logical_device_id, self._replicas.logical_devices.shape[1], method)
         if not context.in_step():
             raise ContextError(f"{method} says where a step's operations run: call it inside a step (strategy.run)")
 
@@ -161,7 +161,7 @@ class LogicalDevices:
                 return value
             return assign_p.bind(value, device=device, number=next(_assignments), back=False)
 
-        return _each(method, strategy, tensor, assign)
+        return _each(method, self._replicas, tensor, assign)
 
     experimental_assign_to_logical_device = assign_to_logical_device
     experimental_split_to_logical_devices = split_to_logical_devices
@@ -171,15 +171,11 @@ class LogicalDevices:
 _assignments = itertools.count()
 
 
-def _strategy(strategy: LogicalDevices) -> Strategy:
-    return cast("Strategy", strategy)
-
-
-def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
+def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
     """``spread(array, shape of one replica's, name)`` of each leaf of a pytree."""
-    current = context.get_strategy()
-    if context.in_step() and current is not strategy:
-        raise ContextError(f"{method} of {strategy!r} was called in a step of {current!r}")
+    current = context.current_replicas()
+    if context.in_step() and current is not replicas:
+        raise ContextError(f"{method} of {replicas!r} was called in a step of {current!r}")
 
     def one(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path) or "the array"
@@ -198,10 +194,10 @@ def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tup
     return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
 
 
-def _spread(strategy: Strategy, value: Any, axes: Axes) -> Any:
-    if context.in_step() or strategy.extended.num_logical_devices == 1:
+def _spread(replicas: Replicas, value: Any, axes: Axes) -> Any:
+    if context.in_step() or replicas.logical_devices.shape[1] == 1:
         return value if isinstance(value, PerReplica) else constrained(jnp.asarray(value), axes)
-    mesh = strategy.extended.mesh
+    mesh = replicas.mesh
     if isinstance(value, PerReplica):
         assert isinstance(value.form, Stacked)
         array = jax.device_put(value.form.array, NamedSharding(mesh, spec_of(((), *axes), 0)))

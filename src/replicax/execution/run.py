@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from replicax import _jax, context
 from replicax.errors import ContextError
+from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.launch import launch
 from replicax.execution.pipeline.placed_program import is_placed, replicate_placed
@@ -25,10 +26,7 @@ from replicax.locality import T
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
 from replicax.values import ExampleMask, PerReplica, Stacked, Uneven
 from replicax.variables.store import Creations
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
-
+from replicax.workers.replicas import Replicas
 
 _no_trace = _jax.eval_trace()
 _no_arguments = Arguments((), {})
@@ -38,21 +36,23 @@ NEW: Any = object()
 """What :func:`run_known` returns for a call that it leaves to :func:`run`."""
 
 
-def run_known(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def run_known(
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
     """What :func:`run` does for almost every call: ``fn`` has a program, and nothing is the matter.
 
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
     that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
     makes it a :data:`NEW` call, with its checks and messages. (A mesh that is set is one of JAX's settings.)
     """
-    extended = strategy.extended
+    replicas = programs.replicas
     if (
-        extended.is_absent
-        or extended.lockstep.several
+        replicas.is_absent
+        or replicas.lockstep.several
         or type(args) is not tuple
         or (kwargs is not None and type(kwargs) is not dict)
         or _jax.current_trace() is not _no_trace
-        or not context.is_right_across(strategy)
+        or not context.is_right_across(replicas)
     ):
         return NEW
     arguments = _no_arguments
@@ -61,112 +61,112 @@ def run_known(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], k
             arguments = Arguments(args, kwargs or {})
         except Exception:
             return NEW
-    executable = extended.programs.find((function_key(fn), arguments.key, _jax.trace_settings()))
+    executable = programs.find((function_key(fn), arguments.key, _jax.trace_settings()))
     if executable is None:
         return NEW
-    computed = launch(strategy, executable, executable.placed(arguments) if arguments.arrays else [])
-    return results(executable, computed, extended.num_replicas, arguments.mask)
+    computed = launch(replicas, executable, executable.placed(arguments) if arguments.arrays else [])
+    return results(executable, computed, replicas.count, arguments.mask)
 
 
 def run(
-    strategy: Strategy,
+    programs: ProgramCache,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     launched: list[Any] | None = None,
 ) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
-    arguments = arguments_of(strategy, fn, args, kwargs)
-    executable = prepare(strategy, fn, arguments, together=True)
-    extended = strategy.extended
+    replicas = programs.replicas
+    arguments = arguments_of(replicas, fn, args, kwargs)
+    executable = prepare(programs, fn, arguments, together=True)
     # Count first: the number of a call must be the same on all workers, whatever else is true of it.
-    if extended.lockstep.several and extended.calls.is_to_compare() | extended.programs.is_first_call(executable):
-        check_same_step(strategy, fn, args, kwargs, "as one compiled program")
-    computed = launch(strategy, executable, executable.placed(arguments), launched)
-    return results(executable, computed, strategy.num_replicas_in_sync, arguments.mask)
+    if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
+        check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
+    computed = launch(replicas, executable, executable.placed(arguments), launched)
+    return results(executable, computed, replicas.count, arguments.mask)
 
 
 def arguments_of(
-    strategy: Strategy,
+    replicas: Replicas,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     method: str = "strategy.run",
 ) -> Arguments:
-    """The arguments of a call of ``fn`` that ``strategy`` may run.
+    """The arguments of a call of ``fn`` that ``replicas`` may run.
 
     Raises:
       ContextError, TypeError: see :func:`check_call`.
     """
-    check_call(strategy, fn, args, kwargs, method)
+    check_call(replicas, fn, args, kwargs, method)
     return Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
 
 
-def prepare(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:
+def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:
     """The executable of ``fn`` for these arguments, traced now if it is new.
 
     Args:
-      strategy: whose replicas run it.
+      programs: of the strategy whose replicas run it.
       fn: the step.
       arguments: of the step.
       together: whether all workers do this, so that they are told if this one fails.
     """
     key = (function_key(fn), arguments.key, _jax.trace_settings())
-    cache = strategy.extended.programs
-    executable = cache.find(key)
+    replicas = programs.replicas
+    executable = programs.find(key)
     if executable is None:
         if arguments.is_uneven:
-            why_not = cache.why_refused(key)
+            why_not = programs.why_refused(key)
             if why_not is not None:
                 raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
-        creations = Creations(strategy, cache.created_by(key[0]))
+        creations = Creations(replicas, programs.created_by(key[0]))
         put_back = state_of_this_thread()
         name = getattr(fn, "__name__", "the step")
         try:
-            program = _captured(strategy, fn, arguments, creations)
+            program = _captured(replicas, fn, arguments, creations)
             if is_placed(program):
-                executable = replicate_placed(program, strategy.extended.mesh)
+                executable = replicate_placed(program, replicas.mesh)
             else:
-                executable = replicate(program, strategy.extended.mesh)
+                executable = replicate(program, replicas.mesh)
         except CantJoinError as why:
             put_back()
             creations.undo()
-            cache.refuse(key, str(why))
+            programs.refuse(key, str(why))
             raise not_one_program(name, str(why)) from None
         except BaseException as error:
             put_back()
             creations.undo()
             if together:
-                strategy.extended.lockstep.fail(error, f"{name}, while it was traced")
+                replicas.lockstep.fail(error, f"{name}, while it was traced")
             raise
         after = key_after_tracing(fn, key[0])
-        cache.share_created(key[0], after)
-        cache.add((after, *key[1:]), executable, program.name)
+        programs.share_created(key[0], after)
+        programs.add((after, *key[1:]), executable, program.name)
     return executable
 
 
-def _captured(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
+def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_uneven:
-        return capture_uneven(strategy, fn, arguments, creations)
-    traced = arguments.traced(strategy.num_replicas_in_sync)
+        return capture_uneven(replicas, fn, arguments, creations)
+    traced = arguments.traced(replicas.count)
     dims = arguments.example_dims()
-    return capture(strategy, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
+    return capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
 
 
 def check_call(
-    strategy: Strategy,
+    replicas: Replicas,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     method: str = "strategy.run",
 ) -> None:
-    """Raise unless ``strategy`` may run ``fn`` from here, with ``method``.
+    """Raise unless ``replicas`` may run ``fn`` from here, with ``method``.
 
     Raises:
       ContextError: called inside a step, in another strategy's scope, or while JAX traces.
       TypeError: ``fn`` is not callable, ``args`` no tuple, or ``kwargs`` no dict.
     """
-    context.check_cross_replica(strategy, method, "A step can't run another: call the function itself.")
+    context.check_cross_replica(replicas, method, "A step can't run another: call the function itself.")
     if context.in_step():
         raise ContextError(f"{method} was called in a merge_fn, inside a step that is still running")
     if _jax.current_trace() is not _no_trace:

@@ -8,36 +8,29 @@ number is a power of two.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from replicax import _jax
 from replicax.errors import LocalityError
-from replicax.execution.program.infer import over_replicas
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
 from replicax.nests import is_leaf, known
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
 from replicax.workers.fingerprints import fingerprint
-
-if TYPE_CHECKING:
-    from replicax.execution.compiled.replicate import Executable
-    from replicax.strategy import Strategy
-    from replicax.workers.lockstep import Lockstep
+from replicax.workers.lockstep import Lockstep
 
 
 def check_same_step(
-    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, how: str
+    lockstep: Lockstep, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, how: str
 ) -> None:
     """Raise unless all workers are about to run the same step with the same plain arguments.
 
     Args:
-      strategy: whose step it is.
+      lockstep: of the workers.
       fn: the step.
       args: its arguments.
       kwargs: the same, by name.
@@ -48,7 +41,6 @@ def check_same_step(
       ValueError: arguments of another kind.
       LocalityError: plain values that differ between workers.
     """
-    lockstep = strategy.extended.lockstep
     if not lockstep.several:
         return
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -73,48 +65,6 @@ def check_same_step(
                 f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
                 "a distributed dataset."
             )
-
-
-def announce(lockstep: Lockstep, executable: Executable) -> None:
-    """Before a program is launched that other workers have to launch, too: note which, if they will.
-
-    Raises:
-      WorkerError: another worker has failed, or has ended.
-      DeadlockError: it is known that another worker runs another program.
-    """
-    lockstep.check_launch()
-    label = executable.label
-    if not label.number:
-        times = "" if executable.steps is None else f", {executable.steps} times"
-        label.name = executable.program.name + times
-        label.meets = _meets(executable.program.jaxpr)
-    lockstep.launches.begin(label)
-
-
-def _meets(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether there are collectives over the replicas in a program."""
-    return any(
-        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
-        or any(map(_meets, _jax.sub_jaxprs(equation)))
-        for equation in jaxpr.eqns
-    )
-
-
-class Calls:
-    """Counts the calls of compiled steps, alike on all workers."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._watched = itertools.count()
-
-    def next_watched(self) -> int:
-        """The number of a call whose collectives have a timeout."""
-        return next(self._watched)
-
-    def is_to_compare(self) -> bool:
-        """One more call; whether its number is a power of two."""
-        self._count += 1
-        return self._count & (self._count - 1) == 0
 
 
 def _differences(here: Sequence[Any], there: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -14,16 +14,14 @@ from replicax.devices.selection import resolve_devices
 from replicax.values import PerReplica
 from replicax.variables.store import check_owner
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
-def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
+def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
     """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices.
 
     Args:
-      strategy: whose results.
+      replicas: whose results.
       where: a variable or a value (wherever it is), devices, or ``None``.
       what: the method that is told so.
 
@@ -35,7 +33,7 @@ def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
     if where is None or isinstance(where, PerReplica):
         return None
     if isinstance(where, Variable):
-        check_owner(where, strategy, "this is")
+        check_owner(where, replicas, "this is")
         return where.sharding if where.layout.home is not None and not context.in_step() else None
     if isinstance(where, jax.Array):
         if context.in_step():
@@ -48,8 +46,7 @@ def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
             f"{what}: destinations must be a variable, a PerReplica value, a device or its name, a list of devices, or "
             f"None for all replicas' devices, got {where!r}"
         )
-    extended = strategy.extended
-    if _are(where, extended.worker_devices) or _are(where, list(extended.mesh.devices.flat)):
+    if _are(where, replicas.devices) or _are(where, list(replicas.mesh.devices.flat)):
         return None
     devices = resolve_devices(where)
     if context.in_step():
@@ -60,14 +57,14 @@ def destination(strategy: Strategy, where: Any, what: str) -> Sharding | None:
     return NamedSharding(replica_mesh(devices), PartitionSpec())
 
 
-def holds_variables(strategy: Strategy, where: Any) -> bool:
-    """Whether ``where``, a variable or what ``non_slot_devices`` returned, is where the strategy has its variables."""
+def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: Any) -> bool:
+    """Whether ``where``, a variable or what ``non_slot_devices`` returned, is where variables are: ``devices``."""
     if isinstance(where, Variable):
-        check_owner(where, strategy, "this is")
+        check_owner(where, replicas, "this is")
         return True
     if isinstance(where, tuple | list) and where:
-        return _are(where, strategy.extended.parameter_devices)
-    return where is None or (isinstance(where, str | jax.Device) and _are([where], strategy.extended.parameter_devices))
+        return _are(where, devices)
+    return where is None or (isinstance(where, str | jax.Device) and _are([where], devices))
 
 
 def _are(where: Any, devices: Sequence[jax.Device]) -> bool:

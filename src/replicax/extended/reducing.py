@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -13,24 +13,20 @@ from replicax.collectives import ReduceOp
 from replicax.communication import checked_options
 from replicax.devices.arrays import put
 from replicax.execution import cross_replica
+from replicax.execution.cache import ProgramCache
 from replicax.extended.locations import destination
 from replicax.extended.mirrored_values import mirrored
 from replicax.nests import known
 from replicax.old_names import keywords_renamed
 from replicax.variables.aggregation import Aggregation
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 class Reducing:
     """The part of :class:`StrategyExtended` that reduces to somewhere."""
 
-    strategy: Strategy
-    worker_devices: tuple[jax.Device, ...]
-    mesh: Mesh
+    replicas: Replicas
+    programs: ProgramCache
 
     @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     @_jax.outside_meshes
@@ -112,16 +108,16 @@ class Reducing:
         pairs: Sequence[tuple[Any, Any]],
         options: context.Options,
     ) -> list[Any]:
-        context.check_cross_replica(self.strategy, method)
-        options = checked_options(options, self.worker_devices[0].platform, method)
+        context.check_cross_replica(self.replicas, method)
+        options = checked_options(options, self.replicas.devices[0].platform, method)
         name = f"{method}: the value"
-        wanted = [destination(self.strategy, d, method) for _, d in pairs]
+        wanted = [destination(self.replicas, d, method) for _, d in pairs]
         values = [value for value, _ in pairs]
         choice = reduce_op.value if isinstance(reduce_op, Aggregation) else reduce_op
         if isinstance(choice, str) and choice.lower() == Aggregation.ONLY_FIRST_REPLICA.value:
-            reduced = cross_replica.first(self.strategy, values)
+            reduced = cross_replica.first(self.programs, values)
         else:
-            reduced = cross_replica.reduce(self.strategy, ReduceOp.parse(choice), values, None, options, method)
+            reduced = cross_replica.reduce(self.programs, ReduceOp.parse(choice), values, None, options, method)
         return [
             v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where, where=name), v)
             for v, where in zip(reduced, wanted, strict=True)
@@ -147,13 +143,13 @@ class Reducing:
         >>> sorted(d.id for d in strategy.extended.broadcast_to(1.0).devices())
         [0, 1]
         """
-        context.check_cross_replica(self.strategy, "extended.broadcast_to")
+        context.check_cross_replica(self.replicas, "extended.broadcast_to")
         mirrored(tensor, "extended.broadcast_to")
-        where = destination(self.strategy, destinations, "extended.broadcast_to")
+        where = destination(self.replicas, destinations, "extended.broadcast_to")
         if context.in_step():
             return tensor
-        context.check_present(self.strategy, "extended.broadcast_to")
-        where = NamedSharding(self.mesh, PartitionSpec()) if where is None else where
+        context.check_present(self.replicas, "extended.broadcast_to")
+        where = NamedSharding(self.replicas.mesh, PartitionSpec()) if where is None else where
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: put(leaf, where, where=f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"),
             known(tensor),

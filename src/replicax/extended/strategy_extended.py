@@ -16,18 +16,18 @@ from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import devices_here
-from replicax.execution.run import arguments_of, check_call, prepare
-from replicax.execution.step_agreement import Calls
+from replicax.execution.run import arguments_of, check_call, prepare, run
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
 from replicax.old_names import Renamed
 from replicax.values import container_of
 from replicax.variables import Variable
+from replicax.variables.collection import VariableCollection
 from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import Partitioner, checked_partitioner
-from replicax.variables.register import Register
 from replicax.workers.exchange import Alone, Workers
 from replicax.workers.lockstep import Lockstep
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -54,14 +54,14 @@ class StrategyExtended(Reducing, Updating, Renamed):
       num_logical_devices: how many devices each replica runs on.
       mesh: the device mesh, with an axis along which the replicas lie, and others for the logical devices of each.
       is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
+      replicas: all of this that the rooms below know.
       programs: the strategy's cache of compiled steps.
+      variables: the strategy's, numbered alike on all workers.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
       lockstep: what they tell each other to stay together.
       communication_options: of collectives that are given none; ``None`` for the usual ones.
       local_replicas: the numbers of this worker's replicas.
-      register: numbers variables, alike on all workers.
-      calls: counts the calls of compiled steps.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -77,6 +77,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
     """
 
     strategy: Strategy
+    variables: VariableCollection
 
     def __init__(
         self,
@@ -101,16 +102,33 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
         self.local_replicas = tuple(devices_here(self.mesh))
-        self.programs = ProgramCache()
-        self.register = Register()
-        self.calls = Calls()
+
+    def belong_to(self, strategy: Strategy) -> None:
+        """Be the lower level of ``strategy``, which has no variables and programs yet."""
+        self.strategy = strategy
+        self.replicas = Replicas(
+            strategy,
+            self.num_replicas,
+            self.local_replicas,
+            self.worker_devices,
+            self.logical_devices,
+            self.mesh,
+            self.is_absent,
+            self.lockstep,
+            self.communication_options,
+        )
+        self.variables = VariableCollection(
+            self.replicas,
+            self.partitioner,
+            self.default_layout,
+            lambda step, args: run(self.programs, step, args, None),
+        )
+        self.programs = ProgramCache(self.variables)
 
     def another(self, strategy: Strategy) -> StrategyExtended:
         """The same for another strategy, on the same devices."""
         twin = copy.copy(self)
-        twin.strategy = strategy
-        twin.programs = ProgramCache()
-        twin.register = Register()
+        twin.belong_to(strategy)
         return twin
 
     @property
@@ -170,7 +188,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         >>> strategy.extended.variable_created_in_scope(v)
         True
         """
-        return isinstance(v, Variable) and v.strategy.extended is self
+        return isinstance(v, Variable) and v.replicas is self.replicas
 
     @_jax.outside_meshes
     def call_for_each_replica(
@@ -183,7 +201,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         >>> float(strategy.extended.call_for_each_replica(lambda x: x + 1, args=(1.0,)))
         2.0
         """
-        check_call(self.strategy, fn, args, kwargs, "extended.call_for_each_replica")
+        check_call(self.replicas, fn, args, kwargs, "extended.call_for_each_replica")
         return self.strategy.run(fn, args, kwargs)
 
     @_jax.outside_meshes
@@ -213,9 +231,9 @@ class StrategyExtended(Reducing, Updating, Renamed):
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
-        check_call(self.strategy, fn, args, kwargs, "extended.trace")
+        check_call(self.replicas, fn, args, kwargs, "extended.trace")
         args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.mesh)
-        return prepare(self.strategy, fn, arguments_of(self.strategy, fn, args, kwargs, "extended.trace"))
+        return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` has been run under this strategy to trace it.

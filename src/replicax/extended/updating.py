@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -21,27 +21,20 @@ from replicax.variables import Variable
 from replicax.variables.initial_layout import colocated
 from replicax.variables.layout import Layout
 from replicax.variables.store import check_owner
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 class Updating:
     """The part of :class:`StrategyExtended` that changes variables."""
 
-    strategy: Strategy
-    worker_devices: tuple[jax.Device, ...]
+    replicas: Replicas
     default_layout: Layout
-    mesh: Mesh
-    is_absent: bool
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices that hold variables, but for those that are on-read or split."""
         home = self.default_layout.home
-        return self.worker_devices if home is None else (home,)
+        return self.replicas.devices if home is None else (home,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """The devices for variables that belong to no other, given those that are optimised.
@@ -56,7 +49,7 @@ class Updating:
         for v in var_list:
             if not isinstance(v, Variable):
                 raise TypeError(f"{what}: expected variables, got {v!r}")
-            check_owner(v, self.strategy, "this is")
+            check_owner(v, self.replicas, "this is")
         return self.parameter_devices
 
     def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
@@ -85,19 +78,19 @@ class Updating:
         Split(dim=0, size=512, piece=256, replicas=2)
         """
         what = "extended.colocate_vars_with"
-        if context.get_strategy() is not self.strategy:
+        if context.current_replicas() is not self.replicas:
             raise ContextError(
-                f"{what} of {self.strategy!r} was called outside its scope: inside, as variables are created there"
+                f"{what} of {self.replicas!r} was called outside its scope: inside, as variables are created there"
             )
         if isinstance(variable, Variable):
-            check_owner(variable, self.strategy, f"{what} is called on")
-            return colocated(self.strategy, variable.layout, variable.describe())
-        if not holds_variables(self.strategy, variable):
+            check_owner(variable, self.replicas, f"{what} is called on")
+            return colocated(self.replicas, variable.layout, variable.describe())
+        if not holds_variables(self.replicas, self.parameter_devices, variable):
             raise ValueError(
-                f"{what}: expected a variable of {self.strategy!r}, or what its non_slot_devices returned; "
+                f"{what}: expected a variable of {self.replicas!r}, or what its non_slot_devices returned; "
                 f"{variable!r} is not where it keeps its variables"
             )
-        return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
+        return colocated(self.replicas, self.default_layout, "what belongs to no other variable")
 
     @keywords_renamed(grouped="group")
     @_jax.outside_meshes
@@ -140,7 +133,7 @@ class Updating:
         """
         if not isinstance(var, Variable):
             raise TypeError(f"extended.update(var, fn): expected a Variable, got {var!r}")
-        check_owner(var, self.strategy, "this is")
+        check_owner(var, self.replicas, "this is")
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
     @keywords_renamed(grouped="group")
@@ -170,7 +163,7 @@ class Updating:
         ...     strategy.extended.update_non_slot(devices, lambda: count.assign_add(1), group=False)
         [<Variable 'count' int32[] mirrored on 2 replicas: 1>, <Variable 'count' int32[] mirrored on 2 replicas: 1>]
         """
-        if not holds_variables(self.strategy, colocate_with):
+        if not holds_variables(self.replicas, self.parameter_devices, colocate_with):
             raise ValueError(
                 "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
                 f"{colocate_with!r}"
@@ -179,11 +172,11 @@ class Updating:
 
     def _laid(self, layout: Layout, tree: Any) -> Any:
         """A pytree with its arrays on the devices of a variable with this layout; in a step they are there anyway."""
-        if context.in_step() or self.is_absent:
+        if context.in_step() or self.replicas.is_absent:
             return tree
-        where = layout.sharding(self.mesh)
+        where = layout.sharding(self.replicas.mesh)
         if layout.home is None:
-            where = NamedSharding(layout.mesh(self.mesh), PartitionSpec())
+            where = NamedSharding(layout.mesh(self.replicas.mesh), PartitionSpec())
 
         def laid(leaf: Any) -> Any:
             if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
@@ -202,13 +195,13 @@ class Updating:
         group: bool,
     ) -> Any:
         name = method.split("(")[0]
-        context.check_cross_replica(self.strategy, name)
+        context.check_cross_replica(self.replicas, name)
         checked_function(fn, method)
         args = mirrored(checked_args(args, method), name, "args")
         named = mirrored(checked_kwargs(kwargs, method), name, "kwargs")
         layout = self.default_layout if var is None else var.layout
         args, named = self._laid(layout, (args, named))
-        with context.cross_replica(self.strategy):
+        with context.cross_replica(self.replicas):
             result = checked_result(fn(*([] if var is None else [var]), *args, **named), fn, method)
         result = self._laid(layout, result)
         if group:

@@ -74,8 +74,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     begin = time.perf_counter()
     element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.mesh),)
-    arguments = arguments_of(strategy, step, element, None, "replicax.plan")
-    executable = prepare(strategy, step, arguments)
+    arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
+    executable = prepare(strategy.extended.programs, step, arguments)
     traced = time.perf_counter() - begin
     names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]
     if isinstance(executable, PlacedExecutable):

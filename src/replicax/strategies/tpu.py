@@ -125,8 +125,8 @@ class TPUStrategy(Strategy):
         jax.effects_barrier()
 
     def _meet(self, method: str) -> None:
-        context.check_cross_replica(self, method, "Call it outside, before and after all steps.")
-        context.check_present(self, method)
+        context.check_cross_replica(self._replicas, method, "Call it outside, before and after all steps.")
+        context.check_present(self._replicas, method)
         ones = self.distribute_values_from_function(lambda _: 1)
         found = int(self.reduce("sum", ones))
         if found != self.num_replicas_in_sync:

@@ -103,11 +103,11 @@ class Optimizer:
                 )
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
-        self.name = strategy.extended.register.named(self, self.name)
+        self.name = strategy.extended.variables.named(self, self.name)
         with (
             _jax.outside_tracing(),
             jax.disable_jit(False),
-            context.cross_replica(strategy),
+            context.cross_replica(variables[0].replicas),
             use_store(ConcreteStore()),
         ):
             slots, tree = self._slots(variables, tree_of_variables)

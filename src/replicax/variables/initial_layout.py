@@ -20,6 +20,7 @@ from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
 from replicax.variables.partitioners import layout_by
 from replicax.variables.storage import launching
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -43,16 +44,16 @@ class Stored:
 
 class _Colocation(threading.local):
     def __init__(self) -> None:
-        self.places: list[tuple[Any, Layout, str]] = []
+        self.places: list[tuple[Replicas, Layout, str]] = []
 
 
 _colocation = _Colocation()
 
 
 @contextlib.contextmanager
-def colocated(strategy: Any, layout: Layout, what: str) -> Iterator[None]:
-    """New variables of ``strategy`` lie where ``what``, which has this layout, does."""
-    _colocation.places.append((strategy, layout, what))
+def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
+    """New variables of ``replicas`` lie where ``what``, which has this layout, does."""
+    _colocation.places.append((replicas, layout, what))
     try:
         yield
     finally:
@@ -65,8 +66,8 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
     Raises:
       ValueError: it is to lie somewhere else, too.
     """
-    extended = variable.strategy.extended
-    place = next((p for p in reversed(_colocation.places) if p[0] is variable.strategy), None)
+    replicas = variable.replicas
+    place = next((p for p in reversed(_colocation.places) if p[0] is replicas), None)
     if place is None:
         return None
     if any(wish is not None for wish in wishes):
@@ -74,8 +75,8 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
             f"{variable.describe()} is created inside colocate_vars_with, and lies where {place[2]} does: leave "
             "partitioner, partition_dimensions and logical_device out, or create it outside"
         )
-    own = variable.is_on_read and extended.num_replicas > 1
-    return beside(place[1], variable.shape, extended.mesh, own, not is_key(variable.dtype))
+    own = variable.is_on_read and replicas.count > 1
+    return beside(place[1], variable.shape, replicas.mesh, own, not is_key(variable.dtype))
 
 
 def layout_for(
@@ -101,7 +102,7 @@ def layout_for(
     if beside_another is not None:
         return beside_another
     if logical_device is not None:
-        count = variable.strategy.extended.num_logical_devices
+        count = variable.replicas.logical_devices.shape[1]
         if partition_dimensions is not None:
             raise ValueError(
                 f"{variable.describe()} can't be split over the logical devices and live on one of them: choose one of "
@@ -110,22 +111,21 @@ def layout_for(
         device = checked_logical_device(logical_device, count, variable.describe())
         layout = layout_for(variable, partitioner, None, None)
         return on_logical_device(layout, device) if count > 1 else layout
-    extended = variable.strategy.extended
-    replicas = extended.num_replicas
-    usual = extended.default_layout
+    collection, replicas = variable.collection, variable.replicas
+    usual = collection.default_layout
     if partition_dimensions is None:
-        if replicas == 1:
+        if replicas.count == 1:
             return usual
         if variable.is_on_read:
-            return Copies(replicas)
-        chosen = None if is_key(variable.dtype) else partitioner or extended.partitioner
-        split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
+            return Copies(replicas.count)
+        chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
+        split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas.count)
         if isinstance(split, Mirrored):
             return usual
-        if extended.lockstep.several:
+        if replicas.lockstep.several:
             raise ValueError(
                 f"{variable.describe()}: a variable can be split over the replicas of one process only; under "
-                f"{variable.strategy!r} use Variable without a partitioner"
+                f"{replicas!r} use Variable without a partitioner"
             )
         return split
     if partitioner is not None:
@@ -138,8 +138,8 @@ def layout_for(
             f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
             "devices: leave partition_dimensions out"
         )
-    axes = parted(variable.shape, partition_dimensions, extended.num_logical_devices, variable.describe())
-    return Copies(replicas, axes=axes) if variable.is_on_read and replicas > 1 else Mirrored(axes=axes)
+    axes = parted(variable.shape, partition_dimensions, replicas.logical_devices.shape[1], variable.describe())
+    return Copies(replicas.count, axes=axes) if variable.is_on_read and replicas.count > 1 else Mirrored(axes=axes)
 
 
 def checked_logical_device(logical_device: Any, count: int, what: str) -> int:

@@ -20,8 +20,9 @@ from replicax.devices.logical_axes import constrained
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.register import check_agreed
+from replicax.variables.collection import check_agreed
 from replicax.variables.storage import exchanging, lent
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
@@ -77,10 +78,10 @@ class ConcreteStore:
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
-        if variable.strategy.extended.is_absent and staging is not None:
+        if variable.replicas.is_absent and staging is not None:
             shape = variable.slot.array.shape if variable.is_stacked else variable.shape
             return jnp.zeros(shape, variable.dtype)  # of a program that only its shapes are wanted of
-        context.check_present(variable.strategy, f"reading {variable.describe()}")
+        context.check_present(variable.replicas, f"reading {variable.describe()}")
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:
@@ -89,7 +90,7 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
-        context.check_present(variable.strategy, f"assigning {variable.describe()}")
+        context.check_present(variable.replicas, f"assigning {variable.describe()}")
         check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():
@@ -151,12 +152,12 @@ class Creations:
     """The variables that a step creates when it first runs, and finds again in their order ever after.
 
     Args:
-      strategy: whose variables they are.
+      replicas: those of the step.
       variables: those created so far; grows.
     """
 
-    def __init__(self, strategy: Any, variables: list[Variable]) -> None:
-        self._strategy = strategy
+    def __init__(self, replicas: Replicas, variables: list[Variable]) -> None:
+        self._replicas = replicas
         self._variables = variables
         self._next = 0
         self._undo: list[Callable[[], None]] = []
@@ -172,7 +173,7 @@ class Creations:
 
     def again(self) -> Creations:
         """The same for another replica, which comes upon the same variables in the same order."""
-        other = Creations(self._strategy, self._variables)
+        other = Creations(self._replicas, self._variables)
         other._undo = self._undo
         return other
 
@@ -182,7 +183,7 @@ class Creations:
             with (
                 _jax.outside_tracing(),
                 jax.disable_jit(False),
-                context.cross_replica(self._strategy),
+                context.cross_replica(self._replicas),
                 use_store(ConcreteStore()),
             ):
                 self._variables.append(make())
@@ -190,16 +191,24 @@ class Creations:
         return self._variables[self._next - 1]
 
 
-def check_owner(variable: Variable, strategy: Any, what: str = "the step runs under") -> None:
-    """Raise unless ``variable`` belongs to ``strategy``, whose step uses it.
+def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
+    """Run ``step`` on the replicas of ``variable``, outside of every other step: what it takes to have its copies meet.
+
+    It is the strategy that runs steps; see :class:`~replicax.variables.collection.VariableCollection`.
+    """
+    return variable.collection.run(step, args)
+
+
+def check_owner(variable: Variable, replicas: Replicas, what: str = "the step runs under") -> None:
+    """Raise unless ``variable`` is one of ``replicas``, whose step uses it.
 
     Raises:
-      ContextError: it belongs to another one.
+      ContextError: it is another strategy's.
     """
-    if variable.strategy is not strategy:
-        another = "another " if repr(variable.strategy) == repr(strategy) else ""
+    if variable.replicas is not replicas:
+        another = "another " if repr(variable.replicas) == repr(replicas) else ""
         raise ContextError(
-            f"{variable.describe()} belongs to {variable.strategy!r}, but {what} {another}{strategy!r}: create it "
+            f"{variable.describe()} belongs to {variable.replicas!r}, but {what} {another}{replicas!r}: create it "
             "inside this strategy's scope()"
         )
 

@@ -29,18 +29,17 @@ from replicax.variables.aggregation import (
     parse_synchronization,
 )
 from replicax.variables.array_like import ArrayLike
+from replicax.variables.collection import agreed_initial
 from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
 from replicax.variables.initial_layout import Stored, layout_for, numpy_array, on_host
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.register import agreed_initial
 from replicax.variables.row_updates import RowUpdates
 from replicax.variables.storage import Slot
-from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.store import ConcreteStore, current_store, run_across, use_store
 
 if TYPE_CHECKING:
-    from replicax.strategy import Strategy
     from replicax.variables.partitioners import Partitioner
 
 _counter = itertools.count()
@@ -133,8 +132,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"Variable: name must be a string or None, got {name!r}")
-        self.strategy: Strategy = context.get_strategy()
-        self.name = self.strategy.extended.register.named(self, f"variable_{next(_counter)}" if name is None else name)
+        self.strategy = context.get_strategy()
+        self.collection = self.strategy.extended.variables
+        self.replicas = self.collection.replicas
+        self.name = self.collection.named(self, f"variable_{next(_counter)}" if name is None else name)
         if trainable is not None and not isinstance(trainable, bool | np.bool_):
             raise TypeError(f"variable {self.name!r}: trainable must be a bool or None, got {trainable!r}")
         self.synchronization = parse_synchronization(synchronization)
@@ -152,7 +153,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
         self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
-        self.number = self.strategy.extended.register.add(self)
+        self.number = self.collection.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
 
@@ -174,7 +175,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             jax.dtypes.canonicalize_dtype(dtype or float, allow_extended_dtype=True)
         except TypeError:
             raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
-        if not callable(initial_value) and not self.strategy.extended.is_absent:
+        if not callable(initial_value) and not self.replicas.is_absent:
             value: Any = on_host(initial_value, dtype, where)
             if value is None:
                 value = as_array(initial_value, where, dtype)
@@ -236,7 +237,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     @property
     def sharding(self) -> Sharding:
         """How the stored array lies on the strategy's devices."""
-        return self.layout.sharding(self.strategy.extended.mesh)
+        return self.layout.sharding(self.replicas.mesh)
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""
@@ -247,11 +248,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         with _jax.outside_tracing():
             shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
-        where = self.layout.describe(self.strategy.extended.mesh)
+        where = self.layout.describe(self.replicas.mesh)
         return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
 
     def _shown(self) -> str:
-        if self.strategy.extended.is_absent:
+        if self.replicas.is_absent:
             return "absent"
         try:
             value: Any = here(self.from_storage()) if not self.is_stacked else self.stored()
@@ -297,20 +298,16 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 "strategy.local_results(variable), or create it with an aggregation"
             )
         copies = current_store().copies(self)
-        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-            if isinstance(copies.form, Local):
-                return copies.form.communicator.from_first(copies.form.value)
-            return self.strategy.run(Variable._first_copy, args=(self,))
-        return self.strategy.reduce(ReduceOp.parse(self.aggregation.value), copies)
-
-    def _first_copy(self) -> Any:
-        replica = context.get_replica_context()
-        assert replica is not None
-        return replica._communicator.from_first(current_store().read(self))
+        if isinstance(copies.form, Local):
+            mine, communicator = copies.form.value, copies.form.communicator
+            if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
+                return communicator.from_first(mine)
+            return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [mine])[0]
+        return run_across(self, _combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:
         current = context.get_replica_context()
-        return current is not None and current.strategy is self.strategy
+        return current is not None and current._replicas is self.replicas
 
     # --- writing ----------------------------------------------------------------------------------------
 
@@ -342,11 +339,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def _share_out(self, value: Any) -> Variable:
         if _jax.current_trace() is _jax.eval_trace():
-            self.strategy.run(Variable._share_out, args=(self, value))
+            run_across(self, Variable._share_out, self, value)
             return self
         form = current_store().copies(self).form
         assert isinstance(form, Local)
-        return self._write(share_of(value, form.communicator.replica_id(), self.strategy.num_replicas_in_sync))
+        return self._write(share_of(value, form.communicator.replica_id(), self.replicas.count))
 
     def assign_add(self, delta: Any) -> Variable:
         """Add ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
@@ -379,18 +376,14 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         if context.in_cross_replica_context() and _jax.current_trace() is not _jax.eval_trace():
             return self._write(change(store.read(self), delta))
-        self.strategy.run(getattr(Variable, method), args=(self, delta))
+        run_across(self, getattr(Variable, method), self, delta)
         return self
 
     def _combined(self, value: Any) -> Any:
         """One value from the replicas' arrays, or rows."""
         if self.is_on_read or self.aggregation is Aggregation.NONE:
             return value
-        replica = context.get_replica_context()
-        assert replica is not None
-        if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-            return jax.tree_util.tree_map(replica._communicator.from_first, value)
-        return replica.all_reduce(self.aggregation.value, value)
+        return _combined(value, self.aggregation)
 
     def _write(self, value: Any) -> Variable:
         if not (isinstance(value, np.ndarray) and isinstance(current_store(), ConcreteStore)):
@@ -451,13 +444,22 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The whole value, on every replica, of an on-write variable: gathered if it is split."""
         if not isinstance(self.layout, Split):
             return self.stored()
-        everywhere = NamedSharding(self.layout.mesh(self.strategy.extended.mesh), self.layout.whole_spec)
+        everywhere = NamedSharding(self.layout.mesh(self.replicas.mesh), self.layout.whole_spec)
         return jax.device_put(self.layout.whole(self.stored()), everywhere)
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
 
     __copy__ = __deepcopy__
+
+
+def _combined(value: Any, aggregation: Aggregation) -> Any:
+    """One value from the replicas' arrays, or rows, inside a step."""
+    replica = context.get_replica_context()
+    assert replica is not None
+    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        return jax.tree_util.tree_map(replica._communicator.from_first, value)
+    return replica.all_reduce(aggregation.value, value)
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -45,6 +46,8 @@ class Lockstep:
         self._name = name
         self._series = Series(workers, name, self.timeout)
         self._told: BaseException | None = None
+        self._calls = 0
+        self._watched = itertools.count()
 
     def share(self, doing: str, item: Any, detail: str = "", timeout: float | None = None) -> list[Any]:
         """What all workers bring, in their order.
@@ -112,6 +115,15 @@ class Lockstep:
     def series(self, topic: str) -> Series:
         """Exchanges about something else, which other threads may make; who is late is waited for as long as here."""
         return Series(self.workers, topic, self.timeout)
+
+    def is_to_compare(self) -> bool:
+        """One more call of a compiled step; whether its number, alike on all workers, is a power of two."""
+        self._calls += 1
+        return self._calls & (self._calls - 1) == 0
+
+    def next_watched(self) -> int:
+        """The number of a call whose collectives have a timeout."""
+        return next(self._watched)
 
     def check(self) -> None:
         """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""

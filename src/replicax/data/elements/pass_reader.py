@@ -13,7 +13,7 @@ from replicax.execution.many_steps.element_groups import Single, group_of
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Elements
-    from replicax.extended import StrategyExtended
+    from replicax.workers.replicas import Replicas
 
 
 class PassReader:
@@ -22,10 +22,10 @@ class PassReader:
     Args:
       elements: what it reads.
       ahead: how many elements, or groups of them, wait on the devices.
-      owner: of the replicas.
+      owner: the replicas that the elements are for.
     """
 
-    def __init__(self, elements: Elements, ahead: int, owner: StrategyExtended | None) -> None:
+    def __init__(self, elements: Elements, ahead: int, owner: Replicas | None) -> None:
         self._elements = elements
         self._iterator = Ahead(elements, ahead)
         self._owner = owner

@@ -10,14 +10,13 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.collectives import COMBINED, ReduceOp, check_other_dims, checked_axes, countable, divide
-from replicax.communication import ReplicaExamples
+from replicax.collectives import COMBINED, ReduceOp, ReplicaExamples, check_other_dims, checked_axes, countable, divide
 from replicax.context import Options
 from replicax.devices.host_values import as_array
 from replicax.execution.exact.rendezvous import Offers, Rendezvous
@@ -26,12 +25,9 @@ from replicax.execution.padding.questions import Question, asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
 from replicax.locality import Locality, M, T
 
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
-
 
 class ExactCommunicator:
-    """See :class:`replicax.communication.Communicator`. One replica's way to the others, through the rendezvous."""
+    """See :class:`replicax.collectives.Communicator`. One replica's way to the others, through the rendezvous."""
 
     rendezvous: Rendezvous
 
@@ -129,12 +125,12 @@ class ExactCommunicator:
             self._note(array, M)
         return everyone
 
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         everyone = self.meet("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
         if len({len(theirs) for theirs in everyone}) > 1:
             raise ValueError("merge_call: the replicas' arguments differ in structure")
         computed = [any(column) for column in zip(*everyone, strict=True)]
-        return merge_here(self, strategy, fn, args, kwargs, computed)
+        return merge_here(self, self.rendezvous.count, fn, args, kwargs, computed)
 
 
 def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
-from replicax.communication import ReplicaExamples
+from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import check_integers
 from replicax.errors import ContextError
+from replicax.execution.cache import ProgramCache
 from replicax.execution.exact.array_facts import Localities, Places
 from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.exact.rendezvous import Rendezvous
@@ -39,13 +40,11 @@ from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.storage import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 def run_per_replica(
-    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
     """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
 
@@ -55,14 +54,14 @@ def run_per_replica(
       Exception: whatever ``fn`` raised on whichever worker, with a note that names the replica. Variables are as they
         were.
     """
-    mask = check_components(args, kwargs, strategy)
-    check_same_step(strategy, fn, args, kwargs, "on the exact executor")
-    programs, key = strategy.extended.programs, function_key(fn)
+    replicas, key = programs.replicas, function_key(fn)
+    mask = check_components(args, kwargs, replicas)
+    check_same_step(replicas.lockstep, fn, args, kwargs, "on the exact executor")
     variables = programs.created_by(key)
     known_before = len(variables)
-    created = Creations(strategy, variables)
+    created = Creations(replicas, variables)
     try:
-        results, new = _run(strategy, fn, (tuple(args), dict(kwargs or {})), mask, created)
+        results, new = _run(programs, fn, (tuple(args), dict(kwargs or {})), mask, created)
     except BaseException:
         created.undo()
         raise
@@ -73,27 +72,24 @@ def run_per_replica(
 
 
 def _run(
-    strategy: Strategy, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
+    programs: ProgramCache, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
 ) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
     """What the step returns, and the new arrays of the variables that it writes."""
-    extended = strategy.extended
+    replicas = programs.replicas
     adopt = _jax.settings_of_this_thread()
-    replicas = []
-    for i in extended.local_replicas:
-        device = extended.worker_devices[i]
-        inputs = _inputs(arguments, i, device)
-        replicas.append(_Replica(strategy, i, device, fn, adopt, created.again(), *inputs, mask))
-    rendezvous = Rendezvous(
-        {r.communicator.replica: r.play for r in replicas}, extended.num_replicas, extended.lockstep
-    )
-    for replica in replicas:
+    mine = []
+    for i in replicas.local:
+        inputs = _inputs(arguments, i, replicas.devices[i])
+        mine.append(_Replica(replicas, i, fn, adopt, created.again(), *inputs, mask))
+    rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
+    for replica in mine:
         replica.communicator.rendezvous = rendezvous
     returned = rendezvous.run()
-    stores = [r.store for r in replicas]
-    everyone = outcomes(returned, stores, strategy)
-    if extended.num_replicas > 1:
+    stores = [r.store for r in mine]
+    everyone = outcomes(returned, stores, replicas)
+    if replicas.count > 1:
         check_expectations(everyone)
-    return merged(returned, everyone, strategy, mask), new_arrays(stores, everyone, strategy)
+    return merged(returned, everyone, replicas, mask), new_arrays(stores, everyone, programs.variables)
 
 
 class _Replica:
@@ -101,9 +97,8 @@ class _Replica:
 
     def __init__(
         self,
-        strategy: Strategy,
+        replicas: Replicas,
         index: int,
-        device: jax.Device,
         fn: Callable[..., Any],
         adopt: Callable[[], None],
         creations: Creations,
@@ -112,6 +107,7 @@ class _Replica:
         mask: ExampleMask | None,
     ) -> None:
         localities, places, examples = Localities(), None, None
+        device = replicas.devices[index]
         if mask is not None:
             examples = ReplicaExamples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
             places = Places(mask.host.shape[1])
@@ -127,11 +123,11 @@ class _Replica:
             localities.is_of_step,
             examples,
             None if places is None else places.of,
-            strategy.extended.communication_options,
+            replicas.options,
         )
-        self.store = ExactStore(strategy, self.communicator, localities, places, creations)
+        self.store = ExactStore(replicas, self.communicator, localities, places, creations)
         self._trace = self.store.trace
-        self._context = context.ReplicaContext(strategy, self.communicator)
+        self._context = context.ReplicaContext(replicas, self.communicator)
         self._device = device
         self._fn = fn
         self._arguments = arguments
@@ -186,7 +182,7 @@ def _place(value: Any) -> Place:
     return UNKNOWN if value.dim is None else Rows(value.dim)
 
 
-def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, strategy: Strategy) -> ExampleMask | None:
+def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, replicas: Replicas) -> ExampleMask | None:
     """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
 
     Returns:
@@ -196,7 +192,6 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
       ValueError: one has more or fewer, or another mask.
     """
     mask: ExampleMask | None = None
-    num_replicas = strategy.num_replicas_in_sync
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if _jax.is_mutable(leaf):
@@ -204,7 +199,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, stra
         if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
             check_integers(leaf, functools.partial(path_of, tree, position))
             continue
-        if leaf.count != num_replicas or leaf.replicas != strategy.extended.local_replicas:
-            raise of_another_strategy(tree, position, leaf.count, num_replicas)
+        if leaf.count != replicas.count or leaf.replicas != replicas.local:
+            raise of_another_strategy(tree, position, leaf.count, replicas.count)
         mask = common_mask(mask, leaf, tree, position)
     return mask

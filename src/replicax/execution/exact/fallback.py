@@ -5,28 +5,26 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replicax.errors import ExecutorWarning, stack_level
+from replicax.execution.cache import ProgramCache
 from replicax.execution.exact.executor import check_components, run_per_replica
 from replicax.execution.tracing.arguments import NotOneProgramError
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
 
 _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def fall_back(
-    strategy: Strategy,
+    programs: ProgramCache,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     why: NotOneProgramError,
 ) -> Any:
     """Run a step that no compiled program can hold on the exact executor; a warning says so once, and why."""
-    check_components(args, kwargs, strategy)
-    said = _warned.setdefault(strategy.extended, set())
+    check_components(args, kwargs, programs.replicas)
+    said = _warned.setdefault(programs, set())
     if str(why) not in said:
         said.add(str(why))
         warnings.warn(
@@ -34,4 +32,4 @@ def fall_back(
             ExecutorWarning,
             stacklevel=stack_level(),
         )
-    return run_per_replica(strategy, fn, args, kwargs)
+    return run_per_replica(programs, fn, args, kwargs)

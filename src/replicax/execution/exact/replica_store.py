@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,7 @@ from replicax.values import Local, PerReplica, slices_of
 from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 class ExactStore:
@@ -29,7 +27,7 @@ class ExactStore:
 
     def __init__(
         self,
-        strategy: Strategy,
+        replicas: Replicas,
         communicator: ExactCommunicator,
         localities: Localities,
         places: Places | None,
@@ -37,7 +35,7 @@ class ExactStore:
     ) -> None:
         self.create = creations.create
         self.if_it_fails = creations.if_it_fails
-        self.strategy = strategy
+        self.replicas = replicas
         self.communicator = communicator
         self.localities = localities
         self.places = places
@@ -49,7 +47,7 @@ class ExactStore:
         self.trace = _jax.WatchingTrace(self.watch, communicator.device, each=places is not None)
 
     def read(self, variable: Variable) -> Any:
-        check_owner(variable, self.strategy)
+        check_owner(variable, self.replicas)
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
             with _jax.outside_tracing():
@@ -59,7 +57,7 @@ class ExactStore:
         return self.values[variable]
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
-        check_owner(variable, self.strategy)
+        check_owner(variable, self.replicas)
         check_write_trace(variable, self.trace)
         if must_be_mirrored is not None:
             self.expect([value], frozenset({T}), must_be_mirrored)
@@ -80,7 +78,7 @@ class ExactStore:
         # What differs can be told at once; what does not differ only when all replicas are known.
         refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
         found = self.localities.of(value)
-        several = self.strategy.num_replicas_in_sync > 1
+        several = self.replicas.count > 1
         if several and found in refused and (found is T or M not in refused):
             raise LocalityError(otherwise)
         (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
@@ -97,7 +95,7 @@ class ExactStore:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
-    device = variable.strategy.extended.worker_devices[replica]
+    device = variable.replicas.devices[replica]
     if not variable.is_stacked:
         return _jax.copy_on(device, here(variable.from_storage()))
     [shard] = [s for s in slices_of(variable.stored()) if (s.index[0].start or 0) == replica]

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -25,13 +25,12 @@ from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import are_equal, is_leaf, known
 from replicax.values import Components, ExampleMask, PerReplica
+from replicax.variables.collection import VariableCollection
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 from replicax.workers.codec import declared, dumps, loads
 from replicax.workers.fingerprints import Fingerprint, fingerprint, unabridged
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 declared(Locality)
 
@@ -73,9 +72,9 @@ class Outcome:
     """By the number of a variable: the value, if all must have the same, and what to say if they have not."""
 
 
-def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], strategy: Strategy) -> list[Outcome]:
+def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], replicas: Replicas) -> list[Outcome]:
     """Those of all replicas, in their order, from what this worker's replicas have returned."""
-    lockstep = strategy.extended.lockstep
+    lockstep = replicas.lockstep
     mine = [_outcome(tree, store, lockstep.several) for tree, store in zip(returned, stores, strict=True)]
     return [outcome for theirs in lockstep.share("ends a step on the exact executor", mine) for outcome in theirs]
 
@@ -123,13 +122,13 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
             raise LocalityError(checks[0].otherwise)
 
 
-def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strategy, mask: ExampleMask | None) -> Any:
+def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:
     """What ``run`` returns: mirrored values plain, others as ``PerReplica``.
 
     Args:
       returned: by this worker's replicas.
       everyone: what all replicas have come to.
-      strategy: whose replicas they are.
+      replicas: all of them.
       mask: which rows of the step's batch are examples, if it is padded.
 
     Raises:
@@ -147,13 +146,13 @@ def merged(returned: Sequence[Any], everyone: Sequence[Outcome], strategy: Strat
     results = []
     for mine, all_ in zip(columns, everyones, strict=True):
         padded, dim = (False, None) if mask is None else _where_examples_are(all_, mask.host.shape[1])
-        value = _differing(mine, all_, strategy) if padded else _merged_leaf(mine, all_, strategy)
+        value = _differing(mine, all_, replicas) if padded else _merged_leaf(mine, all_, replicas)
         results.append(PerReplica(value.form, mask, dim) if padded else value)
     return jax.tree_util.tree_unflatten(flat[0][1], results)
 
 
-def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> Any:
-    first, extended = mine[0], strategy.extended
+def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> Any:
+    first = mine[0]
     if len(everyones) == 1:
         return first
     if all(leaf.print is not None for leaf in everyones):
@@ -161,18 +160,18 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Stra
         if same and not any(leaf.is_of_step for leaf in everyones):
             return first
         if same and all(leaf.locality is not T for leaf in everyones):
-            devices = [extended.worker_devices[i] for i in extended.local_replicas]
-            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], extended.mesh)
-        return _differing(mine, everyones, strategy)
+            devices = [replicas.devices[i] for i in replicas.local]
+            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas.mesh)
+        return _differing(mine, everyones, replicas)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
         if _equal(tokens) or all(_same_object(token, first) for token in tokens):
             return first
-    return PerReplica(Components(tuple(mine), extended.local_replicas, extended.num_replicas))
+    return PerReplica(Components(tuple(mine), replicas.local, replicas.count))
 
 
-def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], strategy: Strategy) -> PerReplica:
-    return place_components(mine, strategy.extended.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> PerReplica:
+    return place_components(mine, replicas.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
 
 
 def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
@@ -185,7 +184,7 @@ def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, in
 
 
 def new_arrays(
-    stores: Sequence[ExactStore], everyone: Sequence[Outcome], strategy: Strategy
+    stores: Sequence[ExactStore], everyone: Sequence[Outcome], of_strategy: VariableCollection
 ) -> list[tuple[Variable, jax.Array]]:
     """The variables that replicas have written, each with its new stored array.
 
@@ -194,21 +193,21 @@ def new_arrays(
     """
     numbers = dict.fromkeys(n for outcome in everyone for n in outcome.written)
     variables = {v.number: v for store in stores for v in store.written}
-    written = [variables[n] if n in variables else strategy.extended.register[n] for n in numbers]
+    written = [variables[n] if n in variables else of_strategy[n] for n in numbers]
     return [(v, _stored(v, stores, everyone)) for v in written]
 
 
 def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
-    extended = variable.strategy.extended
-    devices = [extended.worker_devices[s.communicator.replica] for s in stores]
+    replicas = variable.replicas
+    devices = [replicas.devices[s.communicator.replica] for s in stores]
     values = [
         s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica) for s in stores
     ]
     if variable.is_stacked:
         values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
-        return put_among(stack(values, extended.mesh), variable.sharding)
+        return put_among(stack(values, replicas.mesh), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
-    print_of = _print_of(extended.lockstep.several)
+    print_of = _print_of(replicas.lockstep.several)
     unwritten = None if all(written) else print_of(local_value(variable, stores[0].communicator.replica))
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))

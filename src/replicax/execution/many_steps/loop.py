@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 
+from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.exact.executor import run_per_replica
 from replicax.execution.exact.fallback import fall_back
@@ -28,9 +29,6 @@ from replicax.execution.tracing.function_key import Wrapper
 from replicax.nests import known
 from replicax.user_functions import checked_result
 from replicax.variables.dtypes import is_key
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
 
 
 class StepSource(Protocol):
@@ -73,7 +71,7 @@ def checked_steps(steps: Any) -> int:
 
 
 def run_steps(
-    strategy: Strategy, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
+    programs: ProgramCache, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
 ) -> MultiStepContext:
     """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
     exact = default_options().executor == "per_replica"
@@ -84,13 +82,13 @@ def run_steps(
     launches: list[list[Any]] = []
     returned: Any = None
     try:
-        programs = [prepare(strategy, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
+        prepared = [prepare(programs, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
         if len(groups) > 1 or initial_loop_values is not None:
-            _check_outputs(step.__name__, programs, groups, initial_loop_values)
-        groups, programs = _one_by_one(groups, programs)
+            _check_outputs(step.__name__, prepared, groups, initial_loop_values)
+        groups, prepared = _one_by_one(groups, prepared)
         launches = [[] for _ in groups]
-        for group, program, launched in zip(groups, programs, launches, strict=True):
-            returned = _run_group(strategy, step, group, program, exact, launched)
+        for group, program, launched in zip(groups, prepared, launches, strict=True):
+            returned = _run_group(programs, step, group, program, exact, launched)
             launched.append(True)  # on the exact executor nothing else says so
     except BaseException:
         source.give_back(groups[sum(map(bool, launches)) :])
@@ -119,7 +117,7 @@ def _one_by_one(
 
 
 def _run_group(
-    strategy: Strategy,
+    programs: ProgramCache,
     step: Step,
     group: ElementGroup | Single,
     program: Executable | None,
@@ -129,20 +127,20 @@ def _run_group(
     """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
     if isinstance(group, Single):
         if exact:
-            return run_per_replica(strategy, step, (group.element,), None)
+            return run_per_replica(programs, step, (group.element,), None)
         try:
-            return run(strategy, step, (group.element,), None, launched)
+            return run(programs, step, (group.element,), None, launched)
         except NotOneProgramError as why:
-            return fall_back(strategy, step, (group.element,), None, why)
+            return fall_back(programs, step, (group.element,), None, why)
     assert program is not None
-    extended = strategy.extended
+    replicas = programs.replicas
     is_new = group.count not in program.repetitions
     repeated = program.repeated(group.count)
-    if extended.lockstep.several and extended.calls.is_to_compare() | is_new:
+    if replicas.lockstep.several and replicas.lockstep.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
-        check_same_step(strategy, step, (group.described,), None, how)
-    computed = launch(strategy, repeated, group.inputs, launched)
-    return results(repeated, computed, strategy.num_replicas_in_sync, group.mask if repeated.padded else None)
+        check_same_step(replicas.lockstep, step, (group.described,), None, how)
+    computed = launch(replicas, repeated, group.inputs, launched)
+    return results(repeated, computed, replicas.count, group.mask if repeated.padded else None)
 
 
 # --- outputs --------------------------------------------------------------------------------------------

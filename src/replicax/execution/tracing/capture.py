@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax, context
-from replicax.communication import ReplicaExamples
+from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
@@ -31,16 +31,14 @@ from replicax.values import Local, PerReplica
 from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
 from replicax.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 
 class TracedStore:
     """The store of a step that is being captured; see :class:`replicax.variables.store.Store`."""
 
-    def __init__(self, strategy: Strategy, communicator: SpmdCommunicator, creations: Creations) -> None:
-        self.strategy = strategy
+    def __init__(self, replicas: Replicas, communicator: SpmdCommunicator, creations: Creations) -> None:
+        self.replicas = replicas
         self.create = creations.create
         self.if_it_fails = creations.if_it_fails
         self.communicator = communicator
@@ -52,7 +50,7 @@ class TracedStore:
         self._mesh = jax.sharding.get_abstract_mesh()
 
     def read(self, variable: Variable) -> Any:
-        check_owner(variable, self.strategy)
+        check_owner(variable, self.replicas)
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
             aval = _jax.aval_on(_jax.ShapedArray(variable.shape, variable.dtype), self._mesh)
@@ -63,7 +61,7 @@ class TracedStore:
         return in_parts(variable, self.values[variable])
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
-        check_owner(variable, self.strategy)
+        check_owner(variable, self.replicas)
         check_write_trace(variable, self._trace)
         if must_be_mirrored is not None:
             [value] = self.expect([value], frozenset({T}), must_be_mirrored)
@@ -82,7 +80,7 @@ class TracedStore:
 
 
 def capture(
-    strategy: Strategy,
+    replicas: Replicas,
     fn: Callable[..., Any],
     arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
@@ -91,10 +89,10 @@ def capture(
     paths: Callable[[], Sequence[str]] = tuple,
     communicator: SpmdCommunicator | None = None,
 ) -> Program:
-    """Trace ``fn`` for one replica of ``strategy``.
+    """Trace ``fn`` for one of ``replicas``.
 
     Args:
-      strategy: whose replica to be.
+      replicas: one of which to be.
       fn: the step.
       arguments: one replica's shape and dtype, and the locality, of each traced argument.
       rebuild: makes ``(args, kwargs)`` from the traced arguments.
@@ -122,10 +120,10 @@ def capture(
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree
         way = communicator or SpmdCommunicator(
-            None if example_dims is None else ReplicaExamples(*values[-2:]), strategy.extended.communication_options
+            None if example_dims is None else ReplicaExamples(*values[-2:]), replicas.options
         )
-        store = TracedStore(strategy, way, creations)
-        replica = context.ReplicaContext(strategy, way)
+        store = TracedStore(replicas, way, creations)
+        replica = context.ReplicaContext(replicas, way)
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
@@ -149,7 +147,7 @@ def capture(
         return written, computed
 
     with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
-        traced = traced_inside(strategy.extended.mesh, body, [aval for aval, _ in arguments])
+        traced = traced_inside(replicas.mesh, body, [aval for aval, _ in arguments])
     assert store is not None
     jaxpr, operands = _jax.shard_map_body(traced)
     lost = _jax.left_behind(traced, jaxpr, len(arguments))
@@ -168,7 +166,7 @@ def capture(
     closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
     unused = [i for i in range(n_arguments) if i not in by_position]
     assert not unused, f"arguments {unused} were dropped while tracing"
-    everywhere = NamedSharding(strategy.extended.mesh, PartitionSpec())
+    everywhere = NamedSharding(replicas.mesh, PartitionSpec())
     return Program(
         name=name,
         jaxpr=_jax.replace_inputs(

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import lax
 
 from replicax import collectives, context
-from replicax.collectives import ReduceOp
-from replicax.communication import Communicator, ReplicaExamples
+from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.padding.questions import Question, asks_p
 from replicax.nests import is_leaf, known
-from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
 
 
 class SpmdCommunicator:
-    """See :class:`replicax.communication.Communicator`. Everything here only records operations.
+    """See :class:`replicax.collectives.Communicator`. Everything here only records operations.
 
     Args:
       examples: of a padded batch.
@@ -69,9 +64,9 @@ class SpmdCommunicator:
         stacked = collectives.stack_replicas(value, self._noted(None))
         return [stacked[i] for i in range(stacked.shape[0])]
 
-    def merge(self, strategy: Strategy, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         computed = [isinstance(leaf, jax.core.Tracer) for leaf in leaves_of((args, kwargs))]
-        return merge_here(self, strategy, fn, args, kwargs, computed)
+        return merge_here(self, lax.axis_size(REPLICA_AXIS), fn, args, kwargs, computed)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -81,29 +76,27 @@ def leaves_of(tree: Any) -> list[Any]:
 
 def merge_here(
     communicator: Communicator,
-    strategy: Strategy,
+    count: int,
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
     computed: Sequence[bool],
 ) -> Any:
-    """Call ``fn`` in cross-replica context as this replica, with the computed leaves as ``PerReplica``.
+    """Call ``fn``, which acts across, as this replica, with the computed leaves as ``PerReplica``.
 
     Args:
       communicator: reaches the other replicas, which do the same.
-      strategy: passed to ``fn`` first.
-      fn: the ``merge_fn``.
-      args: its further arguments.
+      count: how many replicas there are.
+      fn: of a ``merge_call``.
+      args: its arguments.
       kwargs: its keyword arguments.
       computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
     """
-    if strategy.num_replicas_in_sync > 1 or communicator.examples is not None:
+    if count > 1 or communicator.examples is not None:
         leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
-    with context.cross_replica(strategy):
-        result = checked_result(fn(strategy, *args, **kwargs), fn, "merge_call")
-    return jax.tree_util.tree_map(_back, known(result), is_leaf=is_leaf)
+    return jax.tree_util.tree_map(_back, known(fn(*args, **kwargs)), is_leaf=is_leaf)
 
 
 def _back(leaf: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -28,18 +28,16 @@ from replicax.execution.uneven.joint_program import joined
 from replicax.execution.uneven.ragged_collectives import gather_p
 from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.variables.store import Creations
-
-if TYPE_CHECKING:
-    from replicax.strategy import Strategy
+from replicax.workers.replicas import Replicas
 
 _ROUNDS = 6
 
 
-def capture_uneven(strategy: Strategy, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
+def capture_uneven(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     """Trace ``fn`` for each size of its arguments, as one program for all replicas.
 
     Args:
-      strategy: whose replicas run it.
+      replicas: which run it.
       fn: the step.
       arguments: some of which differ in size between replicas.
       creations: the variables that the step creates.
@@ -47,7 +45,7 @@ def capture_uneven(strategy: Strategy, fn: Callable[..., Any], arguments: Argume
     Raises:
       CantJoinError: no one program can do what the replicas do; says why.
     """
-    of_replicas = arguments.of_replicas(strategy.num_replicas_in_sync)
+    of_replicas = arguments.of_replicas(replicas.count)
     sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in mine) for mine in of_replicas))
     size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in mine)) for mine in of_replicas)
     questions = _Questions(size_of, sizes)
@@ -56,7 +54,7 @@ def capture_uneven(strategy: Strategy, fn: Callable[..., Any], arguments: Argume
         for number in range(len(sizes)):
             if captured[number] is None:
                 captured[number] = _captured(
-                    strategy, fn, arguments, of_replicas[size_of.index(number)], creations.again(), questions, number
+                    replicas, fn, arguments, of_replicas[size_of.index(number)], creations.again(), questions, number
                 )
         for number in questions.guessed_wrong():
             captured[number] = None
@@ -72,11 +70,11 @@ def capture_uneven(strategy: Strategy, fn: Callable[..., Any], arguments: Argume
     questions.check_alike()
     if any(map(is_placed, programs)):
         raise CantJoinError("it assigns values to logical devices")
-    return joined(programs, size_of, strategy.extended.mesh)
+    return joined(programs, size_of, replicas.mesh)
 
 
 def _captured(
-    strategy: Strategy,
+    replicas: Replicas,
     fn: Callable[..., Any],
     arguments: Arguments,
     mine: Any,
@@ -84,11 +82,11 @@ def _captured(
     questions: _Questions,
     number: int,
 ) -> Program | Exception:
-    communicator = UnevenCommunicator(questions, number, strategy.extended.communication_options)
+    communicator = UnevenCommunicator(questions, number, replicas.options)
     put_back = state_of_this_thread()
     try:
         return capture(
-            strategy, fn, mine, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
+            replicas, fn, mine, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
         )
     except Exception as error:  # which may come from a wrong guess
         put_back()
@@ -177,7 +175,7 @@ def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, .
 
 
 class UnevenCommunicator(SpmdCommunicator):
-    """The communicator of a replica of one of the sizes; see :class:`replicax.communication.Communicator`."""
+    """The communicator of a replica of one of the sizes; see :class:`replicax.collectives.Communicator`."""
 
     def __init__(self, questions: _Questions, number: int, options: CommunicationOptions | None) -> None:
         super().__init__(options=options)

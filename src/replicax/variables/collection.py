@@ -1,9 +1,10 @@
-"""What workers must agree on about variables: which there are, and what values they have."""
+"""Collections: the variables of a strategy, and what its workers must agree on about them."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,17 +15,36 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
 from replicax.variables.dtypes import is_key, kind_of
-from replicax.variables.layout import Copies
+from replicax.variables.layout import Copies, Layout
+from replicax.variables.partitioners import Partitioner
 from replicax.workers.fingerprints import fingerprint
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
 
 
-class Register:
-    """The variables of a strategy, by their numbers and names, which are the same on all workers."""
+class VariableCollection:
+    """The variables of a strategy, by their numbers and names, which are the same on all workers.
 
-    def __init__(self) -> None:
+    Args:
+      replicas: on whose devices they lie.
+      partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
+      default_layout: of on-write variables that are not split.
+      run: runs a step on the replicas, from across: what is asked of copies that differ takes one.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        partitioner: Partitioner | None,
+        default_layout: Layout,
+        run: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
+    ) -> None:
+        self.replicas = replicas
+        self.partitioner = partitioner
+        self.default_layout = default_layout
+        self.run = run
         self._numbers = itertools.count()
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -65,7 +85,7 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
       ValueError: the workers create different variables here.
       DeadlockError: some don't create one; see :meth:`replicax.workers.lockstep.Lockstep.share`.
     """
-    lockstep = variable.strategy.extended.lockstep
+    lockstep = variable.replicas.lockstep
     if not lockstep.several:
         return stored
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
@@ -81,7 +101,7 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
             )
     # Which names are free may depend on what the garbage collector has got to.
     variable.name = offers[0][3]
-    variable.strategy.extended.register.rename(variable, variable.name)
+    variable.collection.rename(variable, variable.name)
     if all(offer[:3] == offers[0][:3] for offer in offers):
         return stored
     return _from_first(variable, stored)
@@ -94,7 +114,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
       LocalityError: they don't.
       DeadlockError: some assign nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
     """
-    lockstep = variable.strategy.extended.lockstep
+    lockstep = variable.replicas.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
         return  # what lies on all workers has been computed by all
     differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
@@ -118,7 +138,7 @@ def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
 
     mapped = jax.shard_map(
         first,
-        mesh=variable.strategy.extended.mesh,
+        mesh=variable.replicas.mesh,
         in_specs=spec,
         out_specs=spec,
         axis_names={REPLICA_AXIS},

@@ -1,0 +1,53 @@
+"""``Replicas``: what a strategy is to the rooms below it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from replicax.communication import CommunicationOptions
+from replicax.workers.lockstep import Lockstep
+
+if TYPE_CHECKING:
+    from replicax.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
+class Replicas:
+    """The replicas of a strategy: on which devices they are, and how their workers stay together.
+
+    A strategy has one of these, which no other has, so it tells strategies apart, too.
+
+    Attributes:
+      strategy: whose they are. Steps and ``merge_call`` are given it; the rooms below ask nothing of it.
+      count: how many run a step together.
+      local: the numbers of this worker's.
+      devices: the first device of each, in the order of the replicas.
+      logical_devices: the devices that each runs on: ``[replicas, logical devices]``.
+      mesh: of all these devices.
+      is_absent: whether the devices are only described: plan mode.
+      lockstep: what their workers tell each other to stay together.
+      options: of collectives that are given none; ``None`` for the usual ones.
+
+    >>> import replicax
+    >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
+    >>> replicas.count, replicas.local, dict(replicas.mesh.shape)
+    (2, (0, 1), {'replica': 2})
+    """
+
+    strategy: Strategy
+    count: int
+    local: tuple[int, ...]
+    devices: tuple[jax.Device, ...]
+    logical_devices: np.ndarray
+    mesh: Mesh
+    is_absent: bool
+    lockstep: Lockstep
+    options: CommunicationOptions | None
+
+    def __repr__(self) -> str:
+        return repr(self.strategy)  # which is what users know them by
