@@ -50,7 +50,7 @@ from replicax.errors import (
 )
 from replicax.execution import Executable, Locality
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.execution.run_options import RunOptions, debug
+from replicax.execution.run import RunOptions, debug
 from replicax.extended import StrategyExtended
 from replicax.hlo.collective_instructions import Collective
 from replicax.indexed_slices import IndexedSlices

@@ -385,6 +385,15 @@ def get_replica_context() -> ReplicaContext | None:
     return _current().replica
 
 
+def is_in_replica(replicas: Replicas) -> bool:
+    """Whether a step runs on this thread as one of ``replicas``, and we are not across.
+
+    Code outside every scope and step counts as across: the one replica of the default strategy sees nothing else there.
+    """
+    frames = _stack.frames
+    return bool(frames) and frames[-1].replica is not None and frames[-1].replicas is replicas
+
+
 def set_strategy(strategy: Strategy | None) -> None:
     """Make ``strategy`` this thread's current one, as if the rest of the program stood in its scope.
 

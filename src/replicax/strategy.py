@@ -16,8 +16,7 @@ from replicax.execution.exact.fallback import fall_back
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import checked_steps, run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.execution.run import NEW, check_call, run, run_known
-from replicax.execution.run_options import COMPILED, RunOptions, default_options
+from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, default_options, run, run_known
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.extended import StrategyExtended
 from replicax.old_names import Renamed, keywords_renamed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import os
@@ -26,9 +27,8 @@ MESH_SETTING = _has_it.abstract_mesh_context_manager
 _source_info.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
 
-def current_trace() -> Any:
-    """The innermost JAX transformation now in progress (an opaque object, compared with ``is``)."""
-    return _core.trace_ctx.trace
+current_trace: Callable[[], Any] = functools.partial(getattr, _core.trace_ctx, "trace")
+"""The innermost JAX transformation now in progress (an opaque object, compared with ``is``); asked at every call."""
 
 
 def eval_trace() -> Any:

@@ -1,4 +1,4 @@
-"""Values of the host that an array on a device would not hold: integers that are too large, and what is no number.
+"""What arrays on devices hold: their dtypes, and values of the host on their way there.
 
 While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and what does not fit
 becomes another number: 2**40 becomes 0. So whatever brings values of the host to devices asks here first.
@@ -118,6 +118,29 @@ def check_numbers(value: Any, where: Where) -> None:
         raise TypeError(f"{where() if callable(where) else where} is {shown}, and no array of numbers")
 
 
+def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
+    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
+
+    Raises:
+      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
+      TypeError: it is no array of numbers.
+    """
+    check_integers(value, where, dtype)
+    if not isinstance(value, np.ndarray):
+        return None
+    check_numbers(value, where)
+    wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
+    return None if dtype is not None and wanted != dtype else value.astype(wanted)
+
+
+def numpy_array(value: Any) -> Any:
+    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
+    is_list = isinstance(value, list | tuple) and all(
+        isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
+    )
+    return np.array(value) if is_list or isinstance(value, np.generic) else value
+
+
 def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> str:
     number, place = value, ""
     if type(value) is not int:
@@ -132,3 +155,39 @@ def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> 
             "they go to a device."
         )
     return f"{where} has the integer {number}{place}, but {target.name} goes from {lowest} to {highest}. {cure}"
+
+
+# --- dtypes ---------------------------------------------------------------------------------------------
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether ``dtype`` is that of random keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def casts(source: Any, target: Any) -> bool:
+    """Whether ``source`` converts to ``target`` within its kind, or to a wider kind."""
+    if is_key(source) or is_key(target):
+        return bool(source == target)
+    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
+    return rank[0] <= rank[1]
+
+
+def check_there(dtype: Any, what: Callable[[], str]) -> None:
+    """Raise if JAX would make arrays of another dtype of those that ``what`` has.
+
+    Raises:
+      RuntimeError: JAX's 64-bit numbers have been switched off after it was made.
+    """
+    if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
+        raise RuntimeError(
+            f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers have been switched off since it "
+            "was made: leave jax_enable_x64 as it was, from the start of the program to its end"
+        )
+
+
+def kind_of(variable: Any) -> str:
+    """``float32[2,3]``: dtype and shape, in a message."""
+    name = getattr(variable.dtype, "name", str(variable.dtype))
+    return f"{name}[{','.join(map(str, variable.shape))}]"

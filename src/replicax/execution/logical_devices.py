@@ -12,14 +12,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax import context
-from replicax.devices.host_values import as_array, check_integers
+from replicax.devices.host_values import as_array, check_integers, kind_of
 from replicax.devices.logical_axes import Axes, constrained, parted, spec_of
 from replicax.devices.mesh import in_logical_mesh
 from replicax.errors import ContextError
 from replicax.execution.program.marks import assign_p
 from replicax.nests import is_leaf, known
 from replicax.values import PerReplica, Stacked
-from replicax.variables.dtypes import kind_of
 from replicax.variables.initial_layout import checked_logical_device
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas

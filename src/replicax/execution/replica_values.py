@@ -12,11 +12,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.devices.arrays import put
-from replicax.devices.host_values import Where, as_array
+from replicax.devices.host_values import Where, as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.nests import known
 from replicax.values import Components, ExampleMask, PerReplica, Stacked, Uneven
-from replicax.variables.dtypes import is_key
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What counts as an array, or converts to one."""

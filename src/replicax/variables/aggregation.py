@@ -11,6 +11,9 @@ on-read       set or share out    set this replica's copy     combine the copies
 from __future__ import annotations
 
 import enum
+from typing import Any
+
+import jax.numpy as jnp
 
 from replicax.enums import parse_enum
 from replicax.old_names import RenamedMembers
@@ -69,3 +72,11 @@ def parse_aggregation(value: Aggregation | str) -> Aggregation:
       ValueError: not an ``Aggregation``, nor the name of one.
     """
     return parse_enum(Aggregation, value, "aggregation")
+
+
+def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
+    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return total / num_replicas
+    quotient, remainder = total // num_replicas, total % num_replicas
+    return jnp.where(jnp.asarray(replica) == 0, quotient + remainder, quotient)

@@ -76,8 +76,7 @@ class ArrayLike(Opaque, abc.ABC):
     def __index__(self) -> int:
         return operator.index(self.read_value())
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
 
 def _forward(name: str) -> Callable[..., Any]:

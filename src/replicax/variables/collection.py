@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax import collectives
+from replicax.devices.host_values import is_key, kind_of
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
-from replicax.variables.dtypes import is_key, kind_of
 from replicax.variables.layout import Copies, Layout
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.fingerprints import fingerprint

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from replicax.devices.arrays import put_among
-from replicax.devices.host_values import Where, check_integers, check_numbers
+from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
-from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
 from replicax.variables.partitioners import layout_by
 from replicax.variables.storage import launching
@@ -180,26 +178,3 @@ def move(variable: Variable, logical_device: int) -> None:
         variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
         cache.forget(variable.slot)  # programs that would look for it where it was
-
-
-def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
-
-    Raises:
-      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
-      TypeError: it is no array of numbers.
-    """
-    check_integers(value, where, dtype)
-    if not isinstance(value, np.ndarray):
-        return None
-    check_numbers(value, where)
-    wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
-    return None if dtype is not None and wanted != dtype else value.astype(wanted)
-
-
-def numpy_array(value: Any) -> Any:
-    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
-    is_list = isinstance(value, list | tuple) and all(
-        isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
-    )
-    return np.array(value) if is_list or isinstance(value, np.generic) else value

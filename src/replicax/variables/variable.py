@@ -17,7 +17,16 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, here, put
-from replicax.devices.host_values import as_array, check_numbers
+from replicax.devices.host_values import (
+    as_array,
+    casts,
+    check_numbers,
+    check_there,
+    is_key,
+    kind_of,
+    numpy_array,
+    on_host,
+)
 from replicax.errors import LocalityError, VariableLostError
 from replicax.old_names import keywords_renamed
 from replicax.user_functions import checked_result
@@ -27,11 +36,11 @@ from replicax.variables.aggregation import (
     Synchronization,
     parse_aggregation,
     parse_synchronization,
+    share_of,
 )
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.collection import agreed_initial
-from replicax.variables.dtypes import casts, check_there, is_key, kind_of, share_of
-from replicax.variables.initial_layout import Stored, layout_for, numpy_array, on_host
+from replicax.variables.initial_layout import Stored, layout_for
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
@@ -306,8 +315,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return run_across(self, _combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:
-        current = context.get_replica_context()
-        return current is not None and current._replicas is self.replicas
+        return context.is_in_replica(self.replicas)
 
     # --- writing ----------------------------------------------------------------------------------------
 

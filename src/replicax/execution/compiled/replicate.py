@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
+from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import adapted
@@ -26,7 +27,6 @@ from replicax.execution.program.program import Program, Use
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
-from replicax.variables.dtypes import is_key
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.storage import Slot
 from replicax.workers.launch_log import Label

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.devices.arrays import here
+from replicax.devices.host_values import check_there
 from replicax.errors import LocalityError
 from replicax.execution.exact.array_facts import Localities, Places
 from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
 from replicax.values import Local, PerReplica, slices_of
-from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 
+from replicax.devices.host_values import is_key
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.exact.executor import run_per_replica
@@ -21,14 +22,12 @@ from replicax.execution.launch import launch
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.program.program import Program
-from replicax.execution.run import prepare, results, run
-from replicax.execution.run_options import default_options
+from replicax.execution.run import default_options, prepare, results, run
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.nests import known
 from replicax.user_functions import checked_result
-from replicax.variables.dtypes import is_key
 
 
 class StepSource(Protocol):

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import put
+from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
@@ -28,7 +29,6 @@ from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, T
 from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.values import Local, PerReplica
-from replicax.variables.dtypes import check_there
 from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas
