@@ -308,7 +308,7 @@ class Scope(contextlib.ContextDecorator):
         _leave(self._entered.pop(), is_failing=kind is not None)
 
 
-def state_of_this_thread() -> Callable[[], None]:
+def state_of_contexts() -> Callable[[], None]:
     """A function that puts back which contexts this thread is in.
 
     For after an exception: an interrupt may come just where a ``with`` block is entered or left, and then a context

@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from replicax.variables.lost_arrays import LostArray
-from replicax.variables.storage import store_all, together
+from replicax.variables.slots import store_all, together
 
 
 @pytest.fixture

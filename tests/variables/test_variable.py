@@ -520,3 +520,12 @@ def test_reading_while_other_threads_run_steps(pair) -> None:
             thread.join(60)
     assert all((value == value[0]).all() for value in found)
     assert [value[0] for value in found] == sorted(value[0] for value in found)
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+def test_copies_of_one_shape_meet_in_one_program(aggregation: str) -> None:
+    strategy = strategy_of(2)
+    variables = [make(strategy, synchronization="on_read", aggregation=aggregation) for _ in range(3)]
+    for v in variables:
+        v.read_value()
+    assert len(strategy.extended.programs._entries) == 1

@@ -13,16 +13,14 @@ from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions, checked_input_options
 from replicax.data.reading.sources import numpy_examples
 from replicax.data.value_context import ValueContext, values_from_function
+from replicax.extended import StrategyExtended
 from replicax.user_functions import checked_function
-from replicax.workers.replicas import Replicas
 
 
 class Input:
     """The part of :class:`replicax.Strategy` that is about input."""
 
-    @property
-    def _replicas(self) -> Replicas:
-        raise NotImplementedError
+    extended: StrategyExtended
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
         """Feed the replicas from ``dataset``, whose elements are *global* batches.
@@ -55,9 +53,9 @@ class Input:
         22.0
         """
         options = checked_input_options(options, "strategy.distribute_dataset")
-        context.check_cross_replica(self._replicas, "strategy.distribute_dataset")
-        context.check_present(self._replicas, "strategy.distribute_dataset")
-        return DistributedDataset(dataset, options, feed_of(self._replicas), "strategy.distribute_dataset")
+        context.check_cross_replica(self.extended.replicas, "strategy.distribute_dataset")
+        context.check_present(self.extended.replicas, "strategy.distribute_dataset")
+        return DistributedDataset(dataset, options, feed_of(self.extended.replicas), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -90,15 +88,15 @@ class Input:
         """
         method = "strategy.distribute_datasets_from_function"
         options = checked_input_options(options, method)
-        context.check_cross_replica(self._replicas, method)
-        context.check_present(self._replicas, method)
+        context.check_cross_replica(self.extended.replicas, method)
+        context.check_present(self.extended.replicas, method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
         if inspect.iscoroutinefunction(dataset_fn) or inspect.isasyncgenfunction(dataset_fn):
             raise TypeError(
                 f"{method}: dataset_fn is an async function, which gives no dataset: write it with def alone"
             )
-        return DistributedDataset(None, options, feed_of(self._replicas), method, dataset_fn)
+        return DistributedDataset(None, options, feed_of(self.extended.replicas), method, dataset_fn)
 
     @_jax.outside_meshes
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -121,10 +119,10 @@ class Input:
         >>> strategy.distribute_values_from_function(lambda ctx: ctx.num_replicas_in_sync)
         PerReplica(int32[], 2 replicas)
         """
-        context.check_cross_replica(self._replicas, "strategy.distribute_values_from_function")
-        context.check_present(self._replicas, "strategy.distribute_values_from_function")
+        context.check_cross_replica(self.extended.replicas, "strategy.distribute_values_from_function")
+        context.check_present(self.extended.replicas, "strategy.distribute_values_from_function")
         checked_function(value_fn, "strategy.distribute_values_from_function(value_fn)", "value_fn")
-        return values_from_function(value_fn, self._replicas)
+        return values_from_function(value_fn, self.extended.replicas)
 
     def make_numpy_dataset(self, numpy_input: Any) -> Any:
         """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.

@@ -13,7 +13,7 @@ from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.variables.collection import VariableCollection
-from replicax.variables.storage import Slot
+from replicax.variables.slots import Slot
 from replicax.variables.variable import Variable
 
 _CAPACITY = 256

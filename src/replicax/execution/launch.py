@@ -24,7 +24,7 @@ from replicax.execution.deadline import call_watched
 from replicax.execution.program.infer import over_replicas
 from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
-from replicax.variables.storage import Slot, launching, lent, together
+from replicax.variables.slots import Slot, launching, lent, together
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 

@@ -19,9 +19,8 @@ from replicax.execution.launch import launch
 from replicax.execution.pipeline.placed_program import is_placed, replicate_placed
 from replicax.execution.program.program import Program
 from replicax.execution.step_agreement import check_same_step
-from replicax.execution.thread_state import state_of_this_thread
 from replicax.execution.tracing.arguments import Arguments, not_one_program
-from replicax.execution.tracing.capture import capture
+from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 from replicax.execution.uneven.sizes import capture_uneven
 from replicax.execution.uneven.straight_line import CantJoinError

@@ -17,7 +17,7 @@ from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
 from replicax.variables.partitioners import layout_by
-from replicax.variables.storage import launching
+from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:

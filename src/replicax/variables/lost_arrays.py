@@ -10,7 +10,7 @@ import jax
 from replicax.errors import VariableLostError
 
 if TYPE_CHECKING:
-    from replicax.variables.storage import Slot
+    from replicax.variables.slots import Slot
 
 DELETED = (
     "the array that its .value gave out has been deleted, by .delete() or because it was donated to a function "

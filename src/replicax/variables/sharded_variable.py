@@ -42,5 +42,5 @@ class ShardedVariable(Variable):
     """
 
     def __init__(self, initial_value: Any, *, partitioner: Partitioner | None = None, **options: Any) -> None:
-        replicas = context.get_strategy().num_replicas_in_sync
+        replicas = context.current_replicas().count
         super().__init__(initial_value, partitioner=partitioner or over_all(replicas, min_bytes=0), **options)

@@ -20,8 +20,8 @@ from replicax.devices.logical_axes import constrained
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.collection import check_agreed
-from replicax.variables.storage import exchanging, lent
+from replicax.variables.collection import VariableCollection, check_agreed
+from replicax.variables.slots import exchanging, lent
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -191,6 +191,11 @@ class Creations:
         return self._variables[self._next - 1]
 
 
+def current_collection() -> VariableCollection:
+    """The variables of the strategy whose scope or step we are in, where a new one belongs."""
+    return context.get_strategy().extended.variables
+
+
 def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
     """Run ``step`` on the replicas of ``variable``, outside of every other step: what it takes to have its copies meet.
 
@@ -273,8 +278,8 @@ def use_store(store: Store) -> Iterator[None]:
             _stores.stack.pop()
 
 
-def state_of_this_thread() -> Callable[[], None]:
-    """A function that puts back which stores this thread uses; see :func:`replicax.context.state_of_this_thread`."""
+def state_of_stores() -> Callable[[], None]:
+    """A function that puts back which stores this thread uses; see :func:`replicax.context.state_of_contexts`."""
     before = list(_stores.stack)
 
     def put_back() -> None:

@@ -45,8 +45,8 @@ from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.row_updates import RowUpdates
-from replicax.variables.storage import Slot
-from replicax.variables.store import ConcreteStore, current_store, run_across, use_store
+from replicax.variables.slots import Slot
+from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -141,9 +141,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"Variable: name must be a string or None, got {name!r}")
-        self.strategy = context.get_strategy()
-        self.collection = self.strategy.extended.variables
+        self.collection = current_collection()
         self.replicas = self.collection.replicas
+        self.strategy = self.replicas.strategy
         self.name = self.collection.named(self, f"variable_{next(_counter)}" if name is None else name)
         if trainable is not None and not isinstance(trainable, bool | np.bool_):
             raise TypeError(f"variable {self.name!r}: trainable must be a bool or None, got {trainable!r}")

@@ -1,4 +1,4 @@
-"""Launches: which programs a worker has launched, as a running hash, and whether the last of them is still running.
+"""The launch log: which programs a worker has launched, as a running hash, and whether the last is still running.
 
 To compare programs at every call would cost more than a small step does. Instead each call changes a number, alike on
 all workers that launch the same programs in the same order. It is compared whenever workers meet anyway, and by the
@@ -55,7 +55,7 @@ class RunningProgram:
     recent: tuple[tuple[int, int, str], ...]
 
 
-class Launches:
+class LaunchLog:
     """The programs that this worker has launched under one strategy.
 
     Attributes:

@@ -29,7 +29,7 @@ from typing import Any
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.connections import connections_to
-from replicax.workers.launch_log import Launches, RunningProgram, first_difference
+from replicax.workers.launch_log import LaunchLog, RunningProgram, first_difference
 from replicax.workers.status_board import Board, End, Service
 
 INTERVAL = 0.5
@@ -62,7 +62,7 @@ class Liveness:
         self._client = client
         self._service = Service(client, index)
         self.index, self.count = index, count
-        self.launches: dict[str, Launches] = {}
+        self.launches: dict[str, LaunchLog] = {}
         self._board = Board()
         self._problem: tuple[type[WorkerError] | type[DeadlockError], str] | None = None
         self._cause: int | None = None
@@ -290,7 +290,7 @@ class Liveness:
         self._posted_stuck = places
         self._service.post_stuck(stuck)
 
-    def _end_by_force(self, launches: Launches, why: str) -> None:
+    def _end_by_force(self, launches: LaunchLog, why: str) -> None:
         """End this process, whose Python waits inside a program; unless that ends now that others have left."""
         self._say(True, why, self._cause)
         with contextlib.suppress(Exception):

@@ -16,7 +16,7 @@ from typing import Any
 from replicax.errors import DeadlockError, line_of
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
-from replicax.workers.launch_log import Launches
+from replicax.workers.launch_log import LaunchLog
 
 
 class Lockstep:
@@ -40,7 +40,7 @@ class Lockstep:
         self.workers = workers
         self.several = workers.count > 1
         self.timeout = math.inf if timeout is None else timeout
-        self.launches = Launches()
+        self.launches = LaunchLog()
         if workers.liveness is not None:
             workers.liveness.launches[name] = self.launches
         self._name = name

@@ -28,7 +28,7 @@ from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
-from replicax.variables.storage import Slot
+from replicax.variables.slots import Slot
 from replicax.workers.launch_log import Label
 
 

@@ -37,7 +37,7 @@ from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, known
 from replicax.values import ExampleMask, Local, PerReplica, component
-from replicax.variables.storage import store_all
+from replicax.variables.slots import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas

@@ -24,7 +24,7 @@ from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.flat_program import bytes_of
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
-from replicax.variables.storage import Slot
+from replicax.variables.slots import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from replicax import _jax
 from replicax.execution.program.marks import Obligation
 from replicax.locality import Locality
 from replicax.variables.layout import Layout
-from replicax.variables.storage import Slot
+from replicax.variables.slots import Slot
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable

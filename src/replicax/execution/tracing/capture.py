@@ -29,7 +29,15 @@ from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, T
 from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.values import Local, PerReplica
-from replicax.variables.store import Creations, check_owner, check_write_trace, in_parts, note_read, use_store
+from replicax.variables.store import (
+    Creations,
+    check_owner,
+    check_write_trace,
+    in_parts,
+    note_read,
+    state_of_stores,
+    use_store,
+)
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas
 
@@ -185,6 +193,21 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
+
+
+def state_of_this_thread() -> Callable[[], None]:
+    """A function that puts back the contexts, stores and traces that this thread is in, as they are now.
+
+    For after an exception. Blocks that are left clear up behind themselves, but an interrupt may come just where one is
+    entered or left. What is left behind then would be taken for a step that is still running.
+    """
+    parts = (context.state_of_contexts(), state_of_stores(), _jax.trace_of_this_thread())
+
+    def put_back() -> None:
+        for part in parts:
+            part()
+
+    return put_back
 
 
 def traced_inside(mesh: Mesh, body: Callable[..., Any], avals: Sequence[Any]) -> Any:

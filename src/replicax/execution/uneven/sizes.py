@@ -20,9 +20,8 @@ from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.pipeline.placed_program import is_placed
 from replicax.execution.program.program import Program
-from replicax.execution.thread_state import state_of_this_thread
 from replicax.execution.tracing.arguments import Arguments
-from replicax.execution.tracing.capture import capture
+from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.uneven.joint_program import joined
 from replicax.execution.uneven.ragged_collectives import gather_p
