@@ -64,6 +64,11 @@ class Strategy(Input, LogicalDevices, Renamed):
                 f"Strategy(extended): expected a replicax.StrategyExtended, got {extended!r}; for a list of devices "
                 "there is replicax.MirroredStrategy(devices)"
             )
+        if getattr(extended, "strategy", self) is not self:
+            raise ValueError(
+                f"Strategy(extended): this StrategyExtended is that of {extended.strategy!r}: make another, as two "
+                "strategies would share one state"
+            )
         self.extended = extended
         extended.belong_to(self)
 

@@ -118,3 +118,10 @@ def test_a_strategy_is_copied_deeply_or_not_at_all(pair) -> None:
         twin.run(lambda: v.assign_add(1.0))
     with pair.scope(), pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
         twin.run(lambda: 1)
+
+
+def test_a_strategy_has_its_extended_for_itself() -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match=r"this StrategyExtended is that of MirroredStrategy\(\[cpu:0, cpu:1\]\)"):
+        replicax.Strategy(strategy.extended)
+    assert strategy.extended.strategy is strategy

@@ -108,14 +108,14 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.strategy = strategy
         self.replicas = Replicas(
             strategy,
-            self.num_replicas,
-            self.local_replicas,
-            self.worker_devices,
-            self.logical_devices,
-            self.mesh,
-            self.is_absent,
-            self.lockstep,
-            self.communication_options,
+            count=self.num_replicas,
+            local=self.local_replicas,
+            devices=self.worker_devices,
+            logical_devices=self.logical_devices,
+            mesh=self.mesh,
+            is_absent=self.is_absent,
+            lockstep=self.lockstep,
+            options=self.communication_options,
         )
         self.variables = VariableCollection(
             self.replicas,

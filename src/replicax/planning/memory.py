@@ -116,7 +116,7 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
         yield buffer_of("argument", name, array)
     for array in constants:
         yield buffer_of("constant", "closed over", array)
-    names = {use.slot: use.name for use in executable.program.writes}
+    uses = executable.program.uses
     written, results = executable.call.eval_shape(*inputs)
     for slot, array in zip(executable.written[len(donated) :], written[len(donated) :], strict=True):
         yield buffer_of("variable", uses[slot].name, array)
