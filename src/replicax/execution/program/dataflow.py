@@ -96,16 +96,16 @@ class Dataflow(abc.ABC, Generic[Fact]):
     def equation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
         """The facts on an equation's results, and on its operands afterwards."""
         inner = _jax.control_flow_of(equation)
+        if inner is None:
+            called = _jax.called_program(equation)
+            if called is not None:
+                return self.run(called, facts, control, final=final)
+            return self.operation(equation, facts, control, final)
         if isinstance(inner, _jax.Scan):
             return self._scan(inner, equation, facts, control, final)
         if isinstance(inner, _jax.While):
             return self._while(inner, equation, facts, control, final)
-        if inner is not None:
-            return self._branches(inner, equation, facts, control, final)
-        called = _jax.called_program(equation)
-        if called is not None:
-            return self.run(called, facts, control, final=final)
-        return self.operation(equation, facts, control, final)
+        return self._branches(inner, equation, facts, control, final)
 
     def _scan(
         self, inner: _jax.Scan, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from replicax import _jax
 from replicax.execution.program.collective_operations import ONE_BY_ONE
 from replicax.execution.program.marks import mark_p
 
 Value = TypeVar("Value")
+Operation = TypeVar("Operation", bound=Any)  # it has ``operands`` and ``results``
 
 
 class Inlining(abc.ABC, Generic[Value]):
@@ -74,21 +75,6 @@ class Inlining(abc.ABC, Generic[Value]):
         """Append an operation for each operand of one that goes operand by operand; return their results."""
         atoms = zip(operands, equation.invars, equation.outvars, strict=True)
         return [self.add(equation.replace(invars=[v], outvars=[r]), [value])[0] for value, v, r in atoms]
-
-
-class Inlined(Protocol):
-    """An operation of a list."""
-
-    @property
-    def operands(self) -> Iterable[Any]:
-        """The values that it needs."""
-
-    @property
-    def results(self) -> Iterable[Any]:
-        """The values that it makes."""
-
-
-Operation = TypeVar("Operation", bound=Inlined)
 
 
 def needed(
