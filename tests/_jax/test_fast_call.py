@@ -39,7 +39,7 @@ def test_what_a_program_returns_can_be_given_back_without_checks(everywhere) -> 
 
     monitoring.register_event_duration_secs_listener(note)
     try:
-        quick = _jax.unchecked(jitted, (state, others))
+        quick = _jax.fast_call(jitted, (state, others))
     finally:
         monitoring.unregister_event_duration_listener(note)
     assert quick is not None
@@ -61,7 +61,7 @@ def test_what_a_program_does_not_take(everywhere) -> None:
     jitted = program(everywhere)
     state, [x] = arguments(everywhere)
     state, _ = jitted(state, [x])
-    quick = _jax.unchecked(jitted, (state, [x]))
+    quick = _jax.fast_call(jitted, (state, [x]))
     assert quick is not None
     deleted = jnp.copy(x)
     deleted.delete()
@@ -93,4 +93,4 @@ def test_a_program_that_needs_more_care(everywhere, what) -> None:
         others = [*others, others[0]]
         jitted = program(everywhere, lambda state, x, y: results(state, x))
     state, _ = jitted(state, others)
-    assert _jax.unchecked(jitted, (state, others)) is None
+    assert _jax.fast_call(jitted, (state, others)) is None

@@ -7,7 +7,7 @@ release moves one of them, this package changes and no other.
 from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
 from replicax._jax.eager.eager_trace import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
-from replicax._jax.fast_call import Unchecked, to_arrays, unchecked
+from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
 from replicax._jax.primitive_table import primitives_named
 from replicax._jax.primitives import (
@@ -87,11 +87,11 @@ __all__ = [
     "ClosedJaxpr",
     "EagerTrace",
     "Equation",
+    "FastCall",
     "Jaxpr",
     "Literal",
     "Primitive",
     "ShapedArray",
-    "Unchecked",
     "WatchingTrace",
     "abandon_coordination",
     "abstract_mesh",
@@ -115,6 +115,7 @@ __all__ = [
     "drop_failed_tokens",
     "eval_trace",
     "evaluate",
+    "fast_call",
     "fresh",
     "host_function",
     "identity_primitive",
@@ -161,7 +162,6 @@ __all__ = [
     "traced_for",
     "traced_once",
     "two_way_primitive",
-    "unchecked",
     "wait_for_key",
     "while_of",
     "without_compilation_cache",

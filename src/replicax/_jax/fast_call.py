@@ -18,10 +18,10 @@ _Array = _jaxlib.ArrayImpl
 _Handler = _jaxlib.ResultHandler
 
 to_arrays: Callable[[Any, Any], list[Any]] = _jaxlib.ExecuteResults.consume_with_handlers
-"""The arrays of what :attr:`Unchecked.execute` returns, given :attr:`Unchecked.handlers`."""
+"""The arrays of what :attr:`FastCall.execute` returns, given :attr:`FastCall.handlers`."""
 
 
-class Unchecked:
+class FastCall:
     """A compiled program, to be called as ``to_arrays(execute(arrays), handlers)``.
 
     The arrays must be as they were in the call that it was made for: each of that shape, dtype and layout, on those
@@ -51,7 +51,7 @@ class Unchecked:
         return all(map(operator.eq, map(_kind, others), self._others))
 
 
-def unchecked(jitted: Any, args: Sequence[Sequence[Any]]) -> Unchecked | None:
+def fast_call(jitted: Any, args: Sequence[Sequence[Any]]) -> FastCall | None:
     """The program that ``jitted(*args)`` runs, which has been called like that before; ``None`` if it needs more care.
 
     Args:
@@ -78,7 +78,7 @@ def unchecked(jitted: Any, args: Sequence[Sequence[Any]]) -> Unchecked | None:
         or any(_is_extended(aval) for aval in (*executable.in_avals, *executable.out_avals))
     ):
         return None
-    return Unchecked(run, *kinds)
+    return FastCall(run, *kinds)
 
 
 def _kind(array: Any) -> Any:

@@ -63,7 +63,7 @@ def launch(
         kept = [slot.array for slot in executable.kept]
         constants, call = executable.program.constants, executable.call
         # A program that gets back what it has returned needs no checks, if what comes besides is of the same kind, too.
-        quick: _jax.Unchecked | None = group.source
+        quick: _jax.FastCall | None = group.source
         if quick is not None:
             others = [*kept, *placed, *constants]
             if quick is not care.quick or (others and not quick.takes(others)):
@@ -137,7 +137,7 @@ def _call(strategy: Strategy, executable: Executable, args: tuple[Any, ...], ret
 _FEW = 4
 
 
-def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.Unchecked | None:
+def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.FastCall | None:
     """What calls the program without JAX's checks, if that is possible, and worth it.
 
     JAX's checks cost something for each array. Where the program does not return most of them itself, what has to be
@@ -145,7 +145,7 @@ def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.Unchecked 
     """
     donated, *others = args
     worth_it = donated and _FEW * sum(map(len, others)) <= len(donated)
-    return _jax.unchecked(executable.call, args) if worth_it else None
+    return _jax.fast_call(executable.call, args) if worth_it else None
 
 
 def _explain(error: Exception, lockstep: Lockstep, executable: Executable) -> None:

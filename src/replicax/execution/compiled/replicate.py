@@ -59,7 +59,7 @@ class Care:
     donates: bool
     waits: bool
     known: int | None = None
-    quick: _jax.Unchecked | Literal[False] | None = None
+    quick: _jax.FastCall | Literal[False] | None = None
 
 
 def care_for(program: Program) -> Care:
