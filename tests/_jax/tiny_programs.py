@@ -229,6 +229,7 @@ PROGRAMS: dict[str, Program] = {
     # mutable arrays
     "addupdate": _ref(lambda ref: ref.addupdate(_row())),
     "empty_ref": lambda: (jax.empty_ref(_shape_of(_row())), 0)[1],
+    "free_ref": _ref(jax.free_ref),
     "freeze": _ref(jax.freeze),
     "get": _ref(lambda ref: ref[...]),
     "new_ref": _ref(lambda ref: None),

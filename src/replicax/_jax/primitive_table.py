@@ -1,11 +1,12 @@
 """What is known of JAX's primitives: the name and the parameters of each that a pass looks into.
 
-The passes of :mod:`replicax.execution` know primitives by their names and read their parameters, and JAX promises
-neither. So both are declared here and nowhere else, and ``make primitives`` compares them with the JAX that is
-installed, before any other test: a new JAX that has renamed a primitive, or changed its parameters, is told by name.
+The passes of :mod:`replicax.execution` tell primitives apart and read their parameters, and JAX promises neither their
+names nor those of their parameters. So both are declared here, and ``make primitives`` compares them with the JAX that
+is installed, before any other test: a new JAX that has renamed a primitive, or changed its parameters, is told by name.
 
-A pass takes names from here with :func:`primitives_named`, and parameters that differ from version to version with the
-functions of :mod:`replicax._jax.control_flow`.
+No pass uses a name. For primitives there are the families of :mod:`replicax._jax.primitive_families`, whose names are
+looked up here; parameters are read by :mod:`replicax._jax.operation_params`, :mod:`replicax._jax.control_flow` and
+others of this package.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax
 _KNOWN = {
     (0, 10): """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e ceil cholesky clamp clz complex copy
-    cosh create_token digamma div dynamic_update_slice eq eq_to erf erf_inv erfc floor freeze ge gt
+    cosh create_token digamma div dynamic_update_slice eq eq_to erf erf_inv erfc floor free_ref freeze ge gt
     householder_product igamma igamma_grad_a igammac imag is_finite le le_to lgamma lt lt_to lu max min mulhi ne neg
     nextafter not optimization_barrier or polygamma population_count pow random_clone random_fold_in random_unwrap
     real regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sign sinh
@@ -144,7 +145,7 @@ def parameters(version: tuple[int, ...] = jax.__version_info__) -> dict[str, fro
 
 
 def primitives_named(names: str) -> frozenset[str]:
-    """The primitives with these names, parted by spaces: a set for a pass to look them up in.
+    """The primitives with these names, parted by spaces: a family.
 
     Raises:
       ValueError: one of them is not declared here, for any version.
