@@ -143,6 +143,6 @@ def test_each_result_has_a_locality_of_its_own() -> None:
     localities.note(x, T)
     program = jax.make_jaxpr(lambda x, y: (x + y, y * 2, jax.jit(jnp.sum)(x), 1.0))(x, y)
     results = [jnp.zeros(2), jnp.zeros(2), jnp.zeros(()), n]
-    localities.watch(_jax.program_p, [x, y], {"jaxpr": program.jaxpr}, results)
+    localities.watch(_jax.program_p, [x, y], {"program": program.jaxpr}, results)
     assert [localities.of(r) for r in results] == [T, M, T, M]
     assert localities.is_of_step(n)

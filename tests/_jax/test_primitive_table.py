@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import pathlib
 from collections.abc import Iterator
 
 import jax
 import pytest
 
-import replicax
 from replicax import _jax
 from replicax._jax import primitive_table
 from tests._jax.tiny_programs import PROGRAMS
-
-SOURCES = pathlib.Path(replicax.__file__).parent
 
 
 def found_in(program: _jax.Jaxpr) -> Iterator[tuple[str, frozenset[str]]]:
@@ -61,55 +56,3 @@ def test_versions_differ_in_what_is_declared_for_them():
     assert "log2" not in before
     assert "log2" in primitive_table.parameters((0, 11, 0))
     assert before["while"] == after["while"]
-
-
-def read_parameters(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Constants in ``params["x"]``, ``e.params["x"]`` and ``params.get("x")``."""
-
-    def is_params(node: ast.AST) -> bool:
-        return (isinstance(node, ast.Name) and node.id == "params") or (
-            isinstance(node, ast.Attribute) and node.attr == "params"
-        )
-
-    for node in ast.walk(tree):
-        key: ast.AST | None = None
-        if isinstance(node, ast.Subscript) and is_params(node.value):
-            key = node.slice
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
-            key = node.args[0] if is_params(node.func.value) else None
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value, node.lineno
-
-
-def compared_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Constants that a primitive's name is compared with: ``name == "x"``, ``e.primitive.name == "x"``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn):
-            if getattr(node.left, "id", getattr(node.left, "attr", None)) != "name":
-                continue
-            for constant in ast.walk(node.comparators[0]):
-                if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                    yield constant.value, node.lineno
-
-
-def test_a_pass_compares_names_only_with_those_that_are_declared():
-    paths = sorted((SOURCES / "execution").rglob("*.py"))
-    read = {name: f"{path}:{line}" for path in paths for name, line in compared_names(ast.parse(path.read_text()))}
-    assert {"scan", "while", "cond", "dot_general"} <= set(read)
-    for name, where in read.items():
-        if not name.startswith("replicax_"):
-            assert primitive_table.primitives_named(name), where
-
-
-# Parameters of Replicax's own primitives.
-OUR_OWN = {"axis", "back", "device", "index", "map", "mark_id", "number", "options", "question"}
-
-
-def test_a_pass_reads_only_parameters_that_are_declared():
-    declared = OUR_OWN.union(
-        *(p for version in primitive_table.VERSIONS for p in primitive_table.parameters(version).values())
-    )
-    paths = sorted(SOURCES.rglob("*.py"))
-    read = {name: f"{path}:{line}" for path in paths for name, line in read_parameters(ast.parse(path.read_text()))}
-    assert {"axes", "dimension_numbers", "ft_in"} <= set(read)  # the search finds them
-    assert {name: where for name, where in read.items() if name not in declared} == {}

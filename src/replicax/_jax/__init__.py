@@ -5,11 +5,10 @@ release moves one of them, this package changes and no other.
 """
 
 from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
-from replicax._jax.eager.eager_trace import EVALUATED_INSIDE, EagerTrace, WatchingTrace, program_p
+from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
-from replicax._jax.primitive_table import primitives_named
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -81,7 +80,6 @@ from replicax._jax.traces import (
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
 
 __all__ = [
-    "EVALUATED_INSIDE",
     "INSTALLED",
     "AtOnce",
     "ClosedJaxpr",
@@ -137,7 +135,6 @@ __all__ = [
     "outside_meshes",
     "outside_tracing",
     "partly",
-    "primitives_named",
     "prints",
     "process_index_and_count",
     "program_of",

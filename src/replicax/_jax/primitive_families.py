@@ -6,38 +6,151 @@ Replicax's own primitives are added where they are defined.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from replicax._jax.primitive_table import primitives_named
+
+Rule = TypeVar("Rule")
+
+
+def by_primitive(rules: Mapping[frozenset[str], Rule]) -> dict[str, Rule]:
+    """Rules by the name of a primitive, from rules by family.
+
+    Raises:
+      ValueError: a primitive is in two of the families.
+    """
+    found = {name: rule for family, rule in rules.items() for name in family}
+    if len(found) < sum(map(len, rules)):
+        raise ValueError("families that have rules of their own must not have primitives in common")
+    return found
+
+
+# --- what elements are computed from --------------------------------------------------------------------
 
 ELEMENTWISE = primitives_named(
     """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh
-    digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log
-    log1p log2 logistic lt max min mul ne neg nextafter not one_minus_square or polygamma pow real reduce_precision rem
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-    sub tan tanh xor zeta
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi
+    ne neg nextafter not one_minus_square or polygamma population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
+    sinh sqrt square stop_gradient sub tan tanh xor zeta
     """
 )
 """Each element of the result is computed from those in its place, wherever it is."""
 
-MOVING = primitives_named("broadcast_in_dim concatenate dynamic_slice gather pad reshape rev slice squeeze transpose")
-"""They only move elements about."""
+ADDITIONS = primitives_named("add")
+LESS_THAN = primitives_named("lt")
+SELECTIONS = primitives_named("select_n")
 
-IDEMPOTENT_REDUCTIONS = primitives_named("reduce_max reduce_min reduce_and reduce_or")
-"""It does not matter to the result that an element comes twice."""
+CASTS = primitives_named("convert_element_type copy")
+"""Elements keep their values, as far as the dtype has them."""
 
-EXPENSIVE = primitives_named("dot_general conv_general_dilated ragged_dot_general sort cholesky fft")
-"""What one does once rather than twice."""
+RANDOM = primitives_named(
+    """
+    random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap threefry2x32
+    """
+)
+"""Each result is computed from the key in its place, and may have dims of its own after those of the keys."""
 
 HANDED_ON = primitives_named("optimization_barrier")
 """Their results are their operands, each in its place."""
 
-CALLS = primitives_named("jit custom_jvp_call custom_vjp_call")
+IDENTITIES = HANDED_ON | primitives_named("device_put name pvary sharding_constraint")
+"""Their results have the values of their operands, each in its place, if not on the same devices."""
+
+# --- dims -----------------------------------------------------------------------------------------------
+
+MOVING = primitives_named("broadcast_in_dim concatenate dynamic_slice gather pad reshape rev slice squeeze transpose")
+"""They only move elements about."""
+
+CUTTING = primitives_named("dynamic_slice gather slice split squeeze unstack")
+"""Of their operand's elements they may give some only."""
+
+SUMS = primitives_named("reduce_sum")
+
+IDEMPOTENT_REDUCTIONS = primitives_named("reduce_max reduce_min reduce_and reduce_or")
+"""It does not matter to the result that an element comes twice."""
+
+REDUCTIONS = SUMS | IDEMPOTENT_REDUCTIONS | primitives_named("argmax argmin reduce reduce_prod reduce_xor")
+"""They reduce dims away."""
+
+ALONG_DIMS = primitives_named("concatenate cumlogsumexp cummax cummin cumprod cumsum fft rev sort split top_k")
+"""They compute along some dims, with each place of the others by itself."""
+
+CONCATENATIONS = primitives_named("concatenate")
+
+BROADCASTS = primitives_named("broadcast_in_dim")
+
+DIM_MOVES = BROADCASTS | primitives_named("transpose")
+"""Each dim of the operand becomes one of the result."""
+
+RESHAPES = primitives_named("reshape")
+
+SQUEEZES = primitives_named("squeeze")
+
+STACKS = primitives_named("stack")
+
+UNSTACKS = primitives_named("unstack")
+
+PARTS = primitives_named("bitcast_convert_type dynamic_slice dynamic_update_slice slice tile")
+"""Along a dim whose size they keep they leave each place by itself, and where it is."""
+
+WINDOWED = primitives_named(
+    """
+    pad reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add
+    """
+)
+"""They put something between, before or after the elements, or go over windows of them."""
+
+IOTAS = primitives_named("iota")
+"""Each element is its own position along a dim."""
+
+LOOKUPS = primitives_named("gather")
+
+SCATTERS = primitives_named("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub")
+
+MATRIX_PRODUCTS = primitives_named("dot_general")
+
+CONVOLUTIONS = primitives_named("conv_general_dilated")
+
+OF_MATRICES = primitives_named("cholesky eigh householder_product lu qr svd triangular_solve")
+"""The last two dims of their operands are those of matrices; those before are a batch."""
+
+EXPENSIVE = MATRIX_PRODUCTS | CONVOLUTIONS | primitives_named("ragged_dot_general sort cholesky fft")
+"""What one does once rather than twice."""
+
+# --- programs inside, and the world outside -------------------------------------------------------------
+
+CUSTOM_DERIVATIVES = primitives_named("custom_jvp_call custom_vjp_call")
+"""They apply a program to their operands, and say how to differentiate it."""
+
+CALLS = CUSTOM_DERIVATIVES | primitives_named("jit")
 """They apply a program to their operands."""
 
-CONTROL_FLOW = primitives_named("scan while cond")
+CHECKPOINTS = primitives_named("remat2")
+"""What ``jax.checkpoint`` makes: they apply a program, and apply it again for its derivative."""
+
+SCANS = primitives_named("scan")
+
+WHILE_LOOPS = primitives_named("while")
+
+BRANCHES = primitives_named("cond")
+
+CONTROL_FLOW = SCANS | WHILE_LOOPS | BRANCHES
 """They apply programs several times, or one of several."""
 
-HOST_CALLS = primitives_named("debug_callback debug_print io_callback pure_callback")
+SHARD_MAPS = primitives_named("shard_map")
+"""They apply a program to each device's part of their operands."""
+
+SPLITS = primitives_named("sharding_constraint")
+"""They say how a value is split over devices."""
+
+PURE_HOST_CALLS = primitives_named("pure_callback")
+"""They call a Python function on the host that does nothing but compute."""
+
+HOST_CALLS = PURE_HOST_CALLS | primitives_named("debug_callback debug_print io_callback")
 """They call Python on the host."""
 
 UNRELIABLE = primitives_named("io_callback rng_uniform empty create_token")
@@ -56,7 +169,13 @@ REFERENCES = WRITES | primitives_named("get empty_ref new_ref freeze")
 AXIS_REDUCTIONS = primitives_named("pmax pmin psum psum_invariant")
 """Reductions over an axis of the mesh; each result belongs to the operand in its place."""
 
-ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | primitives_named("all_gather all_gather_invariant pbroadcast")
+AXIS_ARITHMETIC = AXIS_REDUCTIONS | primitives_named("reduce_scatter")
+"""Collectives that compute."""
+
+AXIS_GATHERS = primitives_named("all_gather all_gather_invariant")
+"""They put all devices' operands together."""
+
+ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | AXIS_GATHERS | primitives_named("pbroadcast")
 """Collectives that hand the same to every device along the axis."""
 
 AXIS_CASTS = primitives_named("pvary shard_map")

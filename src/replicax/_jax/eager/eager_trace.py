@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ from jax._src import core as _core
 from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
+from replicax._jax.primitive_families import BRANCHES, CHECKPOINTS, WHILE_LOOPS, by_primitive
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import ClosedJaxpr, Primitive
 
 program_p = Primitive("replicax_program")
-"""What ``watch`` is told of a program that has been computed at once, its param ``jaxpr``."""
+"""What ``watch`` is told of a program that has been computed at once, its param ``program``."""
 
 
 class EagerTrace(_core.EvalTrace):
@@ -81,7 +82,7 @@ class WatchingTrace(EagerTrace):
         with of_no_generation():
             results = None if self._each else self._operations.compute_program(program, args)
         if results is not None:
-            self._watch(program_p, args, {"jaxpr": program.jaxpr}, results)
+            self._watch(program_p, args, {"program": program.jaxpr}, results)
         return results
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
@@ -106,11 +107,8 @@ class WatchingTrace(EagerTrace):
             return fun.call_wrapped(*tracers)
 
 
-EVALUATED_INSIDE = {"checkpoint", "remat", "remat2"}
-"""What ``jax.checkpoint`` makes: a program, even where nothing is compiled."""
-
-
-# Such a program may hold branches and loops, which JAX would compile. (Scans and calls it has written out.)
+# What ``jax.checkpoint`` makes is a program, even where nothing is compiled. It may hold branches and loops, which JAX
+# would compile. (Scans and calls it has written out.)
 
 
 def _call(program: Any, args: Sequence[Any]) -> list[Any]:
@@ -130,9 +128,11 @@ def _while(args: list[Any], params: Any) -> list[Any]:
     return state
 
 
-_STEP_BY_STEP: dict[str, Callable[[list[Any], Any], list[Any]]] = {
-    **dict.fromkeys(EVALUATED_INSIDE, lambda args, params: _call(params["jaxpr"], args)),
-    linear_p.name: lambda args, params: params["map"](*args),
-    "cond": _branch,
-    "while": _while,
-}
+_STEP_BY_STEP: Mapping[str, Callable[[list[Any], Any], list[Any]]] = by_primitive(
+    {
+        CHECKPOINTS: lambda args, params: _call(params["jaxpr"], args),
+        BRANCHES: _branch,
+        WHILE_LOOPS: _while,
+        frozenset({linear_p.name}): lambda args, params: params["map"](*args),
+    }
+)

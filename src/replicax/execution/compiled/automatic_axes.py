@@ -18,12 +18,18 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from replicax import _jax, communication
-from replicax._jax.primitive_families import AXIS_REDUCTIONS, HOST_CALLS
+from replicax._jax.primitive_families import (
+    AXIS_ARITHMETIC,
+    BRANCHES,
+    CUSTOM_DERIVATIVES,
+    HOST_CALLS,
+    PURE_HOST_CALLS,
+    SHARD_MAPS,
+    SPLITS,
+)
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.infer import called_program
-
-_SUMS = AXIS_REDUCTIONS | {"reduce_scatter"}
 
 
 def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
@@ -75,7 +81,7 @@ class _Rewrite:
         known = self._concerned.get(id(jaxpr))
         if known is None:
             found = any(
-                self.is_ours(e) or (e.primitive.name != "shard_map" and any(map(self.concerns, _jax.sub_jaxprs(e))))
+                self.is_ours(e) or (e.primitive.name not in SHARD_MAPS and any(map(self.concerns, _jax.sub_jaxprs(e))))
                 for e in jaxpr.eqns
             )
             known = self._concerned[id(jaxpr)] = jaxpr, found
@@ -84,12 +90,12 @@ class _Rewrite:
     def is_ours(self, equation: Any) -> bool:
         if equation.primitive.name in HOST_CALLS:
             return True
-        if equation.primitive.name == "cond":
+        if equation.primitive.name in BRANCHES:
             return any(map(_splits, _jax.sub_jaxprs(equation)))
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
             return (options is not None and options.timeout_seconds is not None) or self.is_narrow(equation)
-        return equation.primitive.name in _SUMS and self.is_narrow(equation)
+        return equation.primitive.name in AXIS_ARITHMETIC and self.is_narrow(equation)
 
     def is_narrow(self, equation: Any) -> bool:
         return self.on_cpu and any(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
@@ -101,13 +107,13 @@ class _Rewrite:
             if equation.primitive is all_reduce_p:
                 program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
                 return self.run(program, program.invars, operands)
-            if equation.primitive.name == "cond":
+            if equation.primitive.name in BRANCHES:
                 return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.branch)))
             return self.widened(equation, operands)
-        if equation.primitive.name == "shard_map" or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
+        if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
         called = called_program(equation)
-        if called is not None and equation.primitive.name.startswith("custom_"):  # has been differentiated
+        if called is not None and equation.primitive.name in CUSTOM_DERIVATIVES:  # has been differentiated
             closed = _jax.constants_of(equation)
             return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
@@ -127,7 +133,7 @@ class _Rewrite:
             return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
 
         def manual(*values: Any) -> list[Any]:
-            if equation.primitive.name == "pure_callback" and not _counts(equation):
+            if equation.primitive.name in PURE_HOST_CALLS and not _counts(equation):
                 return ask(*values)  # by all: if it fails, it fails for all, and none waits for another
             answers = lax.cond(lax.axis_index(self.logical) == 0, ask, wait, *values)
             return [lax.all_gather(answer, self.logical)[0] for answer in answers]
@@ -178,7 +184,7 @@ def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a program says of a value how to split it."""
-    return any(e.primitive.name == "sharding_constraint" or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+    return any(e.primitive.name in SPLITS or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
 
 
 def _counts(equation: Any) -> bool:

@@ -21,7 +21,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.primitive_families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING
+from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along
+from replicax._jax.primitive_families import (
+    CHECKPOINTS,
+    ELEMENTWISE,
+    IDEMPOTENT_REDUCTIONS,
+    MOVING,
+    SCANS,
+    SCATTERS,
+    SUMS,
+)
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
@@ -75,7 +84,7 @@ class Partition:
 
         for equation in jaxpr.eqns:
             operands = [read(v) for v in equation.invars]
-            if equation.primitive.name == "scan":
+            if equation.primitive.name in SCANS:
                 results = self.scan(equation, operands, sunk)
             else:
                 results = self.equation(equation, operands, hints)
@@ -122,9 +131,9 @@ class Partition:
             return [self.elementwise(equation, operands, hints)]
         if name in MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
-        if (name == "reduce_sum" or name in IDEMPOTENT_REDUCTIONS) and isinstance(operands[0], Piece):
+        if name in SUMS | IDEMPOTENT_REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
-        if name.startswith("scatter") and self.all_mirrored(equation) and _changes_rows(equation, operands[0]):
+        if name in SCATTERS and self.all_mirrored(equation) and _changes_rows(equation, operands[0]):
             return [self.changed_rows(equation, operands)]
         return self.on_whole(equation, operands)
 
@@ -158,12 +167,13 @@ class Partition:
         return Piece(_jax.bind(equation, values)[0], split)
 
     def reduction(self, equation: Any, operand: Piece) -> Any:
-        axes, split = equation.params["axes"], operand.split
-        if split.dim not in axes:
-            shifted = dataclasses.replace(split, dim=split.dim - sum(a < split.dim for a in axes))
+        split = operand.split
+        dims = dims_along(equation.params, operand.array.ndim)
+        if split.dim not in dims:
+            shifted = dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims))
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
         array = operand.array
-        if equation.primitive.name == "reduce_sum":
+        if equation.primitive.name in SUMS:
             if split.filling:
                 array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
             return lax.psum(_jax.bind(equation, [array])[0], REPLICA_AXIS)
@@ -171,14 +181,14 @@ class Partition:
             array = jnp.where(_index(array, split) < split.size, array, lax.slice_in_dim(array, 0, 1, axis=split.dim))
         parts = lax.all_gather(_jax.bind(equation, [array])[0], REPLICA_AXIS)
         filled = -(-split.size // split.piece)  # the others have nothing but filling
-        return equation.primitive.bind(parts[:filled], **{**equation.params, "axes": (0,)})
+        return _jax.bind(equation, [parts[:filled]], reduced_along(equation.params, [0]))[0]
 
     def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
         """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
         piece, indices, updates = operands[0], self.whole(operands[1]), self.whole(operands[2])
         start = start_of_own(piece.split).astype(indices.dtype)
-        params = {**equation.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
-        return Piece(equation.primitive.bind(piece.array, indices - start, updates, **params), piece.split)
+        params = dropping(equation.params)
+        return Piece(_jax.bind(equation, [piece.array, indices - start, updates], params)[0], piece.split)
 
     def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
         if not _may_scatter(equation):
@@ -245,7 +255,7 @@ def _inlined(equation: Any) -> Any:
     """The program that an equation applies, if it may as well stand in its place."""
     called = called_program(equation)
     # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
-    stays = equation.primitive.name in _jax.EVALUATED_INSIDE or called is None or called.constvars
+    stays = equation.primitive.name in CHECKPOINTS or called is None or called.constvars
     return None if stays else called
 
 
@@ -297,15 +307,10 @@ def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
 
 def _changes_rows(equation: Any, target: Any) -> bool:
     """Whether a scatter changes whole rows of what is split by rows."""
-    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
-    return (
-        isinstance(target, Piece)
-        and target.split.dim == 0
-        and numbers.scatter_dims_to_operand_dims == (0,)
-        and numbers.inserted_window_dims == (0,)
-        and not numbers.operand_batching_dims
-        and mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
-    )
+    if not isinstance(target, Piece) or target.split.dim != 0 or dropping(equation.params) is None:
+        return False
+    dims = lookup_dimensions(equation.params, target.array.ndim)
+    return dims.indexed == (0,) and set(dims.windows) == set(range(1, target.array.ndim))
 
 
 def _may_scatter(equation: Any) -> bool:

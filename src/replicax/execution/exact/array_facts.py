@@ -9,14 +9,18 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from replicax import _jax
+from replicax.execution.exact.exact_collectives import sum_p, whole_p
 from replicax.execution.padding.example_places import OperationShapes, Place
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number
 from replicax.execution.program.infer import infer
 from replicax.execution.program.locality_rules import result_localities
-from replicax.locality import Locality, M
+from replicax.locality import Locality, M, R
 
 Fact = TypeVar("Fact")
+
+_PUT_TOGETHER = frozenset({sum_p, whole_p})
+"""What all replicas make together, and all of them get."""
 
 
 class _Notes(Generic[Fact]):
@@ -58,11 +62,13 @@ class Localities(_Notes[Locality]):
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """An operation has been computed."""
+        operands = list(map(self.of, args))
         if primitive is _jax.program_p:
-            for result, locality in zip(results, _infer(params["jaxpr"], tuple(map(self.of, args))), strict=True):
-                self.note(result, locality)
-            return
-        found = result_localities(primitive.name, params, list(map(self.of, args)), len(results))
+            found = _infer(params["program"], tuple(operands))
+        elif primitive in _PUT_TOGETHER:
+            found = [R] * len(results)
+        else:
+            found = result_localities(primitive.name, params, operands, len(results))
         for result, locality in zip(results, found, strict=True):
             self.note(result, locality)
 
@@ -100,5 +106,7 @@ class Places(_Notes[Place]):
             self._rows,
             lambda i: number(args[i]),
         )
-        for result, place in zip(results, result_places(operation), strict=True):
+        # What replicas have put together is no replica's own examples.
+        found = [None] * len(results) if primitive in _PUT_TOGETHER else result_places(operation)
+        for result, place in zip(results, found, strict=True):
             self.note(result, place)

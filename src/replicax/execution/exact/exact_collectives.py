@@ -22,7 +22,8 @@ from replicax.context import Options
 from replicax.devices.host_values import as_array
 from replicax.execution.exact.rendezvous import Offers, Rendezvous
 from replicax.execution.padding.example_places import Place
-from replicax.execution.padding.questions import Question, asks_p
+from replicax.execution.padding.questions import Question
+from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
 from replicax.locality import Locality, M, T
 

@@ -16,8 +16,8 @@ import numpy as np
 from replicax import _jax
 from replicax.execution.padding.example_places import PART, UNKNOWN, OperationShapes, Place, Rows, Untraceable, joined
 from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.questions import asks_p
 from replicax.execution.program.infer import called_program
+from replicax.execution.program.marks import asks_p
 
 
 def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:

@@ -5,9 +5,10 @@ Rows may be looked up by their own numbers (``scores[jnp.arange(rows), labels]``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from replicax import _jax
+from replicax._jax import primitive_families as families
+from replicax._jax.operation_params import LookupDimensions, dims_along, lookup_dimensions, moved_dims
 from replicax.execution.padding.example_places import (
     UNKNOWN,
     Columns,
@@ -21,13 +22,13 @@ from replicax.execution.padding.example_places import (
 )
 
 
-def _looked_up(place: Place, operand_dims: Sequence[int], batching: Mapping[int, int]) -> dict[int, int]:
+def _looked_up(place: Place, dims: LookupDimensions) -> dict[int, int]:
     """For each dim of the operand that goes along with one of the indices, that one."""
     columns = place.places if isinstance(place, Columns) else (place,)
-    along = dict(batching)
-    if len(columns) == len(operand_dims):
+    along = dict(dims.batch)
+    if len(columns) == len(dims.indexed):
         along.update(
-            (d, c.dim) for d, c in zip(operand_dims, columns, strict=True) if isinstance(c, Index) and c.kind == "at"
+            (d, c.dim) for d, c in zip(dims.indexed, columns, strict=True) if isinstance(c, Index) and c.kind == "at"
         )
     return along
 
@@ -38,22 +39,21 @@ def _rows_of_indices(place: Place) -> Place:
 
 def gather(o: OperationShapes) -> Place:
     """After a gather."""
-    n, operand, shape = o.params["dimension_numbers"], o.at(0), o.shapes[0]
-    batch = [d for d in range(len(o.results[0])) if d not in n.offset_dims]
-    window = [d for d in range(len(shape)) if d not in {*n.collapsed_slice_dims, *n.operand_batching_dims}]
-    batching = dict(zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True))
+    dims, operand, shape = lookup_dimensions(o.params, len(o.shapes[0])), o.at(0), o.shapes[0]
+    of_indices = [d for d in range(len(o.results[0])) if d not in dims.windows.values()]
     indices = _rows_of_indices(o.places[1])
     if isinstance(indices, Untraceable):
         return indices
     found: list[Place] = []
     if isinstance(indices, Rows):
-        found.append(indices.moved(batch[indices.dim]) if indices.dim < len(batch) else UNKNOWN)
+        found.append(indices.moved(of_indices[indices.dim]) if indices.dim < len(of_indices) else UNKNOWN)
     if operand is not None:
-        along = _looked_up(o.places[1], n.start_index_map, batching)
+        along = _looked_up(o.places[1], dims)
+        window = dims.windows.get(operand.dim)
         if operand.dim in along:
-            found.append(operand.moved(batch[along[operand.dim]]))
-        elif operand.dim in window and o.params["slice_sizes"][operand.dim] == shape[operand.dim]:
-            found.append(operand.moved(n.offset_dims[window.index(operand.dim)]))
+            found.append(operand.moved(of_indices[along[operand.dim]]))
+        elif window is not None and o.results[0][window] == shape[operand.dim]:
+            found.append(operand.moved(window))
         else:
             return UNKNOWN
     return joined(found)
@@ -61,26 +61,24 @@ def gather(o: OperationShapes) -> Place:
 
 def scatter(o: OperationShapes) -> Place:
     """After a scatter of any kind."""
-    n, shape = o.params["dimension_numbers"], o.shapes[0]
-    batch = [d for d in range(len(o.shapes[2])) if d not in n.update_window_dims]
-    window = [d for d in range(len(shape)) if d not in {*n.inserted_window_dims, *n.operand_batching_dims}]
-    batching = dict(zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True))
-    along = _looked_up(o.places[1], n.scatter_dims_to_operand_dims, batching)
-    goes_to = {batch[b]: d for d, b in along.items() if b < len(batch)}
-    goes_to.update((u, window[i]) for i, u in enumerate(n.update_window_dims) if o.shapes[2][u] == shape[window[i]])
+    dims, (shape, _, slices) = lookup_dimensions(o.params, len(o.shapes[0])), o.shapes
+    of_indices = [d for d in range(len(slices)) if d not in dims.windows.values()]
+    along = _looked_up(o.places[1], dims)
+    goes_to = {of_indices[i]: d for d, i in along.items() if i < len(of_indices)}
+    goes_to.update((window, d) for d, window in dims.windows.items() if slices[window] == shape[d])
     indices, updates = _rows_of_indices(o.places[1]), o.at(2)
     if isinstance(indices, Untraceable):
         return indices
     sources = [updates] if updates is not None else []
     if isinstance(indices, Rows):
-        if indices.dim >= len(batch):
+        if indices.dim >= len(of_indices):
             return UNKNOWN
-        sources.append(indices.moved(batch[indices.dim]))
+        sources.append(indices.moved(of_indices[indices.dim]))
     found: list[Place] = [o.at(0)]
     for source in sources:
         if source.dim in goes_to:
             found.append(source.moved(goes_to[source.dim]))
-        elif o.at(0) is not None or source.dim in n.update_window_dims:
+        elif o.at(0) is not None or source.dim in dims.windows.values():
             return UNKNOWN  # examples go where other examples are
         # Otherwise each example goes where its own index says: a sum over the examples, such as a count of classes.
     return joined(found)
@@ -114,31 +112,43 @@ def _chosen_number(o: OperationShapes) -> Place:
     return o.places[1] if kinds == ["negative", "at", "moved"] and len(dims) == 1 else None
 
 
-def _with_dims(o: OperationShapes) -> Place:
+def _broadcast_number(o: OperationShapes) -> Place:
     place = o.places[0]
     if not isinstance(place, Index):
         return None
-    size = o.shapes[0][place.dim]
-    if o.name == "broadcast_in_dim":
-        dim = o.params["broadcast_dimensions"][place.dim]
-        return Index(dim, place.kind) if o.results[0][dim] == size else None
-    found = reshaped(Rows(place.dim), o.shapes[0], o.results[0], size)
+    dim = moved_dims(o.params)[place.dim]
+    return Index(dim, place.kind) if o.results[0][dim] == o.shapes[0][place.dim] else None
+
+
+def _reshaped_number(o: OperationShapes) -> Place:
+    place = o.places[0]
+    if not isinstance(place, Index):
+        return None
+    found = reshaped(Rows(place.dim), o.shapes[0], o.results[0], o.shapes[0][place.dim])
     return Index(found.dim, place.kind) if isinstance(found, Rows) and found.outer == found.inner == 1 else None
 
 
 def _columns(o: OperationShapes) -> Place:
-    last = o.params["dimension"] == len(o.results[0]) - 1 and all(shape[-1] == 1 for shape in o.shapes)
+    ndim = len(o.results[0])
+    last = dims_along(o.params, ndim) == (ndim - 1,) and all(shape[-1] == 1 for shape in o.shapes)
     return Columns(o.places) if last and any(isinstance(p, Index) for p in o.places) else None
 
 
-_NUMBERING_OF: Mapping[str, Callable[[OperationShapes], Place]] = {
-    "iota": lambda o: Index(o.params["dimension"]),
-    "convert_element_type copy": _kept_number,
-    "add": _moved_number,
-    "lt": _negative_number,
-    "select_n": _chosen_number,
-    "broadcast_in_dim reshape squeeze": _with_dims,
-    "concatenate": _columns,
-}
-NUMBERING = {name: rule for names, rule in _NUMBERING_OF.items() for name in _jax.primitives_named(names)}
+def _new_number(o: OperationShapes) -> Place:
+    [dim] = dims_along(o.params, len(o.results[0]))
+    return Index(dim)
+
+
+NUMBERING: Mapping[str, Callable[[OperationShapes], Place]] = families.by_primitive(
+    {
+        families.IOTAS: _new_number,
+        families.CASTS: _kept_number,
+        families.ADDITIONS: _moved_number,
+        families.LESS_THAN: _negative_number,
+        families.SELECTIONS: _chosen_number,
+        families.BROADCASTS: _broadcast_number,
+        families.RESHAPES | families.SQUEEZES: _reshaped_number,
+        families.CONCATENATIONS: _columns,
+    }
+)
 """Operations that keep the numbers of rows; the rule says ``None`` if this one does not."""

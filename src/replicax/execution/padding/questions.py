@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from replicax import _jax
 from replicax.execution.padding.example_places import Place, Rows, Untraceable
 
 
@@ -50,6 +49,12 @@ class Question:
         self.answer = dim == self.dim
         return self.answer
 
+    def ask(self, value: Any) -> jax.Array:
+        """The answer about a value that is computed."""
+        if self.look is not None:
+            return jax.numpy.asarray(self.resolve(self.look(value), value.shape))
+        return jax.numpy.asarray(bool(self.answer))
+
 
 def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
     """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
@@ -66,13 +71,3 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
         "replicax.get_replica_context().example_mask; return it with the examples along a dim of their own; or use "
         'InputOptions(partial_batch="exact"), which does not pad.'
     )
-
-
-def _ask(x: Any, *, question: Question) -> jax.Array:
-    if question.look is not None:
-        return jax.numpy.asarray(question.resolve(question.look(x), x.shape))
-    return jax.numpy.asarray(bool(question.answer))
-
-
-asks_p = _jax.asking_primitive("replicax_asks", _ask)
-"""``b = asks[question=q] x``: whether the examples lie along the dim of ``x`` that ``q`` names; a constant, later."""

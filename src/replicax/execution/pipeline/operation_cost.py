@@ -6,6 +6,9 @@ import math
 from typing import Any
 
 from replicax import _jax
+from replicax._jax.convolutions import convolution_dimensions
+from replicax._jax.operation_params import dot_dimensions
+from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS, SCANS
 
 
 def cost_of(equation: Any) -> float:
@@ -13,14 +16,14 @@ def cost_of(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     inner = sum(sum(map(cost_of, program.eqns)) for program in _jax.sub_jaxprs(equation))
     elements = float(sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars))
-    if name == "scan":
+    if name in SCANS:
         return float(_jax.scan_of(params).length) * inner
     if inner:
         return inner
-    if name == "dot_general":
-        contracted = params["dimension_numbers"][0][0]
+    if name in MATRIX_PRODUCTS:
+        contracted, _ = dot_dimensions(params).contracted
         return 2 * elements * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
-    if name == "conv_general_dilated":
-        kernel, numbers = equation.invars[1].aval.shape, params["dimension_numbers"]
-        return 2 * elements * math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+    if name in CONVOLUTIONS:
+        kernel = equation.invars[1].aval.shape
+        return 2 * elements * math.prod(kernel) / kernel[convolution_dimensions(params).filter_outputs]
     return elements

@@ -21,7 +21,7 @@ from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, CONTR
 from replicax.collectives import alone_p, share_p
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import DeadlockError
-from replicax.execution.program.locality_rules import ALWAYS, HANDED_ON, join, result_localities
+from replicax.execution.program.locality_rules import ALWAYS, LOCALITY_KEPT, join, result_localities
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, R, T
 
@@ -135,7 +135,7 @@ class _Pass:
         name, count = primitive.name, len(equation.outvars)
         if primitive is mark_p and final:
             self.answer(equation, operands[0])
-        if name in ALWAYS or name in HANDED_ON:
+        if name in ALWAYS or name in LOCALITY_KEPT:
             return result_localities(name, params, operands, count), operands
         if name == "axis_index":
             return [T if over_replicas(params) else M] * count, operands

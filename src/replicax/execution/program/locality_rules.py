@@ -11,23 +11,20 @@ from typing import Any
 
 from replicax._jax import primitive_families
 from replicax.collectives import alone_p, gathered_p, share_p
-from replicax.execution.program.marks import assign_p, mark_p
+from replicax.execution.program.marks import asks_p, assign_p, mark_p
 from replicax.locality import Locality, M, R, T
 
 ALWAYS: dict[str, Locality] = {
-    # What replicas have put together. The last two are the exact executor's collectives.
     alone_p.name: R,
     gathered_p.name: R,
-    "replicax_sum": R,
-    "replicax_whole": R,
     share_p.name: T,
-    "replicax_asks": M,  # answered once for all
+    asks_p.name: M,  # answered once for all
     **dict.fromkeys(primitive_families.UNRELIABLE, T),
 }
 """Operations whose results have one locality, whatever their operands have."""
 
-HANDED_ON = primitive_families.HANDED_ON | {mark_p.name, assign_p.name}
-"""Operations whose results are their operands, each in its place."""
+LOCALITY_KEPT = primitive_families.HANDED_ON | {mark_p.name, assign_p.name}
+"""Operations whose results have the localities of their operands, each of that in its place."""
 
 
 def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[Locality], count: int) -> list[Locality]:
@@ -43,7 +40,7 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
         return [ALWAYS[name]] * count
     if params.get("has_side_effect"):
         return [T] * count
-    if name in HANDED_ON and len(operands) == count:
+    if name in LOCALITY_KEPT and len(operands) == count:
         return list(operands)
     return [join(operands)] * count
 

@@ -5,8 +5,8 @@ Whether a value is the same on all replicas is not known while the step's Python
 identity primitive with a number, which the pass in :mod:`replicax.execution.program.infer` finds wherever it ended up,
 inside a loop or inside a gradient. In compiled code a mark is nothing at all.
 
-Other things that can be said of a value only while it is traced are primitives of the same kind: that it is a
-variable's, and that it is to be on a certain logical device.
+Other things that can be said or asked of a value only while it is traced are primitives of the same kind: that it is a
+variable's, that it is to be on a certain logical device, and whether padding lies along one of its dims.
 """
 
 from __future__ import annotations
@@ -51,4 +51,10 @@ assign_p = _jax.two_way_primitive("replicax_assign")
 
 Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x`` was. In code that knows nothing of
 places it is nothing at all. Each has a number of its own; see :mod:`replicax.execution.pipeline.placement`.
+"""
+
+asks_p = _jax.asking_primitive("replicax_asks", lambda x, *, question: question.ask(x))
+"""``b = asks[question=q] x``: the answer to ``q``, a :class:`replicax.execution.padding.questions.Question`, of ``x``.
+
+In compiled code it is a constant, as the answer is found in the program.
 """

@@ -12,7 +12,8 @@ from replicax import collectives, context
 from replicax.collectives import ReduceOp
 from replicax.communication import Communicator, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.padding.questions import Question, asks_p
+from replicax.execution.padding.questions import Question
+from replicax.execution.program.marks import asks_p
 from replicax.nests import is_leaf, known
 from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 from replicax import _jax
+from replicax._jax.convolutions import bind_in_branch
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.replica_values import largest_of
-from replicax.execution.uneven.convolutions import bind_in_branch
 from replicax.execution.uneven.ragged_collectives import gather_p, gathered, part_of_sum, part_p
 from replicax.execution.uneven.straight_line import CantJoinError, Straight, StraightOperation
 from replicax.execution.uneven.value_numbering import ValueNumbering
