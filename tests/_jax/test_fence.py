@@ -150,6 +150,10 @@ def test_names_of_primitives_and_parameters_are_known_inside_only() -> None:
     assert {name: found for name, found in known.items() if found} == OF_XLA
 
 
+def test_families_are_made_inside_only() -> None:
+    assert [path for path in OUTSIDE if "primitives_named" in path.read_text()] == []
+
+
 def test_names_are_declared_where_they_are_known() -> None:
     compared = {c: path for path in INSIDE for c in compared_names(ast.parse(path.read_text()))}
     assert "shard_map" in compared  # the search finds them

@@ -151,6 +151,25 @@ def test_what_is_element_by_element_stays_in_pieces() -> None:
 COUNT = 40
 
 
+def test_elements_of_any_kind_stay_in_pieces() -> None:
+    """Bits are counted, numbers made complex and taken apart, without a gather."""
+    strategy = sharded(2)
+    with strategy.scope():
+        w = replicax.Variable(RNG.normal(size=(6, 3)).astype(np.float32))
+        bits = replicax.Variable(RNG.integers(0, 99, (6, 3)).astype(np.int32))
+    before = w.numpy(), bits.numpy()
+
+    def step() -> None:
+        w.assign(jax.lax.real(jax.lax.conj(jax.lax.complex(w.value, w.value) * 2)))
+        bits.assign(jax.lax.population_count(bits.value) + jax.lax.clz(bits.value))
+
+    assert kinds(strategy.extended.trace(step)) == {}
+    strategy.run(step)
+    np.testing.assert_array_equal(w.numpy(), before[0] * 2)
+    counted = np.array([bin(b).count("1") + 32 - int(b).bit_length() for b in before[1].ravel()])
+    np.testing.assert_array_equal(bits.numpy(), counted.reshape(6, 3))
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_parameters_are_gathered_and_their_gradients_scattered_and_nothing_else(replicas: int) -> None:
