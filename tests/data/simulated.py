@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
-from replicax.data.feed import Feed
+from replicax.data.input_workers import InputWorkers
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
@@ -30,13 +30,13 @@ class Chunk:
     mask: list[int] | None
 
 
-def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[Feed]:
+def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[InputWorkers]:
     """Of ``workers``, each with ``replicas`` replicas, or with so many."""
     everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
     counts = (replicas,) * workers if isinstance(replicas, int) else replicas
     ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
-    return [Feed(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
+    return [InputWorkers(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
 
 
 def _taken(element: Any) -> Any:
@@ -81,7 +81,7 @@ class Run:
         """``fn(feed, index)`` on every worker, at the same time."""
         if len(self.feeds) == 1:
             return [fn(self.feeds[0], 0)]
-        workers = [feed.workers for feed in self.feeds]
+        workers = [feed.lockstep.workers for feed in self.feeds]
         return run(workers, lambda worker: fn(self.feeds[worker.index], worker.index))
 
     def steps(self, count=None):

@@ -167,13 +167,13 @@ def test_a_worker_whose_first_batch_fails() -> None:
     workers = feeds(2, 1)
 
     def begin(feed):
-        dataset = DistributedDataset(sources[feed.workers.index], options, feed, "test")
+        dataset = DistributedDataset(sources[feed.index], options, feed, "test")
         try:
             iter(dataset)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
-    told = run_workers([feed.workers for feed in workers], lambda worker: begin(workers[worker.index]))
+    told = run_workers([feed.lockstep.workers for feed in workers], lambda worker: begin(workers[worker.index]))
     assert told == [
         "RuntimeError: worker 1 could not read element 0: OSError: disk on fire",
         "OSError: disk on fire",

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from replicax import _jax, context
 from replicax.data.dataset import DistributedDataset
-from replicax.data.feed import feed_of
-from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions, checked_input_options
+from replicax.data.input_workers import InputContext, workers_of
 from replicax.data.reading.sources import numpy_examples
 from replicax.data.value_context import ValueContext, values_from_function
 from replicax.user_functions import checked_function
@@ -59,7 +58,7 @@ class Input:
         options = checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self._strategy, "strategy.distribute_dataset")
         context.check_present(self._strategy, "strategy.distribute_dataset")
-        return DistributedDataset(dataset, options, feed_of(self._strategy.extended), "strategy.distribute_dataset")
+        return DistributedDataset(dataset, options, workers_of(self._strategy.extended), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -100,7 +99,7 @@ class Input:
             raise TypeError(
                 f"{method}: dataset_fn is an async function, which gives no dataset: write it with def alone"
             )
-        return DistributedDataset(None, options, feed_of(self._strategy.extended), method, dataset_fn)
+        return DistributedDataset(None, options, workers_of(self._strategy.extended), method, dataset_fn)
 
     @_jax.outside_meshes
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicax import _jax
-from replicax.data.elements.staging import Staged
+from replicax.data.elements.chunks import Staged
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.replica_values import devices_here, example_mask, padded, place_stacks
 from replicax.values import Components, PerReplica, Stacked, Uneven

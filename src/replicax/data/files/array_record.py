@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, SupportsIndex
 
+from replicax._grain import BatchedSource
 from replicax.data.files.paths import Path, expand
 
 # Files whose indices are read at the same time: on a network file system each takes a while.
@@ -43,7 +44,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
     return grain.MapDataset.source(ArrayRecords(expand(files, "array_records")))
 
 
-class ArrayRecords:
+class ArrayRecords(BatchedSource):
     """A random-access source over several files.
 
     Attributes:
@@ -84,8 +85,8 @@ class ArrayRecords:
         except RuntimeError as error:
             raise self._error(int(index), error) from error
 
-    def _getitems(self, indices: Sequence[int]) -> Sequence[bytes]:
-        """Several records, from several files at once: Grain's protocol for sources that can."""
+    def read_several(self, indices: Sequence[int]) -> Sequence[bytes]:
+        """Several records, from several files at once."""
         try:
             return list(self._checked().__getitems__(indices))
         except RuntimeError:

@@ -7,12 +7,8 @@ streams is cut up and dealt out again.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Sequence
 from typing import Any
-
-import grain
 
 Part = dict[str, Any]
 """Of examples with numbers: ``files`` (or ``None`` for the whole dataset), ``start`` and ``stop``. Of others:
@@ -89,85 +85,18 @@ def find(state: Any, key: str) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-class InSequence(grain.IterDataset):
-    """One part after the other.
+def check_count(number: Any, what: str, most: int | None = None, least: int = 0) -> None:
+    """Raise unless ``number``, out of a state, is one that a pass over the dataset can have come to.
 
-    Args:
-      make: makes the dataset of a part.
-      parts: which.
-      is_ahead: whether something in it reads ahead.
+    Raises:
+      ValueError: it is no integer, or outside ``least`` and ``most``.
+
+    >>> from replicax.data.reading.elastic import check_count
+    >>> check_count(-5, "the position of the state", 8)
+    Traceback (most recent call last):
+    ValueError: the position of the state must be an integer from 0 to 8, as far as this dataset goes, got -5
     """
-
-    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool = False) -> None:
-        super().__init__()
-        self._make = make
-        self._parts = list(parts)
-        self._is_ahead = is_ahead
-
-    def __iter__(self) -> _InSequence:
-        return _InSequence(self._make, self._parts, self._is_ahead)
-
-
-class _InSequence(grain.DatasetIterator):
-    """Its state has the parts that are not finished, with how far the first one is."""
-
-    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool) -> None:
-        super().__init__()
-        self._make = make
-        self._parts = list(parts)
-        self._is_ahead = is_ahead
-        self._current: Any = None
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        while self._parts:
-            if self._current is None:
-                self._open()
-            try:
-                return next(self._current)
-            except StopIteration:
-                self._current.close()
-                self._current = None
-                self._parts = self._parts[1:]
-            except Exception as error:
-                self._add_place(error)
-                raise
-        raise StopIteration
-
-    def _open(self) -> None:
-        """Begin with the first part, or go on with it."""
-        current = iter(self._make(self._parts[0]))
-        if self._parts[0]["state"] is not None:
-            current.set_state(self._parts[0]["state"])
-        self._current = current
-
-    def _add_place(self, error: Exception) -> None:
-        """Say at which record of which file it was raised, if it does not say so itself."""
-        with contextlib.suppress(Exception):  # what has failed may not know where it is
-            state = self._current.get_state()
-            file, record = find(state, "name"), find(state, "records")
-            if file and record is not None and file not in str(error):
-                # What reads ahead is a little further.
-                after = ", or one soon after it" if self._is_ahead else ""
-                error.add_note(f"(raised by record {record} of {file!r}, counted from 1{after})")
-
-    def get_state(self) -> dict[str, Any]:
-        if self._current is None:
-            return {PARTS: self._parts}
-        first = {**self._parts[0], "state": self._current.get_state()}
-        return {PARTS: [first, *itertools.islice(self._parts, 1, None)]}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._release()
-        self._parts = list(state[PARTS])
-        if self._parts and self._parts[0]["state"] is not None:
-            self._open()  # now, so that a state that the files no longer fit is refused
-
-    def close(self) -> None:
-        super().close()
-        self._release()
-
-    def _release(self) -> None:
-        current, self._current = getattr(self, "_current", None), None
-        if current is not None:
-            current.close()
+    is_integer = isinstance(number, int) and not isinstance(number, bool)
+    if not is_integer or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}, as far as this dataset goes"
+        raise ValueError(f"{what} must be an integer {limits}, got {number!r}")

@@ -1,14 +1,18 @@
-"""Datasets that can only be gone through from the start, as Grain datasets."""
+"""Grain datasets of our own: what is gone through from the start, and one part after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
 import jax
 import numpy as np
 
+from replicax._grain import nodes
+from replicax.data.reading.elastic import PARTS, Part, find
 from replicax.nests import known
 
 _NOTHING: Any = object()
@@ -29,7 +33,7 @@ class Replayed(grain.IterDataset):
         return ReplayIterator(self._make)
 
 
-class ReplayIterator(grain.DatasetIterator):
+class ReplayIterator(nodes.Iterator):
     """One pass; its state is how many rows it has given, whatever batches they came in."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
@@ -40,7 +44,7 @@ class ReplayIterator(grain.DatasetIterator):
         self._skip = 0  # of those rows, how many are still to be gone past
 
     def __next__(self) -> Any:
-        self._assert_not_closed()
+        self.check_open()
         if self._iterator is None:
             self._iterator = iter(self._make())
         while True:
@@ -64,14 +68,10 @@ class ReplayIterator(grain.DatasetIterator):
         return {"rows": self._rows}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._release()
+        self.release()
         self._rows = self._skip = int(state["rows"])
 
-    def close(self) -> None:
-        super().close()
-        self._release()
-
-    def _release(self) -> None:
+    def release(self) -> None:
         close = getattr(self._iterator, "close", None)  # a generator has one
         self._iterator = None
         if close is not None:
@@ -96,13 +96,13 @@ class Loaded(grain.IterDataset):
         return _LoaderIterator(self._loader)
 
 
-class _LoaderIterator(grain.DatasetIterator):
+class _LoaderIterator(nodes.Iterator):
     def __init__(self, loader: grain.DataLoader) -> None:
         super().__init__()
         self._iterator: Any = iter(loader)
 
     def __next__(self) -> Any:
-        self._assert_not_closed()
+        self.check_open()
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -111,6 +111,85 @@ class _LoaderIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._iterator.set_state(state["loader"].encode())
 
-    def close(self) -> None:
-        super().close()
+    def release(self) -> None:
         self._iterator = None  # a loader's iterator can't be closed: who drops it ends its threads and processes
+
+
+class InSequence(grain.IterDataset):
+    """One part after the other.
+
+    Args:
+      make: makes the dataset of a part.
+      parts: which.
+      is_ahead: whether something in it reads ahead.
+    """
+
+    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool = False) -> None:
+        super().__init__()
+        self._make = make
+        self._parts = list(parts)
+        self._is_ahead = is_ahead
+
+    def __iter__(self) -> _InSequence:
+        return _InSequence(self._make, self._parts, self._is_ahead)
+
+
+class _InSequence(nodes.Iterator):
+    """Its state has the parts that are not finished, with how far the first one is."""
+
+    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool) -> None:
+        super().__init__()
+        self._make = make
+        self._parts = list(parts)
+        self._is_ahead = is_ahead
+        self._current: Any = None
+
+    def __next__(self) -> Any:
+        self.check_open()
+        while self._parts:
+            if self._current is None:
+                self._open()
+            try:
+                return next(self._current)
+            except StopIteration:
+                self._current.close()
+                self._current = None
+                self._parts = self._parts[1:]
+            except Exception as error:
+                self._add_place(error)
+                raise
+        raise StopIteration
+
+    def _open(self) -> None:
+        """Begin with the first part, or go on with it."""
+        current = iter(self._make(self._parts[0]))
+        if self._parts[0]["state"] is not None:
+            current.set_state(self._parts[0]["state"])
+        self._current = current
+
+    def _add_place(self, error: Exception) -> None:
+        """Say at which record of which file it was raised, if it does not say so itself."""
+        with contextlib.suppress(Exception):  # what has failed may not know where it is
+            state = self._current.get_state()
+            file, record = find(state, "name"), find(state, "records")
+            if file and record is not None and file not in str(error):
+                # What reads ahead is a little further.
+                after = ", or one soon after it" if self._is_ahead else ""
+                error.add_note(f"(raised by record {record} of {file!r}, counted from 1{after})")
+
+    def get_state(self) -> dict[str, Any]:
+        if self._current is None:
+            return {PARTS: self._parts}
+        first = {**self._parts[0], "state": self._current.get_state()}
+        return {PARTS: [first, *itertools.islice(self._parts, 1, None)]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.release()
+        self._parts = list(state[PARTS])
+        if self._parts and self._parts[0]["state"] is not None:
+            self._open()  # now, so that a state that the files no longer fit is refused
+
+    def release(self) -> None:
+        current, self._current = getattr(self, "_current", None), None
+        if current is not None:
+            current.close()

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.reading.dataset_detection import adapted
+from replicax.integrations.converted_dataset import adapted
 from replicax.nests import known
 
 
@@ -40,7 +40,7 @@ def as_source(dataset: Any, method: str) -> Source:
     """
     import grain  # heavy: loaded when used
 
-    from replicax import _grain
+    from replicax._grain import graph
     from replicax.data.reading import replay
 
     name = type(dataset).__name__
@@ -51,9 +51,9 @@ def as_source(dataset: Any, method: str) -> Source:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset):
-        return Source(dataset, f"a {name}", unrepeatable, _grain.length(dataset))
+        return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):
-        return Source(dataset, f"a {name}", length=_grain.length(dataset))
+        return Source(dataset, f"a {name}", length=graph.length(dataset))
     if isinstance(dataset, grain.DataLoader):
         return Source(replay.Loaded(dataset), f"a {name}")
     if _is_function(dataset):
