@@ -145,12 +145,13 @@ def drops_remainder(node: Any) -> bool:
     return bool(node._drop_remainder)
 
 
-def batched(parent: Any, like: Any, size: int, is_its_own: bool) -> Any:
+def batched(parent: Any, like: Any, size: int) -> Any:
     """``parent`` in batches of ``size``, made as the batch node ``like`` makes them.
 
-    A last batch that is not full is left out if that is what ``like`` does, and ``is_its_own`` size.
+    A last batch that is not full is left out only if ``like`` does so, with batches of the same size.
     """
-    return parent.batch(size, drop_remainder=is_its_own and like._drop_remainder, batch_fn=like._batch_fn)
+    drops = size == like._batch_size and like._drop_remainder
+    return parent.batch(size, drop_remainder=drops, batch_fn=like._batch_fn)
 
 
 def only_selects(nodes: Sequence[Any]) -> bool:
@@ -178,7 +179,7 @@ def on_top_of(nodes: list[Any], parent: Any) -> Any:
     """The movable ``nodes``, the last of which is the lowest, with another parent under them."""
     for node in reversed(nodes):
         if is_batch(node):
-            parent = parent.batch(node._batch_size, drop_remainder=node._drop_remainder, batch_fn=node._batch_fn)
+            parent = batched(parent, node, node._batch_size)
         elif _name(node) == "RepeatMapDataset":
             parent = parent.repeat(node._num_epochs, reseed_each_epoch=node._reseed_each_epoch)
         else:

@@ -23,6 +23,23 @@ class Iterator(grain.DatasetIterator):
         self.release()
 
 
+class Iterated(grain.IterDataset):
+    """A dataset whose passes are iterators of our own.
+
+    Args:
+      iterator: the class.
+      arguments: that each is made with.
+    """
+
+    def __init__(self, iterator: Callable[..., Iterator], *arguments: Any) -> None:
+        super().__init__()
+        self._iterator = iterator
+        self._arguments = arguments
+
+    def __iter__(self) -> Iterator:
+        return self._iterator(*self._arguments)
+
+
 class OwnRows:
     """Those rows of a batch that belong to a worker's replicas.
 

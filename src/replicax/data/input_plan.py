@@ -96,7 +96,7 @@ def planned(pipeline: InputPipeline) -> InputPlan:
             reads = "its own dataset"
         elif workers.count == 1:
             reads = "all batches"
-        elif getattr(reading, "reads_own_rows", False):
+        elif reading.reads_own_rows:
             reads = "its own rows of each batch"
         else:
             reads = "all batches, and keeps its own rows"

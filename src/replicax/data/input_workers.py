@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from replicax.data.elements.batch_rows import shares
-from replicax.data.elements.to_devices import feeder
+from replicax.data.elements.to_devices import placer
 from replicax.extended import StrategyExtended
 from replicax.workers.exchange import Series
 from replicax.workers.lockstep import Lockstep
@@ -67,11 +67,11 @@ class InputWorkers:
     """The workers that a dataset is for.
 
     Attributes:
-      lockstep: of the workers who read it, each a part.
+      lockstep: how they tell each other things, in one order.
       ranges: which replicas each worker feeds.
       placer: makes the function that puts elements on the devices.
       name: to tell the dataset from others, the same on all workers.
-      owner: of the replicas.
+      owner: the strategy's, to which the replicas belong.
     """
 
     lockstep: Lockstep
@@ -133,4 +133,4 @@ def workers_of(extended: StrategyExtended) -> InputWorkers:
         mine = list(group)
         ranges.append(range(mine[0], mine[-1] + 1))
     number = next(_numbers.setdefault(extended, itertools.count()))
-    return InputWorkers(extended.lockstep, tuple(ranges), lambda: feeder(extended.mesh), f"dataset {number}", extended)
+    return InputWorkers(extended.lockstep, tuple(ranges), lambda: placer(extended.mesh), f"dataset {number}", extended)

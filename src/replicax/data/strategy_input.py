@@ -10,7 +10,6 @@ from replicax import _jax, context
 from replicax.data.dataset import DistributedDataset
 from replicax.data.input_options import InputOptions, checked_input_options
 from replicax.data.input_workers import InputContext, workers_of
-from replicax.data.reading.sources import numpy_examples
 from replicax.data.value_context import ValueContext, values_from_function
 from replicax.user_functions import checked_function
 
@@ -153,6 +152,8 @@ class Input:
         [2. 3.]
         [4. 5.]
         """
+        from replicax.data.reading.sources import numpy_examples  # loads Grain
+
         return numpy_examples(numpy_input)
 
     experimental_distribute_dataset = distribute_dataset

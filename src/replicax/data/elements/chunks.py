@@ -70,7 +70,7 @@ class Staged:
         self.is_padded = first.filled is not None
         self.sizes: list[tuple[int, ...]] = []
         self._kind = _kind_of(first)
-        columns = _columns(first)
+        columns = first.columns
         self._buffers = [np.empty((len(c), room, *c[0].shape), c[0].dtype) for c in columns]
         self.add(first)
 
@@ -85,7 +85,7 @@ class Staged:
 
     def add(self, element: Element) -> None:
         """Add one more."""
-        for buffer, column in zip(self._buffers, _columns(element), strict=True):
+        for buffer, column in zip(self._buffers, element.columns, strict=True):
             for replica, leaf in enumerate(column):
                 buffer[replica, self.count] = leaf
         self.sizes.append(element.sizes)
@@ -103,12 +103,5 @@ class Staged:
         return ElementGroup(self.tree, arrays, self.count, mesh, bare, masks)
 
 
-def _columns(element: Element) -> list[Any]:
-    """For each leaf what each of this worker's replicas has of it."""
-    if element.filled is not None:
-        return element.filled
-    return list(zip(*(part.leaves for part in element.parts), strict=True))
-
-
 def _kind_of(element: Element) -> Any:
-    return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in _columns(element)]
+    return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in element.columns]

@@ -61,9 +61,14 @@ class Element:
     filled: list[Any] | None = None
     together: BatchRows | None = None
 
+    @property
+    def columns(self) -> list[Any]:
+        """For each leaf what each of this worker's replicas has of it."""
+        return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
+
 
 NO_BATCH: Any = object()
-"""In place of a batch, at the end; None is a batch, if a wrong one."""
+"""Stands for the end of the batches. ``None`` can't: a dataset may give it, and that is an error."""
 
 WHY_EMPTY = (
     "(partial_batch='drop' and drop_remainder=True leave nothing of fewer examples than a batch; a filter may let "
@@ -95,7 +100,7 @@ class Elements:
         self._left = 0
         self._held: tuple[Element | Exception, bytes] | None = None
         self.closing = False
-        """Set when nobody wants the element any more that is just being made."""
+        """Set by whoever ends the pass: the element that is being made is not wanted any more."""
         self.is_placing = False
         """Whether ``place`` is at work."""
         self.steps: int | None = None

@@ -6,7 +6,7 @@ import collections
 import pickle
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from replicax.data.elements.chunks import Chunk, joined_where_alike
 from replicax.execution.many_steps.element_groups import ElementGroup, Single, group_of
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from replicax.extended import StrategyExtended
 
 _PATIENCE = 1.0
-"""How many seconds closing waits for a source that is just being read; its thread ends when it has been."""
+"""How many seconds closing waits for a source that is just being read; the thread ends when the source lets it."""
 _PATIENCE_WITH_JAX = 30.0
-"""And how many for an element that is just laid on the devices: who leaves JAX in that may take the process down."""
+"""And how many while an element is put on the devices: a process that ends while a thread is in JAX may crash."""
 
 
 class PassReader:
@@ -29,12 +29,12 @@ class PassReader:
     Args:
       elements: what it reads.
       ahead: how many elements, or groups of them, wait on the devices.
-      owner: of the replicas.
+      owner: the strategy's, to which the replicas belong.
     """
 
     def __init__(self, elements: Elements, ahead: int, owner: StrategyExtended | None) -> None:
         self._elements = elements
-        self._iterator = Ahead(elements, ahead)
+        self._prefetcher = Prefetcher(elements, ahead)
         self._owner = owner
         # Elements that have been read together, and not all given out; and the state after the last that was.
         self._left: collections.deque[Chunk] = collections.deque()
@@ -48,7 +48,7 @@ class PassReader:
           Exception: whatever the dataset raised.
         """
         if not self._left:
-            element = next(self._iterator)
+            element = next(self._prefetcher)
             if not isinstance(element, Chunk):
                 self._state = None
                 return element
@@ -91,21 +91,21 @@ class PassReader:
 
     def get_state(self) -> Any:
         """The state after the element that was given last."""
-        return pickle.loads(self._iterator.state if self._state is None else self._state)
+        return pickle.loads(self._prefetcher.state if self._state is None else self._state)
 
     def end(self) -> None:
         """End the threads, and let go of what they have read."""
-        self._iterator.close()
+        self._prefetcher.close()
         self._left.clear()
 
     def _received(self, staged: bool) -> Chunk:
-        before = self._iterator.state
-        element = next(self._iterator)
+        before = self._prefetcher.state
+        element = next(self._prefetcher)
         if isinstance(element, Chunk):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return Chunk(group, [before, self._iterator.state])
+        return Chunk(group, [before, self._prefetcher.state])
 
     def _first(self, most: int) -> Chunk:
         chunk = self._left.popleft()
@@ -146,16 +146,11 @@ class IteratorSource:
         self._reader.give_back(back)
 
 
-class _Made(NamedTuple):
-    element: Any
-    state: bytes
-
-
-class Ahead:
+class Prefetcher:
     """The elements of a pass, made by a thread, ``depth`` of them ahead; with 0 made by the caller.
 
-    Grain reads ahead too, but closing its iterators waits for the source however long that takes, be it for ever; who
-    is waiting for an element then goes on waiting; and what is no ``Exception`` never arrives.
+    Grain reads ahead too, but closing its iterators waits for the source, be it for ever; a thread that waits for an
+    element goes on waiting; and an error that is no ``Exception`` never arrives.
 
     A pass that has failed stays failed, as nobody knows what it would leave out: ``next`` raises the same error again.
 
@@ -169,7 +164,7 @@ class Ahead:
         self._depth = depth
         self.state = elements.state()
         """Where the pass is, pickled: after the element that was given last."""
-        self._ready: collections.deque[_Made] = collections.deque()
+        self._ready: collections.deque[tuple[Any, bytes]] = collections.deque()
         # An RLock: a dropped iterator is closed by whichever thread the garbage collector runs on, also by ours.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -214,7 +209,7 @@ class Ahead:
         assert self._elements is not None
         made = None
         try:
-            made = _Made(next(self._elements), self._elements.state())
+            made = next(self._elements), self._elements.state()
         except StopIteration:
             pass
         except BaseException as error:

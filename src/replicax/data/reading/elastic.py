@@ -7,6 +7,7 @@ streams is cut up and dealt out again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,20 +19,26 @@ start)."""
 PARTS = "replicax_parts"
 
 
-def remaining(parts: Sequence[Part], done: int) -> list[Part]:
-    """Parts of numbered examples, without the first ``done`` ones.
+def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
+    """Of numbered examples in ``parts``, those from place ``start`` to before ``stop``.
 
-    >>> from replicax.data.reading.elastic import remaining
-    >>> remaining([{"files": None, "start": 0, "stop": 5}, {"files": None, "start": 7, "stop": 9}], 6)
-    [{'files': None, 'start': 8, 'stop': 9}]
+    >>> from replicax.data.reading.elastic import between
+    >>> between([{"files": None, "start": 0, "stop": 5}, {"files": None, "start": 7, "stop": 9}], 3, 6)
+    [{'files': None, 'start': 3, 'stop': 5}, {'files': None, 'start': 7, 'stop': 8}]
     """
-    left = []
+    found, place = [], 0
     for part in parts:
-        size = part["stop"] - part["start"]
-        if done < size:
-            left.append({**part, "start": part["start"] + done})
-        done = max(0, done - size)
-    return left
+        first, size = part["start"], part["stop"] - part["start"]
+        low, high = max(start - place, 0), min(stop - place, size)
+        if low < high:
+            found.append({**part, "start": first + low, "stop": first + high})
+        place += size
+    return found
+
+
+def size_of(parts: Sequence[Part]) -> int:
+    """How many numbered examples there are in ``parts``."""
+    return sum(part["stop"] - part["start"] for part in parts)
 
 
 def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
@@ -41,24 +48,9 @@ def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     >>> dealt_evenly([{"files": None, "start": 0, "stop": 5}], 2)
     [[{'files': None, 'start': 0, 'stop': 3}], [{'files': None, 'start': 3, 'stop': 5}]]
     """
-    total = sum(part["stop"] - part["start"] for part in parts)
-    sizes = [total // count + (i < total % count) for i in range(count)]
-    streams = []
-    rest = list(parts)
-    for size in sizes:
-        mine = []
-        after = remaining(rest, size)
-        kept = total - sum(p["stop"] - p["start"] for p in after)
-        for part in rest:
-            if kept <= 0:
-                break
-            take = min(kept, part["stop"] - part["start"])
-            mine.append({**part, "stop": part["start"] + take})
-            kept -= take
-        total -= size
-        rest = after
-        streams.append(mine)
-    return streams
+    total = size_of(parts)
+    bounds = [i * (total // count) + min(i, total % count) for i in range(count + 1)]
+    return [between(parts, start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 def dealt_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
@@ -68,11 +60,6 @@ def dealt_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
     return [
         [{"files": [f for f, _ in h], "skip": {f: n for f, n in h if n}, "state": None}] if h else [] for h in hands
     ]
-
-
-def dealt_whole(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """Parts that nothing is known of, for ``count`` streams."""
-    return [list(parts[i::count]) for i in range(count)]
 
 
 def find(state: Any, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Grain datasets of our own: what is gone through from the start, and one part after the other."""
+"""Iterators of our own in Grain's graphs: over what is gone through from the start, loaders, and parts in sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicax.nests import known
 _NOTHING: Any = object()
 
 
-class Replayed(grain.IterDataset):
+class Replayed(nodes.Iterated):
     """What a function that makes iterators yields; to get to a place in it, everything before is gone through.
 
     Args:
@@ -26,11 +26,7 @@ class Replayed(grain.IterDataset):
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __iter__(self) -> ReplayIterator:
-        return ReplayIterator(self._make)
+        super().__init__(ReplayIterator, make)
 
 
 class ReplayIterator(nodes.Iterator):
@@ -85,18 +81,9 @@ def count_rows(batch: Any) -> int:
     return int(shape[0]) if shape else 0
 
 
-class Loaded(grain.IterDataset):
-    """A ``grain.DataLoader``, whose iterators have states of their own kind."""
+class LoaderIterator(nodes.Iterator):
+    """One pass of a ``grain.DataLoader``, whose iterators have states of their own kind."""
 
-    def __init__(self, loader: grain.DataLoader) -> None:
-        super().__init__()
-        self._loader = loader
-
-    def __iter__(self) -> _LoaderIterator:
-        return _LoaderIterator(self._loader)
-
-
-class _LoaderIterator(nodes.Iterator):
     def __init__(self, loader: grain.DataLoader) -> None:
         super().__init__()
         self._iterator: Any = iter(loader)
@@ -115,8 +102,8 @@ class _LoaderIterator(nodes.Iterator):
         self._iterator = None  # a loader's iterator can't be closed: who drops it ends its threads and processes
 
 
-class InSequence(grain.IterDataset):
-    """One part after the other.
+class SequenceIterator(nodes.Iterator):
+    """One part after the other; its state has those that are not finished, with how far the first one is.
 
     Args:
       make: makes the dataset of a part.
@@ -124,20 +111,7 @@ class InSequence(grain.IterDataset):
       is_ahead: whether something in it reads ahead.
     """
 
-    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool = False) -> None:
-        super().__init__()
-        self._make = make
-        self._parts = list(parts)
-        self._is_ahead = is_ahead
-
-    def __iter__(self) -> _InSequence:
-        return _InSequence(self._make, self._parts, self._is_ahead)
-
-
-class _InSequence(nodes.Iterator):
-    """Its state has the parts that are not finished, with how far the first one is."""
-
-    def __init__(self, make: Any, parts: Sequence[Part], is_ahead: bool) -> None:
+    def __init__(self, make: Callable[[Part], Any], parts: Sequence[Part], is_ahead: bool) -> None:
         super().__init__()
         self._make = make
         self._parts = list(parts)
