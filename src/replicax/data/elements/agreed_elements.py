@@ -18,7 +18,7 @@ from replicax.data.elements.announcements import (
     structure_of_others,
 )
 from replicax.data.elements.batch_rows import BatchRows, Leaf, no_rows, shares
-from replicax.data.elements.elements import NO_BATCH, Division, Element, Elements
+from replicax.data.elements.elements import NO_BATCH, Element, Elements
 from replicax.data.input_options import PartialBatch
 from replicax.workers.codec import dumps, loads
 from replicax.workers.exchange import Series
@@ -65,8 +65,8 @@ class ElementsOfOneStream(Elements):
 class ElementsOfOwnStreams(ElementsOfOneStream):
     """The elements where each worker reads batches of its own. A worker whose stream has ended has parts of size 0."""
 
-    def __init__(self, exchange: Series, batches: Any, division: Division, *others: Any) -> None:
-        super().__init__(exchange, batches, division, *others)
+    def __init__(self, exchange: Series, *others: Any) -> None:
+        super().__init__(exchange, *others)
         self._kinds: tuple[Leaf, ...] | None = None
         self._is_first = True
 

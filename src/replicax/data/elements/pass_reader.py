@@ -36,7 +36,7 @@ class PassReader:
         self._elements = elements
         self._prefetcher = Prefetcher(elements, ahead)
         self._owner = owner
-        # Elements that have been read together, and not all given out; and the state after the last that was.
+        # Elements that were read together and are not all given yet; and the state after the last one that was.
         self._left: collections.deque[Chunk] = collections.deque()
         self._state: bytes | None = None
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 # A file is read in pieces of this size, whatever its records are.
 READ_AHEAD = 1 << 18
-# Memory is taken for what is there, not for what a file says is there.
+# A damaged file may claim to go on for ever: memory is taken piece by piece.
 _AT_ONCE = 1 << 24
 
 _GZIP = b"\x1f\x8b\x08"
@@ -23,7 +23,7 @@ class Bytes:
 
     Args:
       file: a path.
-      is_plain: says of the first bytes of a file that only looks like gzip that it is none.
+      is_plain: whether a file with these first bytes, which look like gzip, is not gzipped.
 
     Raises:
       ValueError: the file is named ``.gz`` and is no gzip.

@@ -1,4 +1,4 @@
-"""What a file format has to say: how to open a file, and how to read on from a place in it."""
+"""File formats: how to open a file, and how to read on from a place in it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
 
 
 class Nothing(Reader):
-    """What an empty file holds."""
+    """Reads an empty file."""
 
     def __init__(self, file: str, places: tuple[str, ...]) -> None:
         self.file = file

@@ -58,7 +58,7 @@ class TFRecordFormat(Format):
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C as TFRecord has it: rotated and shifted, so that of data with checksums in it it stays a good one."""
+    """CRC-32C as TFRecord has it: rotated and shifted, as data may hold checksums of its own."""
     import google_crc32c  # loaded when used
 
     crc = google_crc32c.value(data)

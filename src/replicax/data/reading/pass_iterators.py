@@ -1,4 +1,4 @@
-"""Iterators of our own in Grain's graphs: over what is gone through from the start, loaders, and parts in sequence."""
+"""Iterators of our own in Grain's graphs: over functions and loaders, and over parts in sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING: Any = object()
 
 
 class Replayed(nodes.Iterated):
-    """What a function that makes iterators yields; to get to a place in it, everything before is gone through.
+    """What the iterators of a function yield. To get to a place, everything before it is read again.
 
     Args:
       make: makes an iterator over batches, always the same ones.
@@ -37,7 +37,7 @@ class ReplayIterator(nodes.Iterator):
         self._make = make
         self._iterator: Iterator[Any] | None = None
         self._rows = 0
-        self._skip = 0  # of those rows, how many are still to be gone past
+        self._skip = 0  # how many of these have yet to be passed over
 
     def __next__(self) -> Any:
         self.check_open()
