@@ -24,8 +24,8 @@ from replicax.workers.codec import dumps, loads
 from replicax.workers.exchange import Series
 
 
-class ElementsOfOneStream(Elements):
-    """The elements of batches that all workers should have alike; whether they do, and when they end, is compared.
+class AgreedElements(Elements):
+    """Elements on which workers agree.
 
     Args:
       exchange: how workers tell each other.
@@ -35,13 +35,6 @@ class ElementsOfOneStream(Elements):
     def __init__(self, exchange: Series, *others: Any) -> None:
         super().__init__(*others)
         self._exchange = exchange
-
-    def _rows_of_all(self) -> tuple[BatchRows, tuple[int, ...]] | None:
-        taken = self._or_told(super()._rows_of_all)
-        rows, sizes = taken or (None, ())
-        own = Announcement(sizes, () if rows is None else (rows.kinds(),), taken is None)
-        check_same_batch(self._told(own), self._where())
-        return taken
 
     def _or_told(self, take: Callable[[], Any]) -> Any:
         """What ``take`` gives; if it fails the others are told."""
@@ -62,7 +55,18 @@ class ElementsOfOneStream(Elements):
         return [loads(data) for data in everyone]
 
 
-class ElementsOfOwnStreams(ElementsOfOneStream):
+class ElementsOfOneStream(AgreedElements):
+    """The elements of batches that all workers should have alike; whether they do, and when they end, is compared."""
+
+    def _rows_of_all(self) -> tuple[BatchRows, tuple[int, ...]] | None:
+        taken = self._or_told(super()._rows_of_all)
+        rows, sizes = taken or (None, ())
+        own = Announcement(sizes, () if rows is None else (rows.kinds(),), taken is None)
+        check_same_batch(self._told(own), self._where())
+        return taken
+
+
+class ElementsOfOwnStreams(AgreedElements):
     """The elements where each worker reads batches of its own. A worker whose stream has ended has parts of size 0."""
 
     def __init__(self, exchange: Series, *others: Any) -> None:
