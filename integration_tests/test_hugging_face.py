@@ -5,7 +5,7 @@ import grain
 import numpy as np
 import pytest
 
-from replicax.data.reading.dataset_detection import adapted
+from replicax.integrations.converted_dataset import adapted
 
 datasets.disable_progress_bars()
 

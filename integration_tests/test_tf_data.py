@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicax.data.reading.dataset_detection import adapted
+from replicax.integrations.converted_dataset import adapted
 
 Pair = collections.namedtuple("Pair", "a b")
 Data = tf.data.Dataset

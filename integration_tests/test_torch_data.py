@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.utils.data as td
 
-from replicax.data.reading.dataset_detection import adapted
+from replicax.integrations.converted_dataset import adapted
 
 Pair = collections.namedtuple("Pair", "a b")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
-from replicax.data.feed import Feed
+from replicax.data.input_workers import InputWorkers
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
@@ -30,13 +30,13 @@ class Chunk:
     mask: list[int] | None
 
 
-def feeds(workers: int, replicas: int | tuple[int, ...]) -> list[Feed]:
+def input_workers(workers: int, replicas: int | tuple[int, ...]) -> list[InputWorkers]:
     """Of ``workers``, each with ``replicas`` replicas, or with so many."""
     everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
     counts = (replicas,) * workers if isinstance(replicas, int) else replicas
     ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
-    return [Feed(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
+    return [InputWorkers(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
 
 
 def _taken(element: Any) -> Any:
@@ -66,28 +66,28 @@ class Run:
     """
 
     def __init__(self, make, workers=1, replicas=1, options=None, from_function=False) -> None:
-        self.feeds = feeds(workers, replicas)
+        self.everyone = input_workers(workers, replicas)
         options = options or InputOptions()
 
-        def dataset(feed):
+        def dataset(mine):
             if from_function:
-                return DistributedDataset(None, options, feed, "test", make)
-            return DistributedDataset(make(feed.context), options, feed, "test")
+                return DistributedDataset(None, options, mine, "test", make)
+            return DistributedDataset(make(mine.context), options, mine, "test")
 
-        self.datasets = self.each(lambda feed, i: dataset(feed))
-        self.iterators = self.each(lambda feed, i: iter(self.datasets[i]))
+        self.datasets = self.each(lambda mine, i: dataset(mine))
+        self.iterators = self.each(lambda mine, i: iter(self.datasets[i]))
 
     def each(self, fn):
-        """``fn(feed, index)`` on every worker, at the same time."""
-        if len(self.feeds) == 1:
-            return [fn(self.feeds[0], 0)]
-        workers = [feed.workers for feed in self.feeds]
-        return run(workers, lambda worker: fn(self.feeds[worker.index], worker.index))
+        """``fn(its InputWorkers, index)`` on every worker, at the same time."""
+        if len(self.everyone) == 1:
+            return [fn(self.everyone[0], 0)]
+        workers = [mine.lockstep.workers for mine in self.everyone]
+        return run(workers, lambda worker: fn(self.everyone[worker.index], worker.index))
 
     def steps(self, count=None):
         """The elements of the next steps: for each a list with one element a worker."""
 
-        def take(feed, i):
+        def take(mine, i):
             return list(itertools.islice(self.iterators[i], count))
 
         columns = self.each(take)
@@ -101,12 +101,12 @@ class Run:
         return collections.Counter(x for step in self.steps(count) for element in step for x in examples(element))
 
     def state(self):
-        states = self.each(lambda feed, i: self.iterators[i].get_state())
+        states = self.each(lambda mine, i: self.iterators[i].get_state())
         assert all(state == states[0] for state in states)
         return states[0]
 
     def restore(self, state) -> None:
-        self.each(lambda feed, i: self.iterators[i].set_state(state))
+        self.each(lambda mine, i: self.iterators[i].set_state(state))
 
     def close(self) -> None:
         for iterator in self.iterators:

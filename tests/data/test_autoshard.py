@@ -12,7 +12,7 @@ import pytest
 
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
-from tests.data.simulated import Run, feeds
+from tests.data.simulated import Run, input_workers
 from tests.simulated_workers import run as run_workers
 
 
@@ -144,7 +144,7 @@ def test_elements_that_differ_between_workers(mine, theirs, from_function) -> No
     batches = [[mine], [theirs]]
     options = InputOptions(auto_shard_policy="auto" if from_function else "off")
     run = Run(lambda context: batches[context.input_pipeline_id], 2, 1, options, from_function)
-    for errors in run.each(lambda feed, i: [error_of(run.iterators[i]) for _ in range(2)]):
+    for errors in run.each(lambda mine, i: [error_of(run.iterators[i]) for _ in range(2)]):
         for error in errors:  # on both workers, again and again
             assert isinstance(error, TypeError)
             assert (
@@ -164,16 +164,16 @@ def error_of(iterator):
 def test_a_worker_whose_first_batch_fails() -> None:
     sources = [[np.zeros(4)], failing]
     options = InputOptions(auto_shard_policy="off")
-    workers = feeds(2, 1)
+    workers = input_workers(2, 1)
 
-    def begin(feed):
-        dataset = DistributedDataset(sources[feed.workers.index], options, feed, "test")
+    def begin(mine):
+        dataset = DistributedDataset(sources[mine.index], options, mine, "test")
         try:
             iter(dataset)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
-    told = run_workers([feed.workers for feed in workers], lambda worker: begin(workers[worker.index]))
+    told = run_workers([mine.lockstep.workers for mine in workers], lambda worker: begin(workers[worker.index]))
     assert told == [
         "RuntimeError: worker 1 could not read element 0: OSError: disk on fire",
         "OSError: disk on fire",

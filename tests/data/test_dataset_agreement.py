@@ -132,7 +132,7 @@ def test_a_pass_that_ends_earlier_on_one_worker_ends_nowhere_in_silence(workers:
     assert len(run.steps(2)) == 2
     message = f"the pass ends before element 2 on worker {workers - 1}, but not on worker 0.* use 'off'"
     with pytest.raises(ValueError, match=message):
-        run.each(lambda feed, i: next(run.iterators[i]))
+        run.each(lambda mine, i: next(run.iterators[i]))
     run.close()
 
 
@@ -165,7 +165,7 @@ def test_a_bad_row_names_its_file_and_place(files: list[str], policy: str) -> No
     run = on_workers([lines(files)] * 2, policy)
     found: dict[int, Any] = {}
 
-    def read(feed: Any, i: int) -> None:
+    def read(mine: Any, i: int) -> None:
         with pytest.raises((ValueError, RuntimeError)) as caught:
             list(run.iterators[i])
         found[i] = caught.value
@@ -203,5 +203,5 @@ def test_workers_go_on_from_the_same_state() -> None:
     run.steps(1)
     states = [first, run.state()]
     with pytest.raises(ValueError, match="set_state: worker 1 sets another state than worker 0"):
-        run.each(lambda feed, i: run.iterators[i].set_state(states[i]))
+        run.each(lambda mine, i: run.iterators[i].set_state(states[i]))
     run.close()

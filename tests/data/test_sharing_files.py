@@ -148,7 +148,7 @@ def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
     bad.write_text("5\nsix\n7\n8\n")
     run = Run(lambda context: replicax.text_lines([good, bad]).map(number).batch(2), 2, 1)
 
-    def failure(feed, i):
+    def failure(mine, i):
         with pytest.raises((ValueError, RuntimeError)) as caught:
             list(run.iterators[i])
         return caught.value

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from replicax.data.autoshard import Sharing, sharing_of
-from replicax.data.elements.announcements import Announcement, check_read
-from replicax.data.feed import Feed
-from replicax.data.input_context import InputContext
-from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
+from replicax import context
+from replicax.data import states
+from replicax.data.elements.pass_reader import IteratorSource, PassReader
+from replicax.data.input_options import InputOptions
 from replicax.data.input_plan import InputPlan, how_to_resume, planned
-from replicax.data.iterator import WHY_EMPTY, DistributedIterator
-from replicax.data.reading.sources import as_source
-from replicax.execution.array_specs import PaddedShapeDtypeStruct
+from replicax.data.input_workers import InputContext, InputWorkers
+from replicax.errors import ContextError
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.elements.batch_rows import BatchRows
-    from replicax.data.elements.elements import Division, Elements
+    from replicax.data.input_pipeline import InputPipeline
     from replicax.data.reading.batches import State
 
 
@@ -43,41 +38,22 @@ class DistributedDataset:
         self,
         dataset: Any,
         options: InputOptions,
-        feed: Feed,
+        workers: InputWorkers,
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None = None,
     ) -> None:
-        from replicax.data.dataset_agreement import check_same_dataset  # loads Grain
-        from replicax.data.reading.batches import reading_of
+        from replicax.data.input_pipeline import InputPipeline  # loads Grain
 
-        self._feed = feed
-        self._options = options
-        self._whole = dataset_fn is not None  # each batch is one replica's
-        source = as_source(dataset if dataset_fn is None else dataset_fn(feed.context), method)
-        self._source = source
-        self._reading = reading_of(source)
-        policy = options.auto_shard_policy
-        assert isinstance(policy, AutoShardPolicy)
-        if not self._whole and policy is not AutoShardPolicy.OFF:
-            check_same_dataset(source, self._reading, policy.value, feed.lockstep, method)
-        if self._whole:
-            self._sharing = Sharing(AutoShardPolicy.OFF, "each worker has a dataset of its own")
-        else:
-            self._sharing = sharing_of(self._reading, policy, feed)
-        if self._reading.length == 0:
-            raise ValueError(f"{method}: the dataset, {source.kind}, is empty. {WHY_EMPTY}")
-        self._passes = itertools.count()
-        self._spec: Any = None
-        self._batch: int | None = self._reading.batch_size  # rows of a full one
-        self._examples: int | None = None  # that a full batch is made of, where workers have agreed on it
+        self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn)
 
     def __repr__(self) -> str:
-        resume = how_to_resume(self._source, self._reading, self._sharing)
-        return f"DistributedDataset({self._source.kind}; policy {self._sharing.policy.name}; resume {resume})"
+        pipeline = self._pipeline
+        kind, policy = pipeline.source.kind, pipeline.sharing.policy.name
+        return f"DistributedDataset({kind}; policy {policy}; resume {how_to_resume(pipeline)})"
 
     def __iter__(self) -> DistributedIterator:
         """Start anew."""
-        return DistributedIterator(self)
+        return DistributedIterator(self._pipeline)
 
     @property
     def element_spec(self) -> Any:
@@ -86,15 +62,12 @@ class DistributedDataset:
         With ``partial_batch="pad"`` they say that there may be padding, too, so that the traced program allows for it.
         The first batch is read for it, once.
         """
-        if self._spec is None:
-            self._look()
-        return self._spec
+        return self._pipeline.element_spec
 
     @property
     def cardinality(self) -> int | None:
         """How many elements a pass has; ``None`` if that can't be told without reading it, or if there is no end."""
-        is_one_stream = self._sharing.shared or (self._feed.workers.count == 1 and not self._whole)
-        return self._reading.length if is_one_stream and not self._drops else None
+        return self._pipeline.cardinality
 
     def plan(self) -> InputPlan:
         """Print, and return, what each worker and replica will read, and why.
@@ -111,131 +84,131 @@ class DistributedDataset:
           replica 0 gets rows 0 to 1 of each batch
           replica 1 gets rows 2 to 3 of each batch
         """
-        if self._batch is None:
-            self._look()
-        plan = planned(self._source, self._reading, self._sharing, self._options, self._feed, self._batch, self._whole)
+        plan = planned(self._pipeline)
         print(plan)
         return plan
 
-    # --- what iterators need ----------------------------------------------------------------------------
+
+class DistributedIterator(Iterator[Any]):
+    """One pass over a :class:`DistributedDataset`.
+
+    Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the
+    iterator, or dropping it, ends the threads and frees what was read ahead; it is a context manager, too.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> iterator = iter(strategy.distribute_dataset([np.zeros(4), np.zeros(6)]))
+    >>> next(iterator), iterator.get_next()
+    (PerReplica(float32[2], 2 replicas), PerReplica(float32[3], 2 replicas))
+    """
+
+    def __init__(self, pipeline: InputPipeline) -> None:
+        self._pipeline = pipeline
+        self._begin(pipeline.fresh(), 0)
+
+    def _begin(self, streams: list[State], position: int, batch: int | None = None) -> None:
+        pipeline = self._pipeline
+        elements = pipeline.opened(streams, position, batch)
+        self._reader = PassReader(elements, pipeline.options.prefetch, pipeline.workers.owner)
+        self._streams = streams
+        # Also at the end of the process: a thread that is then still in JAX takes the process down.
+        self._end = weakref.finalize(self, self._reader.end)
 
     @property
-    def _drops(self) -> bool:
-        """Whether what is no full batch is left out."""
-        drops = self._reading.drops_remainder and not self._sharing.shared
-        return drops or self._options.partial_batch is PartialBatch.DROP
+    def element_spec(self) -> Any:
+        """What a replica gets of a full batch; see :attr:`DistributedDataset.element_spec`."""
+        return self._pipeline.element_spec
 
-    def _look(self) -> None:
-        """Read one batch, to see what it is like."""
-        first = self._first_batch()
-        if first is None:
-            raise ValueError(f"the dataset, {self._source.kind}, is empty. {WHY_EMPTY}")
-        tree, rows = first
-        if self._batch is None:
-            self._batch = rows.size
-        share = self._batch if self._whole else max(self._feed.rows_of_replicas(self._batch, self._sharing.shared))
-        pads = self._options.partial_batch is PartialBatch.PAD
-        kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
-        leaves = [kind((share, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
-        self._spec = jax.tree_util.tree_unflatten(tree, leaves)
+    def __next__(self) -> Any:
+        """The next element.
 
-    def _first_batch(self) -> tuple[Any, BatchRows] | None:
-        """The structure and the rows of this worker's first batch, if there is one."""
-        from replicax.data.elements.batch_rows import Checker
-        from replicax.data.reading.batches import READ_NOTHING_AHEAD
-
-        batches = self._reading.opened(self._reading.fresh(None, None), ahead=READ_NOTHING_AHEAD)
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return None
-        finally:
-            batches.close()
-        checker = Checker(self._feed.replicas)
-        rows = checker.rows(batch, "element 0")
-        return checker.tree, rows
-
-    def _rows_of_streams(self) -> list[int | None]:
-        """The sizes of the batches that are to be read by each stream; ``None``: as they come."""
-        workers = self._feed.workers.count
-        if self._sharing.shared:
-            return [None]
-        if self._whole or workers == 1:
-            return [None] * workers
-        if self._examples is None:
-            self._examples = self._agreed()
-        rows = self._feed.rows_of_workers(self._examples)
-        if not all(rows):
-            raise ValueError(
-                f"a batch of {self._examples} is too small for {workers} workers that read batches of their own: there "
-                f"is nothing for worker {rows.index(0)}. Use larger batches, or auto_shard_policy='data'."
+        Raises:
+          StopIteration: there is none.
+          ContextError: called inside a step.
+          ValueError, TypeError: an array has no dim 0, is no array of numbers, or is of another kind than before.
+          Exception: whatever the dataset raised, with its traceback.
+        """
+        if context.in_step():
+            raise ContextError(
+                "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
+                "outside and pass it to strategy.run(step, args=(element,))"
             )
-        return list(rows)
+        return self._reader.next()
 
-    def _agreed(self) -> int:
-        """The size of a full batch, one for all workers, which read datasets of their own."""
-        examples, rows, error = self._reading.examples, 0, None
-        if examples is None:
-            try:
-                first = self._first_batch()
-                rows = 0 if first is None else first[1].size
-            except Exception as e:  # the others would wait
-                error = e
-        why = None if error is None else Announcement.of_error(error).error
-        series = self._feed.lockstep.series(f"{self._feed.name}, batch size")
-        told = [json.loads(mine) for mine in series.exchange(json.dumps([examples, rows, why]).encode())]
-        if error is not None:
-            raise error
-        check_read([Announcement(error=why) for _, _, why in told], "element 0")
-        found = [examples for examples, _, _ in told]
-        sizes = {examples for examples in found if examples is not None}
-        if len(sizes) > 1:
-            raise ValueError(f"the workers' datasets have global batches of different sizes: {found}")
-        largest = max(rows for _, rows, _ in told)
-        if not sizes and not largest:
-            raise ValueError(f"the dataset, {self._source.kind}, is empty. {WHY_EMPTY}")
-        if sizes:
-            return int(sizes.pop())
-        self._batch = largest if all(self._feed.rows_of_workers(largest)) else self._feed.replicas
-        return self._batch
+    get_next = __next__
 
-    def _fresh(self) -> list[State]:
-        return self._sharing.fresh(self._reading, self._rows_of_streams())
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise ValueError("the iterator has been closed: iter(dataset) makes another one")
 
-    def _opened(self, streams: list[State], position: int, batch: int | None) -> Elements:
-        """The elements from where the streams have come; ``batch`` is the size of a full batch, if nothing else is."""
-        from replicax.data.elements.elements import Elements
+    def close(self) -> None:
+        """End the threads, and free what was read ahead. May be called again, and by any thread.
 
-        feed = self._feed
-        shared = self._sharing.shared
-        own = (feed.replicas, feed.mine) if shared and feed.workers.count > 1 else None
-        batches = self._reading.opened(streams[0 if shared else feed.workers.index], own)
-        return Elements(batches, self._division(batch), feed.placer(), position)
+        A thread that is waiting for a slow source ends as soon as that lets it; nobody waits for it longer than a
+        second.
+        """
+        self._end()
 
-    def _division(self, batch: int | None) -> Division:
-        from replicax.data.elements.elements import Division
+    def __enter__(self) -> DistributedIterator:
+        return self
 
-        feed = self._feed
-        partial = self._options.partial_batch
-        assert isinstance(partial, PartialBatch)
-        exchange, shared = None, self._sharing.shared
-        # Where all go through one stream, and its length was compared beforehand, there is nothing more to agree on.
-        if (self._whole or feed.workers.count > 1) and not (shared and self._reading.length is not None):
-            exchange = feed.lockstep.series(f"{feed.name}, pass {next(self._passes)}, element")
-        partial = PartialBatch.DROP if self._drops else partial
-        if self._batch is None and batch is not None and exchange is None and partial is not PartialBatch.EXACT:
-            self._look()  # what is left of a batch may come first, and the state may be of batches of another size
-        rows = None
-        batch = batch if self._batch is None or self._whole else self._batch
-        if batch is not None:
-            rows = (batch,) * feed.replicas if self._whole else feed.rows_of_replicas(batch, shared)
-        return Division(
-            replicas=feed.replicas,
-            mine=feed.mine,
-            partial=partial,
-            exchange=exchange,
-            shared=shared,
-            whole=self._whole,
-            rows=rows,
-            new=self._reading.gives_new_arrays,
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- saving and restoring ---------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the pass is: after the element that ``next`` gave last. Plain data, as goes into JSON.
+
+        Where workers read streams of their own, all of them have to call this together, and get the same.
+
+        Raises:
+          ValueError: a second pass over the source could go another way; the message says why.
+        """
+        if self._pipeline.source.unrepeatable:
+            raise ValueError(f"the place in this dataset can't be saved: {self._pipeline.source.unrepeatable}")
+        self._check_open()
+        return states.saved(self._pipeline, self._streams, self._reader.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where another iterator was, be it on another number of workers or replicas.
+
+        No example of the pass is lost or repeated.
+
+        Args:
+          state: what :meth:`get_state` gave, of a dataset that differs in nothing but its batch size.
+
+        Raises:
+          ValueError: this is no state, or none that this dataset can go on from, or another worker sets another; the
+            message says why. The iterator is as it was.
+          DeadlockError: another worker sets none.
+        """
+        ended = self._end
+        states.check_same_state(self._pipeline, state)
+        try:
+            self._begin(*states.resumed(self._pipeline, state))
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
+        ended()
+
+
+def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
+    """The elements of ``iterator``, if it is for ``replicas``.
+
+    Raises:
+      TypeError: it is no iterator of a distributed dataset.
+      ValueError: its dataset was distributed by another strategy; or it has been closed.
+    """
+    if not isinstance(iterator, DistributedIterator):
+        hint = "the dataset itself: pass iter(dataset)" if isinstance(iterator, DistributedDataset) else repr(iterator)
+        raise TypeError(
+            "strategy.run_steps(fn, iterator, steps): iterator must be one of a dataset of this strategy, "
+            f"iter(strategy.distribute_dataset(…)), got {hint}"
         )
+    if iterator._pipeline.workers.owner is not replicas:
+        raise ValueError(
+            "strategy.run_steps(fn, iterator, steps): the iterator's dataset was distributed by another strategy, "
+            "whose replicas have the elements: distribute the dataset with this one"
+        )
+    iterator._check_open()
+    return IteratorSource(iterator._reader)

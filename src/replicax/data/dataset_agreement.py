@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax import _grain
+from replicax._grain import graph
 from replicax.workers.codec import dumps
 from replicax.workers.fingerprints import fingerprint
 
@@ -53,7 +53,7 @@ def check_same_dataset(source: Source, reading: Reading, policy: str, lockstep: 
         "the number of batches": reading.length,
         "the number of examples in a batch": reading.examples,
         "what a saved state knows it by": reading.known_by,
-        "its seeds of shuffling": _grain.seeds(source.dataset),
+        "its seeds of shuffling": graph.seeds(source.dataset),
         "files": hashlib.blake2b(dumps(files), digest_size=16).digest(),
         "the examples in memory": _samples(source.dataset),
     }
@@ -115,9 +115,9 @@ def _size(size: int | None) -> str:
 
 def _samples(dataset: Any) -> Any:
     """Fingerprints of some examples, where reading them is nothing but copying rows of arrays."""
-    if not _grain.is_in_memory(dataset):
+    if not graph.is_in_memory(dataset):
         return None
-    source = _grain.source_of(_grain.chain(dataset)[-1])
+    source = graph.source_of(graph.chain(dataset)[-1])
     numbers = sorted({int(i) for i in np.linspace(0, len(source) - 1, _SAMPLES)}) if len(source) else []
     leaves = [leaf for number in numbers for leaf in jax.tree_util.tree_leaves(source[number])]
     numeric = [np.asarray(leaf) for leaf in leaves if np.asarray(leaf).dtype.kind in "biufc"]

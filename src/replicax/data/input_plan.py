@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from replicax.data.autoshard import Sharing
-from replicax.data.feed import Feed
-from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.reading.sources import Source
+from replicax.data.input_options import AutoShardPolicy, PartialBatch
 
 if TYPE_CHECKING:
-    from replicax.data.reading.batches import Reading
+    from replicax.data.input_pipeline import InputPipeline
 
 _PARTIAL = {
     PartialBatch.EXACT: "exact: each replica gets what there is",
@@ -83,51 +80,40 @@ class InputPlan:
         return "\n".join(lines)
 
 
-def planned(
-    source: Source,
-    reading: Reading,
-    sharing: Sharing,
-    options: InputOptions,
-    feed: Feed,
-    batch: int | None,
-    whole: bool,
-) -> InputPlan:
-    """The plan of a dataset; see :class:`InputPlan` and the arguments of ``DistributedDataset``."""
-    assert isinstance(options.partial_batch, PartialBatch)
+def planned(pipeline: InputPipeline) -> InputPlan:
+    """The plan of a dataset; see :class:`InputPlan`."""
+    reading, sharing, workers, batch = pipeline.reading, pipeline.sharing, pipeline.workers, pipeline.batch
+    partial = pipeline.options.partial_batch
+    assert isinstance(partial, PartialBatch)
     count = f", {reading.length} batches" if reading.length is not None else ", batches"
-    kind = source.kind + (f"{count} of {batch}" if batch else "")
-    workers = []
-    for worker, mine in enumerate(feed.ranges):
-        files = None
-        reads = "its own dataset"
-        if sharing.policy is AutoShardPolicy.FILE and reading.files is not None:
-            files = reading.files[worker :: feed.workers.count]
-            reads = f"{len(files)} of {len(reading.files)} file(s)"
-        elif sharing.shared:
+    kind = pipeline.source.kind + (f"{count} of {batch}" if batch else "")
+    plans = []
+    for worker, mine in enumerate(workers.ranges):
+        files = pipeline.files_of(worker)
+        if files is not None:
+            reads = f"{len(files)} of {len(reading.files or ())} file(s)"
+        elif not sharing.shared:
+            reads = "its own dataset"
+        elif workers.count == 1:
             reads = "all batches"
-            if feed.workers.count > 1:
-                own = getattr(reading, "reads_own_rows", False)
-                reads = "its own rows of each batch" if own else "all batches, and keeps its own rows"
-        replicas = tuple(zip(mine, _rows(mine, sharing, feed, batch, whole), strict=True))
-        workers.append(WorkerPlan(worker, reads, files, replicas))
-    return InputPlan(
-        sharing.policy,
-        sharing.why,
-        kind,
-        _PARTIAL[options.partial_batch],
-        how_to_resume(source, reading, sharing),
-        tuple(workers),
-    )
+        elif reading.reads_own_rows:
+            reads = "its own rows of each batch"
+        else:
+            reads = "all batches, and keeps its own rows"
+        plans.append(WorkerPlan(worker, reads, files, tuple(zip(mine, _rows(mine, pipeline), strict=True))))
+    resume = how_to_resume(pipeline)
+    return InputPlan(sharing.policy, sharing.why, kind, _PARTIAL[partial], resume, tuple(plans))
 
 
-def _rows(mine: range, sharing: Sharing, feed: Feed, batch: int | None, whole: bool) -> list[str]:
-    if whole:
+def _rows(mine: range, pipeline: InputPipeline) -> list[str]:
+    shared, batch = pipeline.sharing.shared, pipeline.batch
+    if pipeline.whole:
         return ["whole batches, in turn"] * len(mine)
     if batch is None:
         return ["its share of each batch"] * len(mine)
-    split = feed.rows_of_replicas(batch, sharing.shared)
-    first = 0 if sharing.shared else mine.start
-    of = "of each batch" if sharing.shared else f"of each {sum(split[mine.start : mine.stop])} of the worker's"
+    split = pipeline.workers.rows_of_replicas(batch, shared)
+    first = 0 if shared else mine.start
+    of = "of each batch" if shared else f"of each {sum(split[mine.start : mine.stop])} of the worker's"
     rows = []
     for replica in mine:
         start = sum(split[first:replica])
@@ -135,15 +121,15 @@ def _rows(mine: range, sharing: Sharing, feed: Feed, batch: int | None, whole: b
     return rows
 
 
-def how_to_resume(source: Source, reading: Reading, sharing: Sharing) -> str:
+def how_to_resume(pipeline: InputPipeline) -> str:
     """What a saved state can go on with, in words."""
-    if source.unrepeatable:
-        return f"no: {source.unrepeatable}"
-    if sharing.policy is AutoShardPolicy.OFF:
+    if pipeline.source.unrepeatable:
+        return f"no: {pipeline.source.unrepeatable}"
+    if pipeline.sharing.policy is AutoShardPolicy.OFF:
         return "with as many workers: each has a dataset of its own"
-    why = reading.why_not_regrouped()
+    why = pipeline.reading.why_not_regrouped()
     if why is None:
         return "with any number of workers and replicas, and other batch sizes"
-    if sharing.shared:
+    if pipeline.sharing.shared:
         return f"with any number of workers and replicas, but not with another batch size: {why}"
     return f"with as many workers only: {why}"

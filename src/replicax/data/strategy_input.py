@@ -8,10 +8,8 @@ from typing import Any
 
 from replicax import _jax, context
 from replicax.data.dataset import DistributedDataset
-from replicax.data.feed import feed_of
-from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions, checked_input_options
-from replicax.data.reading.sources import numpy_examples
+from replicax.data.input_workers import InputContext, workers_of
 from replicax.data.value_context import ValueContext, values_from_function
 from replicax.extended import StrategyExtended
 from replicax.user_functions import checked_function
@@ -55,7 +53,7 @@ class Input:
         options = checked_input_options(options, "strategy.distribute_dataset")
         context.check_cross_replica(self.extended.replicas, "strategy.distribute_dataset")
         context.check_present(self.extended.replicas, "strategy.distribute_dataset")
-        return DistributedDataset(dataset, options, feed_of(self.extended.replicas), "strategy.distribute_dataset")
+        return DistributedDataset(dataset, options, workers_of(self.extended.replicas), "strategy.distribute_dataset")
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -96,7 +94,7 @@ class Input:
             raise TypeError(
                 f"{method}: dataset_fn is an async function, which gives no dataset: write it with def alone"
             )
-        return DistributedDataset(None, options, feed_of(self.extended.replicas), method, dataset_fn)
+        return DistributedDataset(None, options, workers_of(self.extended.replicas), method, dataset_fn)
 
     @_jax.outside_meshes
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -150,6 +148,8 @@ class Input:
         [2. 3.]
         [4. 5.]
         """
+        from replicax.data.reading.sources import numpy_examples  # loads Grain
+
         return numpy_examples(numpy_input)
 
     experimental_distribute_dataset = distribute_dataset

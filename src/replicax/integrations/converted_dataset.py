@@ -1,8 +1,9 @@
-"""What a dataset of another library is turned into."""
+"""Datasets of other libraries: whose they are, seen without importing the library, and what they are turned into."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -10,6 +11,18 @@ import jax
 import numpy as np
 
 from replicax.nests import known
+
+# Where a class is defined, what it is called, and the room that knows it. Hugging Face's come first, because its
+# IterableDataset becomes a subclass of PyTorch's where that is installed.
+_CLASSES = (
+    ("datasets.arrow_dataset", "Dataset", "hugging_face"),
+    ("datasets.iterable_dataset", "IterableDataset", "hugging_face"),
+    ("datasets.dataset_dict", "DatasetDict", "hugging_face"),
+    ("datasets.dataset_dict", "IterableDatasetDict", "hugging_face"),
+    ("tensorflow.python.data.ops.dataset_ops", "DatasetV2", "tf_data"),
+    ("torch.utils.data.dataloader", "DataLoader", "torch_data"),
+    ("torch.utils.data.dataset", "Dataset", "torch_data"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +40,27 @@ class Adapted:
     batches: Any
     length: int | None
     unrepeatable: str | None = None
+
+
+def adapted(dataset: Any) -> Adapted | None:
+    """A tf.data, PyTorch or Hugging Face dataset as one of NumPy arrays.
+
+    Returns:
+      None if ``dataset`` is none of these.
+
+    Raises:
+      TypeError: it holds what is no array of numbers, such as strings.
+
+    >>> import numpy as np
+    >>> adapted([np.zeros(3)]) is None
+    True
+    """
+    bases = {(base.__module__, base.__qualname__) for base in type(dataset).__mro__}
+    for module, name, integration in _CLASSES:
+        if (module, name) in bases:
+            found: Adapted = importlib.import_module(f"replicax.integrations.{integration}").adapt(dataset)
+            return found
+    return None
 
 
 class Converted:

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 
+from replicax._grain import BatchedSource
 from replicax.integrations.converted_dataset import Adapted, Converted, check_array, convert_leaves
 
 _CURE = "Leave the column out (.remove_columns), or make numbers of it, of one length, with .map(…)."
@@ -42,7 +43,7 @@ def adapt(dataset: Any) -> Adapted:
     return Adapted(grain.MapDataset.source(HuggingFaceRows(rows)), len(rows))
 
 
-class HuggingFaceRows:
+class HuggingFaceRows(BatchedSource):
     """The rows of a Dataset as a random-access source."""
 
     def __init__(self, dataset: Any) -> None:
@@ -54,8 +55,7 @@ class HuggingFaceRows:
     def __getitem__(self, index: int) -> Any:
         return to_numpy(self._dataset[int(index)], f"row {index}")
 
-    def _getitems(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Several rows at once: Grain's protocol for sources that can."""
+    def read_several(self, indices: Sequence[int]) -> Sequence[Any]:
         rows = self._dataset.__getitems__([int(index) for index in indices])
         return [to_numpy(row, f"row {index}") for row, index in zip(rows, indices, strict=True)]
 

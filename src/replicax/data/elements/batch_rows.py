@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +32,14 @@ class BatchRows:
 
     def part(self, start: int, size: int) -> BatchRows:
         """``size`` rows from ``start`` on."""
-        return (
-            self
-            if size == self.size and not start
-            else BatchRows([leaf[start : start + size] for leaf in self.leaves], size)
-        )
+        if size == self.size and not start:
+            return self
+        return BatchRows([leaf[start : start + size] for leaf in self.leaves], size)
+
+    def cut(self, sizes: Sequence[int]) -> list[BatchRows]:
+        """Parts of these sizes, from the first row on."""
+        starts = itertools.accumulate(sizes, initial=0)
+        return [self.part(start, size) for start, size in zip(starts, sizes, strict=False)]
 
     def kinds(self) -> tuple[Leaf, ...]:
         """Shape of a row and dtype of each leaf."""
@@ -47,25 +51,54 @@ def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
     return BatchRows([np.zeros((0, *shape), dtype) for shape, dtype in kinds], 0)
 
 
-def filled_up(parts: Sequence[BatchRows], rows: int, spare: BatchRows) -> list[Any]:
-    """For each leaf an array ``[len(parts), rows, …]`` of the parts, filled up with their last rows.
+def shares(rows: int, replicas: int) -> list[int]:
+    """How many of ``rows`` each replica gets: the first ones their fill, the last ones what is left, maybe nothing.
 
-    Real rows, as a model computes nothing of them that it would not compute anyway: of zeros it might make a NaN, and
-    that would spoil its gradients, although padding has no part in the loss.
-
-    Args:
-      parts: what each replica has.
-      rows: how many it shall have.
-      spare: a row for those that have none; zeros if that has none, either.
+    >>> from replicax.data.elements.batch_rows import shares
+    >>> shares(5, 4)
+    [2, 2, 1, 0]
     """
-    stacks = []
-    for leaves, fill in zip(zip(*(part.leaves for part in parts), strict=True), spare.leaves, strict=True):
-        stack = np.zeros((len(parts), rows, *leaves[0].shape[1:]), leaves[0].dtype)
-        for i, leaf in enumerate(leaves):
-            stack[i, : len(leaf)] = leaf
-            stack[i, len(leaf) :] = stack[i, len(leaf) - 1] if len(leaf) else fill if spare.size else 0
-        stacks.append(stack)
-    return stacks
+    fill = -(-rows // replicas)
+    return [min(fill, max(0, rows - i * fill)) for i in range(replicas)]
+
+
+def own_rows(rows: int, replicas: int, mine: range) -> tuple[int, int]:
+    """Where the rows of the replicas ``mine`` begin in a batch of ``rows``, and how many they are."""
+    split = shares(rows, replicas)
+    return sum(split[: mine.start]), sum(split[mine.start : mine.stop])
+
+
+class Filler:
+    """Fills batches up with real rows.
+
+    A model computes nothing of these that it would not compute anyway. Of zeros it might make a NaN, which would spoil
+    its gradients although padding has no part in the loss.
+    """
+
+    def __init__(self) -> None:
+        self._spare: BatchRows | None = None  # a row for replicas that have none
+
+    def filled(self, parts: Sequence[BatchRows], rows: int) -> list[Any]:
+        """For each leaf an array ``[len(parts), rows, …]`` of the parts, each filled up with its last row.
+
+        A part without rows is filled with the last row that others had, now or before; with zeros if there was none.
+        """
+        having = next((part for part in parts if part.size), None)
+        if having is not None:
+            row = having.part(having.size - 1, 1)
+            # A copy, as buffers may be filled again.
+            self._spare = BatchRows([np.array(leaf) for leaf in row.leaves], 1)
+        spare = self._spare
+        fits = spare is not None and spare.kinds() == parts[0].kinds()
+        fills = spare.leaves if spare is not None and fits else [0] * len(parts[0].leaves)
+        stacks = []
+        for leaves, fill in zip(zip(*(part.leaves for part in parts), strict=True), fills, strict=True):
+            stack = np.zeros((len(parts), rows, *leaves[0].shape[1:]), leaves[0].dtype)
+            for slot, leaf in zip(stack, leaves, strict=True):
+                slot[: len(leaf)] = leaf
+                slot[len(leaf) :] = slot[len(leaf) - 1] if len(leaf) else fill
+            stacks.append(stack)
+        return stacks
 
 
 class Checker:

@@ -1,13 +1,22 @@
-"""Chunks: some elements of a pass that were read together, and the pass's states around them."""
+"""Chunks: elements that are read several at once, as one group on the devices."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replicax.execution.many_steps.element_groups import ElementGroup, Single, joined
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax.devices.arrays import put
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.many_steps.element_groups import ElementGroup, Masks, Single, joined
+from replicax.execution.replica_values import place_stacks
+
+if TYPE_CHECKING:
+    from replicax.data.elements.elements import Element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +43,10 @@ def joined_where_alike(chunks: Sequence[Chunk]) -> list[Chunk]:
     if len(chunks) == 1:
         return list(chunks)
     result = []
-    for _, group in itertools.groupby(enumerate(chunks), lambda x: _kind(*x)):
-        members = [chunk for _, chunk in group]
+    # What can't be joined is of a kind of its own.
+    kinds = [c.group.kind if isinstance(c.group, ElementGroup) else number for number, c in enumerate(chunks)]
+    for _, alike in itertools.groupby(zip(kinds, chunks, strict=True), lambda pair: pair[0]):
+        members = [chunk for _, chunk in alike]
         if len(members) > 1:
             states = [members[0].states[0], *(state for chunk in members for state in chunk.states[1:])]
             members = [Chunk(joined([t.group for t in members if isinstance(t.group, ElementGroup)]), states)]
@@ -43,5 +54,54 @@ def joined_where_alike(chunks: Sequence[Chunk]) -> list[Chunk]:
     return result
 
 
-def _kind(number: int, chunk: Chunk) -> Any:
-    return chunk.group.kind if isinstance(chunk.group, ElementGroup) else number
+class Staged:
+    """Elements of one kind, in arrays ``[len(parts), room, …]`` on the host.
+
+    What is added is copied at once, as the dataset may fill the same buffers again; each example is copied once, as it
+    is for an element on its own.
+
+    Args:
+      first: the first element.
+      room: for how many there is room.
+    """
+
+    def __init__(self, first: Element, room: int) -> None:
+        self.tree = first.tree
+        self.is_padded = first.filled is not None
+        self.sizes: list[tuple[int, ...]] = []
+        self._kind = _kind_of(first)
+        columns = first.columns
+        self._buffers = [np.empty((len(c), room, *c[0].shape), c[0].dtype) for c in columns]
+        self.add(first)
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return len(self.sizes)
+
+    def takes(self, element: Element) -> bool:
+        """Whether ``element`` can be added."""
+        return element.alike and _kind_of(element) == self._kind
+
+    def add(self, element: Element) -> None:
+        """Add one more."""
+        for buffer, column in zip(self._buffers, element.columns, strict=True):
+            for replica, leaf in enumerate(column):
+                buffer[replica, self.count] = leaf
+        self.sizes.append(element.sizes)
+
+    def placed(self, mesh: Mesh) -> ElementGroup:
+        """On the devices of ``mesh``."""
+        bare = mesh.shape[REPLICA_AXIS] == 1 and not self.is_padded
+        arrays = place_stacks([b[:, : self.count] for b in self._buffers], mesh, bare)
+        masks = None
+        if self.is_padded:
+            rows, sizes = self._buffers[0].shape[2], np.array(self.sizes)
+            host = np.arange(rows) < sizes.T[:, :, None]
+            counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
+            masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(self.sizes))
+        return ElementGroup(self.tree, arrays, self.count, mesh, bare, masks)
+
+
+def _kind_of(element: Element) -> Any:
+    return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in element.columns]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicax import _jax
-from replicax.data.elements.staging import Staged
+from replicax.data.elements.chunks import Staged
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.replica_values import devices_here, example_mask, padded, place_stacks
 from replicax.values import Components, PerReplica, Stacked, Uneven
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
 
 
-def feeder(mesh: Mesh) -> Callable[[Element | Staged], Any]:
+def placer(mesh: Mesh) -> Callable[[Element | Staged], Any]:
     """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # identities of threads are used again
     here.adopted = True
 
-    def feed(element: Element | Staged) -> Any:
+    def place(element: Element | Staged) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return element.placed(mesh) if isinstance(element, Staged) else fed(element, mesh)
+        return element.placed(mesh) if isinstance(element, Staged) else placed(element, mesh)
 
-    return feed
+    return place
 
 
-def fed(element: Element, mesh: Mesh) -> Any:
+def placed(element: Element, mesh: Mesh) -> Any:
     """The pytree with ``PerReplica`` leaves; with one replica, bare arrays, if nothing is filled up."""
     n = mesh.shape[REPLICA_AXIS]
     leaves: list[Any] = []
@@ -48,14 +48,13 @@ def fed(element: Element, mesh: Mesh) -> Any:
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
     elif element.same_rows:
         most = max(element.sizes)
-        stacks = [_with_room(column, most) for column in zip(*(part.leaves for part in element.parts), strict=True)]
-        for array in place_stacks(stacks, mesh):
+        for array in place_stacks([_with_room(column, most) for column in element.columns], mesh):
             shapes = tuple((size, *array.shape[2:]) for size in element.sizes)
             leaves.append(PerReplica(Uneven(array, shapes)))
     else:
         here = devices_here(mesh)
-        parts = [part.leaves if element.together else _copied(part.leaves) for part in element.parts]
-        rows = [jax.device_put(leaves, device) for leaves, device in zip(parts, here.values(), strict=True)]
+        parts = zip(element.parts, here.values(), strict=True)
+        rows = [jax.device_put(_copied(part.leaves), device) for part, device in parts]
         leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
@@ -69,8 +68,7 @@ def _stacks(element: Element) -> list[Any]:
     if element.together is not None:
         count = len(element.parts)
         return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.together.leaves]
-    columns = zip(*(part.leaves for part in element.parts), strict=True)
-    return [_stacked(column) for column in columns]
+    return [_stacked(column) for column in element.columns]
 
 
 def _with_room(parts: tuple[Any, ...], rows: int) -> np.ndarray:

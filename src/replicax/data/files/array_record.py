@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, SupportsIndex
 
+from replicax._grain import BatchedSource
 from replicax.data.files.paths import Path, expand
 
 # Files whose indices are read at the same time: on a network file system each takes a while.
@@ -43,7 +46,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
     return grain.MapDataset.source(ArrayRecords(expand(files, "array_records")))
 
 
-class ArrayRecords:
+class ArrayRecords(BatchedSource):
     """A random-access source over several files.
 
     Attributes:
@@ -58,13 +61,12 @@ class ArrayRecords:
         new = [file for file in self.files if file not in self._counts]
         with futures.ThreadPoolExecutor(_AT_ONCE) as threads:
             self._counts.update(zip(new, threads.map(_count, new), strict=True))
-        parts = [_Part(file, self._counts[file]) for file in self.files if self._counts[file]]
+        counts = {file: self._counts[file] for file in self.files if self._counts[file]}
         #: The files that have records, and the number of the first record of each.
-        self._starts: dict[str, int] = {}
-        self._length = 0
-        for part in parts:
-            self._starts[part.filename] = self._length
-            self._length += part.take
+        self._starts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
+        self._length = sum(counts.values())
+        # Grain's source need then not open the files again, and takes "x[0:2]" for a name, not for a slice of x.
+        parts = [types.SimpleNamespace(filename=f, skip=0, take=n, examples_in_shard=n) for f, n in counts.items()]
         self._source = ArrayRecordDataSource(parts) if parts else None
 
     def with_files(self, files: Iterable[str]) -> ArrayRecords:
@@ -84,8 +86,8 @@ class ArrayRecords:
         except RuntimeError as error:
             raise self._error(int(index), error) from error
 
-    def _getitems(self, indices: Sequence[int]) -> Sequence[bytes]:
-        """Several records, from several files at once: Grain's protocol for sources that can."""
+    def read_several(self, indices: Sequence[int]) -> Sequence[bytes]:
+        """Several records, from several files at once."""
         try:
             return list(self._checked().__getitems__(indices))
         except RuntimeError:
@@ -102,16 +104,6 @@ class ArrayRecords:
 
     def __repr__(self) -> str:
         return f"array_records({len(self.files)} files, {self._length} records)"
-
-
-class _Part:
-    """What Grain's source is told of a file: so it need not open it again, and "x[0:2]" is a name, not a slice of x."""
-
-    def __init__(self, file: str, count: int) -> None:
-        self.filename = file
-        self.skip = 0
-        self.take = count
-        self.examples_in_shard = count
 
 
 def _count(file: str) -> int:

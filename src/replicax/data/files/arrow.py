@@ -7,6 +7,18 @@ from typing import Any
 
 import numpy as np
 
+# Types as pyarrow.types names them: whose values lie in one NumPy array, are text or bytes, or are lists.
+_PLAIN = ("boolean", "integer", "floating", "date", "timestamp", "duration")
+_TEXT = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
+_LISTS = ("list", "large_list", "fixed_size_list")
+
+
+def _is(kind: Any, *names: str) -> bool:
+    """Whether an Arrow type is one of these."""
+    import pyarrow.types as types
+
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
+
 
 def check_type(kind: Any, where: str) -> None:
     """Refuse types that have no NumPy form.
@@ -14,46 +26,16 @@ def check_type(kind: Any, where: str) -> None:
     Raises:
       TypeError: ``kind``, or a type in it, is one of these; the message begins with ``where``.
     """
-    import pyarrow.types as types
-
-    if types.is_struct(kind):
+    if _is(kind, "struct"):
         for i in range(kind.num_fields):
             check_type(kind.field(i).type, f"{where}, field {kind.field(i).name!r}")
-    elif _is_list(kind) or types.is_dictionary(kind):
+    elif _is(kind, "dictionary", *_LISTS):
         check_type(kind.value_type, where)
-    elif not (_is_plain(kind) or _is_text(kind)):
+    elif not _is(kind, *_PLAIN, *_TEXT):
         raise TypeError(
             f"{where} is {kind}, which has no NumPy form. Leave it out (columns=[…]), or convert it when the file is "
             "written, such as a decimal to a float."
         )
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether the values lie in one NumPy array."""
-    import pyarrow.types as types
-
-    tests = (
-        types.is_boolean,
-        types.is_integer,
-        types.is_floating,
-        types.is_date,
-        types.is_timestamp,
-        types.is_duration,
-    )
-    return any(test(kind) for test in tests)
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in (*tests, types.is_binary_view, types.is_fixed_size_binary))
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
@@ -70,23 +52,21 @@ def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
     Raises:
       ValueError: an entry that is no floating number is missing, or the lists in a list differ in length.
     """
-    import pyarrow.types as types
-
     kind = array.type
-    if types.is_dictionary(kind):
+    if _is(kind, "dictionary"):
         return rows(array.dictionary_decode(), where, first_row)
-    if array.null_count and not types.is_floating(kind):
+    if array.null_count and not _is(kind, "floating"):
         row = first_row + array.is_null().to_pylist().index(True)
         raise ValueError(
             f"{where} is missing (null) in row {row}: only floating columns may have gaps, which become NaN. Fill the "
             "gaps in the file, or leave the column out (columns=[…])."
         )
-    if _is_plain(kind):
+    if _is(kind, *_PLAIN):
         values: Sequence[Any] = array.to_numpy(zero_copy_only=False)
         return values
-    if _is_list(kind):
+    if _is(kind, *_LISTS):
         return _lists(array, where, first_row)
-    if types.is_struct(kind):
+    if _is(kind, "struct"):
         names = [kind.field(i).name for i in range(kind.num_fields)]
         parts = [
             rows(part, f"{where}, field {name!r},", first_row)
@@ -102,13 +82,13 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
     inner = array.type.value_type
     lengths = array.value_lengths().to_numpy(zero_copy_only=False)
     ends = np.cumsum(lengths)
-    if array.flatten().null_count and not _floats(inner):
+    if array.flatten().null_count and not _is(inner, "floating"):
         bad = array.flatten().is_null().to_pylist().index(True)
         row = first_row + int(np.searchsorted(ends, bad, side="right"))
         raise ValueError(f"{where} has a list with a missing (null) entry in row {row}: fill the gaps in the file")
     values = rows(array.flatten(), f"an entry of the lists of {where}", 0)
     # NumPy's own strings lose zeros at their ends.
-    nested = _is_list(inner)
+    nested = _is(inner, *_LISTS)
     result = []
     for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
         entries: Any = values[end - length : end]
@@ -123,12 +103,8 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
     return result
 
 
-def _floats(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_floating(kind))
-
-
 def _innermost(kind: Any) -> Any:
     """The dtype of the arrays that lists in lists become."""
-    return _innermost(kind.value_type) if _is_list(kind) else kind.to_pandas_dtype() if _is_plain(kind) else object
+    if _is(kind, *_LISTS):
+        return _innermost(kind.value_type)
+    return kind.to_pandas_dtype() if _is(kind, *_PLAIN) else object

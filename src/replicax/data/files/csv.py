@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax.data.files.csv_values import Converter, converters, requested
-from replicax.data.files.format import Reader
-from replicax.data.files.lines import Lines, check_encoding
+from replicax.data.files.file_bytes import Lines, check_encoding
+from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
 
 # So many rows decide what is in a column.
@@ -87,7 +87,7 @@ def csv_rows(
 
 
 @dataclasses.dataclass(frozen=True)
-class CsvFormat:
+class CsvFormat(Format):
     """A record is a row.
 
     Attributes:
@@ -118,9 +118,6 @@ class CsvFormat:
             rows.close()
             raise
         return CsvReader(rows, columns, self.converters)
-
-    def count(self, file: str) -> int | None:
-        return None
 
     def sample(self, files: Iterable[str]) -> tuple[tuple[str, ...], list[list[str]]]:
         """The columns, and the first rows of the first file that has any."""
@@ -159,22 +156,25 @@ class CsvRows:
 
     Attributes:
       file: the path.
-      line: how many lines have been read.
       first_line: where the row that was read last begins, from 1.
     """
 
     def __init__(self, lines: Lines, delimiter: str) -> None:
         self.file = lines.file
-        self.line = 0
         self.first_line = 0
         self._lines = lines
         self._delimiter = delimiter
-        self._reader = self._begin()
+        self._begin(0)
 
     @property
     def byte(self) -> int:
         """Where the next row begins: the csv module takes no more lines than it needs for a row."""
         return self._lines.byte
+
+    @property
+    def line(self) -> int:
+        """How many lines have been read."""
+        return self._passed + self._reader.line_num
 
     def read(self, fields: int | None) -> list[str] | None:
         """The next row that is not blank, or None at the end of the file.
@@ -203,20 +203,15 @@ class CsvRows:
     def seek(self, byte: int, line: int) -> None:
         """Go to where a row begins."""
         self._lines.seek(byte)
-        self.line = line
-        self._reader = self._begin()
+        self._begin(line)
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
-    def _begin(self) -> Iterator[list[str]]:
-        return csv.reader(iter(self._next_line, ""), delimiter=self._delimiter, strict=True)
-
-    def _next_line(self) -> str:
-        line = self._lines.read()
-        self.line += bool(line)
-        return line
+    def _begin(self, line: int) -> None:
+        self._passed = line  # before the reader, which counts its own
+        self._reader = csv.reader(iter(self._lines.read, ""), delimiter=self._delimiter, strict=True)
 
 
 def _explained(error: csv.Error) -> str:

@@ -1,4 +1,4 @@
-"""What the text of a CSV field is worth: dtypes of columns, worked out or asked for."""
+"""Values of CSV fields: the dtype of each column, worked out or asked for."""
 
 from __future__ import annotations
 

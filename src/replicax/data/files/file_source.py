@@ -16,8 +16,9 @@ from typing import Any
 
 import grain
 
+from replicax._grain import nodes
 from replicax.data.files.format import Format, Reader
-from replicax.data.reading.saved_counts import check_count
+from replicax.data.reading.elastic import check_count
 
 
 class FilesDataset(grain.IterDataset):
@@ -77,7 +78,7 @@ class FilesDataset(grain.IterDataset):
         return f"{self._format.name}({len(self.files)} files)"
 
 
-class FilesIterator(grain.DatasetIterator):
+class FilesIterator(nodes.Iterator):
     """One pass over a :class:`FilesDataset`.
 
     Its state has the same structure from the beginning to the end, as Grain wants it: ``file``, the number of the
@@ -96,18 +97,18 @@ class FilesIterator(grain.DatasetIterator):
         self._begin(0)
 
     def __next__(self) -> Any:
-        self._assert_not_closed()
+        self.check_open()
         while self._file < len(self._files):
             try:
                 record = next(self._opened())
             except StopIteration:
-                self._release()
+                self.release()
                 # A new list: states share the old one, so that a state costs the same with 10,000 files.
                 self._counts = [*self._counts[: self._file], self._records, *self._counts[self._file + 1 :]]
                 self._begin(self._file + 1)
             except BaseException:
                 # The file is closed, and the state is that before the bad record: the next call meets it again.
-                self._release()
+                self.release()
                 raise
             else:
                 self._records += 1
@@ -133,7 +134,7 @@ class FilesIterator(grain.DatasetIterator):
             )
         for number in (state["records"], *state["counts"], *(place + 1 for place in state["position"].values())):
             check_count(number, f"{self._format.name}: a number of records, or a place, in the state")
-        self._release()
+        self.release()
         before = self.get_state()
         self._file, self._counts = file, list(state["counts"])
         self._records, self._position = state["records"], dict(state["position"])
@@ -144,10 +145,6 @@ class FilesIterator(grain.DatasetIterator):
                 self._file, self._counts = before["file"], before["counts"]
                 self._records, self._position = before["records"], before["position"]
                 raise
-
-    def close(self) -> None:
-        self._release()
-        super().close()
 
     def _begin(self, file: int) -> None:
         """Before the first record of a file."""
@@ -169,7 +166,7 @@ class FilesIterator(grain.DatasetIterator):
             self._reader = reader
         return self._reader
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Close the file, if one is open, and remember the place."""
         if self._reader is not None:
             self._position = self._reader.position()

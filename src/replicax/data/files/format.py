@@ -1,27 +1,29 @@
-"""What a file format has to say: how to open a file, and how to read on from a place in it."""
+"""File formats: how to open a file, and how to read on from a place in it."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, Protocol
+from typing import Any
 
 
-class Format(Protocol):
-    """One format with its options. A value: it travels to other processes, and knows no file."""
+class Format(abc.ABC):
+    """One format with its options. A value: it travels to other processes, and knows no file.
 
-    @property
-    def name(self) -> str:
-        """The function that users called, for messages."""
+    Attributes:
+      name: the function that users called, for messages.
+      places: the keys of a position.
+    """
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The keys of a position."""
+    name: str
+    places: tuple[str, ...]
 
+    @abc.abstractmethod
     def open(self, file: str) -> Reader:
         """A reader at the beginning of ``file``."""
 
     def count(self, file: str) -> int | None:
-        """How many records ``file`` has, where that is known without reading them."""
+        """How many records ``file`` has; ``None`` where that is not known without reading them."""
+        return None
 
 
 class Reader(abc.ABC):
@@ -72,7 +74,7 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
 
 
 class Nothing(Reader):
-    """What an empty file holds."""
+    """Reads an empty file."""
 
     def __init__(self, file: str, places: tuple[str, ...]) -> None:
         self.file = file

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.data.files import arrow
-from replicax.data.files.format import Nothing, Reader, ended
+from replicax.data.files.format import Format, Nothing, Reader, ended
 from replicax.data.files.paths import Path, expand
 
 # Rows that are converted at once.
@@ -77,7 +79,7 @@ def parquet() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParquetFormat:
+class ParquetFormat(Format):
     """A record is a row.
 
     Attributes:
@@ -173,13 +175,11 @@ class ParquetReader(Reader):
     def _from(self, row: int) -> Generator[dict[str, Any], None, None]:
         """The rows from number ``row`` on, beginning with the row group that it is in."""
         groups = range(self._file.num_row_groups)
-        sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
-        first, start = 0, 0
-        while first < len(sizes) and start + sizes[first] <= row:
-            start += sizes[first]
-            first += 1
-        if first == len(sizes):
+        starts = [0, *itertools.accumulate(self._file.metadata.row_group(group).num_rows for group in groups)]
+        first = bisect.bisect_right(starts, row) - 1
+        if first == len(groups):
             return
+        start = starts[first]
         batches = self._file.iter_batches(_ROWS, row_groups=list(groups[first:]), columns=list(self._columns))
         while True:
             try:

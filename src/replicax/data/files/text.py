@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from replicax.data.files.format import Reader
-from replicax.data.files.lines import Lines, check_encoding
+from replicax.data.files.file_bytes import Lines, check_encoding
+from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
 
 
@@ -46,7 +46,7 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextFormat:
+class TextFormat(Format):
     """A record is a line."""
 
     encoding: str
@@ -56,9 +56,6 @@ class TextFormat:
 
     def open(self, file: str) -> TextReader:
         return TextReader(Lines(file, self.encoding, self.errors))
-
-    def count(self, file: str) -> int | None:
-        return None
 
 
 class TextReader(Reader):

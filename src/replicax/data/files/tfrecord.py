@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from replicax.data.files.format import Reader
-from replicax.data.files.opening import READ_AHEAD, Bytes
+from replicax.data.files.file_bytes import Bytes
+from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
 
 # A record: its length (8 bytes), the masked CRC of the length (4), the data, the masked CRC of the data (4).
@@ -47,7 +47,7 @@ def tfrecords(files: Path | Iterable[Path]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class TFRecordFormat:
+class TFRecordFormat(Format):
     """A record is the bytes that were written."""
 
     name: str = "tfrecords"
@@ -56,12 +56,9 @@ class TFRecordFormat:
     def open(self, file: str) -> TFRecordReader:
         return TFRecordReader(file)
 
-    def count(self, file: str) -> int | None:
-        return None
-
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C as TFRecord has it: rotated and shifted, so that of data with checksums in it it stays a good one."""
+    """CRC-32C as TFRecord has it: rotated and shifted, as data may hold checksums of its own."""
     import google_crc32c  # loaded when used
 
     crc = google_crc32c.value(data)
@@ -105,17 +102,9 @@ class TFRecordReader(Reader):
         if length is None:
             return False
         end = self._byte + _HEADER + length + _FOOTER
-        if self._bytes.size is None:
-            left = length + _FOOTER
-            while left:
-                read = len(self._bytes.read(min(left, READ_AHEAD)))
-                if not read:
-                    raise self._error("truncated")
-                left -= read
-        else:
-            if end > self._bytes.size:
-                raise self._error(f"truncated: it should end at byte {end}, but the file ends at {self._bytes.size}")
-            self._bytes.seek(end)
+        reached = self._bytes.reach(end)
+        if reached < end:
+            raise self._error(f"truncated: it should end at byte {end}, but the file ends at {reached}")
         self._byte = end
         return True
 

@@ -8,10 +8,13 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 
-from replicax.data.reading.dataset_detection import adapted
+from replicax._grain import graph, nodes
+from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
+from replicax.integrations.converted_dataset import adapted
 from replicax.nests import known
 
 
@@ -38,11 +41,6 @@ def as_source(dataset: Any, method: str) -> Source:
     Raises:
       TypeError: ``dataset`` is an iterator, nothing that can be gone through, or a function that wants arguments.
     """
-    import grain  # heavy: loaded when used
-
-    from replicax import _grain
-    from replicax.data.reading import replay
-
     name = type(dataset).__name__
     unrepeatable, length = None, None
     if isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
@@ -51,11 +49,11 @@ def as_source(dataset: Any, method: str) -> Source:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset):
-        return Source(dataset, f"a {name}", unrepeatable, _grain.length(dataset))
+        return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):
-        return Source(dataset, f"a {name}", length=_grain.length(dataset))
+        return Source(dataset, f"a {name}", length=graph.length(dataset))
     if isinstance(dataset, grain.DataLoader):
-        return Source(replay.Loaded(dataset), f"a {name}")
+        return Source(nodes.Iterated(LoaderIterator, dataset), f"a {name}")
     if _is_function(dataset):
         kind = f"the generator function {_name_of(dataset)}"
         try:
@@ -67,7 +65,7 @@ def as_source(dataset: Any, method: str) -> Source:
             ) from None
         # What it gives is seen at once, and is the first pass. (Calling a generator function runs nothing of it.)
         first = iter([_iterator_of(dataset, kind, method)])
-        return Source(replay.Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
+        return Source(Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
     if isinstance(dataset, Iterator):
         raise TypeError(
             f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "
@@ -80,9 +78,9 @@ def as_source(dataset: Any, method: str) -> Source:
     elif isinstance(dataset, str | bytes | dict):
         raise TypeError(_refused(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return Source(replay.Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
+        return Source(Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
     if isinstance(dataset, Iterable):
-        return Source(replay.Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
+        return Source(Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
     raise TypeError(_refused(dataset, method))
 
 
@@ -151,8 +149,6 @@ class _Slices:
 
 def numpy_examples(arrays: Any) -> Any:
     """See ``Strategy.make_numpy_dataset``."""
-    import grain  # heavy: loaded when used
-
     stacked = jax.tree_util.tree_map_with_path(_stacked, known(arrays), is_leaf=lambda node: isinstance(node, list))
     return grain.MapDataset.source(_Slices(stacked))
 

@@ -9,8 +9,7 @@ import grain
 import numpy as np
 import pytest
 
-from replicax.data.reading import dataset_detection
-from replicax.integrations.converted_dataset import Adapted
+from replicax.integrations.converted_dataset import Adapted, adapted
 
 
 def class_of(module: str, name: str, *bases: type) -> type:
@@ -39,7 +38,7 @@ def test_whose_it_is(monkeypatch, cls, integration) -> None:
     module = types.ModuleType(integration)
     module.adapt = lambda dataset: result if type(dataset) is cls else None
     monkeypatch.setitem(sys.modules, f"replicax.integrations.{integration}", module)
-    assert dataset_detection.adapted(cls()) is result
+    assert adapted(cls()) is result
 
 
 @pytest.mark.parametrize(
@@ -58,5 +57,5 @@ def test_whose_it_is(monkeypatch, cls, integration) -> None:
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_what_is_nobodys(dataset) -> None:
-    assert dataset_detection.adapted(dataset) is None
+    assert adapted(dataset) is None
     assert not {"torch", "tensorflow", "datasets"} & set(sys.modules)

@@ -1,15 +1,13 @@
-"""Grain's graphs: what Grain does not promise of them is known here.
+"""Grain's graphs: what a dataset is made of, and the same graph over another source or in other batches.
 
-A Grain dataset is a chain of nodes, each of which knows its parent. What a dataset is made of, and the same dataset
-with another source or batch size, is found out by the names of nodes and by attributes that Grain keeps to itself. When
-a new Grain moves one of them, this file changes; `tests/data/test_graph.py` runs all kinds of graphs on the installed
-Grain, and `pyproject.toml` bounds the version.
+A Grain dataset is a chain of nodes, each of which knows its parent. What a node does is seen by its class's name, and
+by attributes that Grain keeps to itself. `tests/data/test_grain_graphs.py` runs all kinds of graphs.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -147,18 +145,13 @@ def drops_remainder(node: Any) -> bool:
     return bool(node._drop_remainder)
 
 
-def batched(parent: Any, like: Any, size: int, is_its_own: bool) -> Any:
+def batched(parent: Any, like: Any, size: int) -> Any:
     """``parent`` in batches of ``size``, made as the batch node ``like`` makes them.
 
-    A last batch that is not full is left out if that is what ``like`` does, and ``is_its_own`` size.
+    A last batch that is not full is left out only if ``like`` does so, with batches of the same size.
     """
-    return parent.batch(size, drop_remainder=is_its_own and like._drop_remainder, batch_fn=like._batch_fn)
-
-
-def stacked_by(node: Any) -> Callable[[list[Any]], Any]:
-    """The function with which a batch node puts examples together."""
-    function: Callable[[list[Any]], Any] = node._batch_fn
-    return function
+    drops = size == like._batch_size and like._drop_remainder
+    return parent.batch(size, drop_remainder=drops, batch_fn=like._batch_fn)
 
 
 def only_selects(nodes: Sequence[Any]) -> bool:
@@ -182,72 +175,11 @@ def seeds(dataset: Any) -> list[tuple[str, int]]:
     return [(name, int(seed)) for name, seed in found if name and isinstance(seed, int | np.integer)]
 
 
-def examples_at(parent: Any, numbers: range, together: bool) -> list[Any]:
-    """Those examples of ``parent``, asked for ``together`` or, as Grain's own batch does it, one after the other.
-
-    Asked together, each node has all of its parent's examples at once; and one that inherits from Grain's may know
-    nothing of being asked so.
-    """
-    if together:
-        examples: list[Any] = parent._getitems(list(numbers))
-        return examples
-    return [_example_at(parent, number) for number in numbers]
-
-
-def _example_at(parent: Any, number: int) -> Any:
-    try:
-        return parent[number]
-    except Exception as error:
-        error.add_note(f"(raised by example {number} of the dataset, counted from 0, in the order that it is read in)")
-        raise
-
-
-def asked_together(root: Any) -> Any:
-    """A root node with the same examples, which can be asked for several at once.
-
-    Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
-    """
-    return _Examples(root._source) if _name(root) == "SourceMapDataset" and not _gives_several(root._source) else root
-
-
-def _gives_several(source: Any) -> bool:
-    """Whether a source has Grain's method for several examples, as sure as it has ``__getitem__``.
-
-    One that it has from a class below that of ``__getitem__``, or from what it wraps, gives the examples of those.
-    """
-    if isinstance(source, grain.MapDataset):  # of which functions may be a part
-        return False
-    for base in type(source).__mro__:
-        if "_getitems" in vars(base):
-            return True
-        if "__getitem__" in vars(base):
-            return False
-    return False
-
-
-class _Examples(grain.MapDataset):
-    """What a random-access source has."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.slice(index) if isinstance(index, slice) else self._source[index % len(self._source)]
-
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        source, length = self._source, len(self._source)
-        return [source[i % length] for i in indices]
-
-
 def on_top_of(nodes: list[Any], parent: Any) -> Any:
     """The movable ``nodes``, the last of which is the lowest, with another parent under them."""
     for node in reversed(nodes):
         if is_batch(node):
-            parent = parent.batch(node._batch_size, drop_remainder=node._drop_remainder, batch_fn=node._batch_fn)
+            parent = batched(parent, node, node._batch_size)
         elif _name(node) == "RepeatMapDataset":
             parent = parent.repeat(node._num_epochs, reseed_each_epoch=node._reseed_each_epoch)
         else:
@@ -259,11 +191,8 @@ def on_top_of(nodes: list[Any], parent: Any) -> Any:
 
 
 def _name(node: Any) -> str:
-    return type(node).__name__ if _is_grains(node) else ""
-
-
-def _is_grains(node: Any) -> bool:
-    return type(node).__module__.split(".")[0] == "grain"
+    """The class of one of Grain's own nodes; empty for somebody else's."""
+    return type(node).__name__ if type(node).__module__.split(".")[0] == "grain" else ""
 
 
 # --- files ----------------------------------------------------------------------------------------------

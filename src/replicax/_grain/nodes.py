@@ -1,0 +1,141 @@
+"""Nodes of our own in Grain's graphs, and what Grain's classes want of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+
+from replicax._grain import graph
+
+
+class Iterator(grain.DatasetIterator):
+    """An iterator that is made from no other; begin ``__next__`` with ``check_open()``."""
+
+    check_open = grain.DatasetIterator._assert_not_closed
+
+    def release(self) -> None:
+        """Let go of what it holds. It may be called again, and before ``__init__`` has ended."""
+
+    def close(self) -> None:
+        super().close()
+        self.release()
+
+
+class Iterated(grain.IterDataset):
+    """A dataset whose passes are iterators of our own.
+
+    Args:
+      iterator: the class.
+      arguments: that each is made with.
+    """
+
+    def __init__(self, iterator: Callable[..., Iterator], *arguments: Any) -> None:
+        super().__init__()
+        self._iterator = iterator
+        self._arguments = arguments
+
+    def __iter__(self) -> Iterator:
+        return self._iterator(*self._arguments)
+
+
+class OwnRows:
+    """Those rows of a batch that belong to a worker's replicas.
+
+    Attributes:
+      rows: a pytree of arrays; of one row too many, if there is none (a batch of no examples can't be made).
+      size: of the whole batch.
+    """
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.rows = rows
+        self.size = size
+
+
+class Batches(grain.MapDataset):
+    """The batches of one of Grain's nodes, read in another way.
+
+    Args:
+      batch: Grain's node.
+      own: of a batch of so many rows, where the worker's own begin and how many they are; elements are then
+        :class:`OwnRows`. ``None``: whole batches are read.
+      together: whether the examples of a batch are asked for together, and not one after the other as Grain does.
+        Each node then has all of its parent's examples at once; and one that inherits from Grain's may know nothing of
+        being asked so.
+    """
+
+    def __init__(self, batch: Any, own: Callable[[int], tuple[int, int]] | None, together: bool) -> None:
+        super().__init__(graph.parent(batch))
+        self._length = len(batch)
+        self._examples, self._size, self._stack = len(self._parent), graph.batch_size(batch), batch._batch_fn
+        self._own = own
+        self._together = together
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, number = divmod(index, self._length)
+        first = number * self._size
+        rows = min(self._examples - first, self._size)
+        start, count = (0, rows) if self._own is None else self._own(rows)
+        start, count = min(start, rows - 1), max(1, count)
+        start += first + epoch * self._examples
+        numbers = range(start, start + count)
+        read = self._parent._getitems(list(numbers)) if self._together else [self._example(i) for i in numbers]
+        batch = self._stack(read)
+        return batch if self._own is None else OwnRows(batch, rows)
+
+    def _example(self, number: int) -> Any:
+        try:
+            return self._parent[number]
+        except Exception as error:
+            error.add_note(
+                f"(raised by example {number} of the dataset, counted from 0, in the order that it is read in)"
+            )
+            raise
+
+
+def asked_together(root: Any) -> Any:
+    """A root node with the same examples, which can be asked for several at once.
+
+    Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
+    """
+    source = graph.source_of(root)
+    return _Examples(source) if graph.only_selects([root]) and not _gives_several(source) else root
+
+
+def _gives_several(source: Any) -> bool:
+    """Whether a source has Grain's method for several examples, as sure as it has ``__getitem__``.
+
+    One that it has from a class below that of ``__getitem__``, or from what it wraps, gives the examples of those.
+    """
+    if isinstance(source, grain.MapDataset):  # of which functions may be a part
+        return False
+    for base in type(source).__mro__:
+        if "_getitems" in vars(base):
+            return True
+        if "__getitem__" in vars(base):
+            return False
+    return False
+
+
+class _Examples(grain.MapDataset):
+    """What a random-access source has."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self._source[index % len(self._source)]
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        source, length = self._source, len(self._source)
+        return [source[i % length] for i in indices]

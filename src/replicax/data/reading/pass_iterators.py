@@ -1,0 +1,169 @@
+"""Iterators of our own in Grain's graphs: over functions and loaders, and over parts in sequence."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from replicax._grain import nodes
+from replicax.data.reading.elastic import PARTS, Part, find
+from replicax.nests import known
+
+_NOTHING: Any = object()
+
+
+class Replayed(nodes.Iterated):
+    """What the iterators of a function yield. To get to a place, everything before it is read again.
+
+    Args:
+      make: makes an iterator over batches, always the same ones.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        super().__init__(ReplayIterator, make)
+
+
+class ReplayIterator(nodes.Iterator):
+    """One pass; its state is how many rows it has given, whatever batches they came in."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        super().__init__()
+        self._make = make
+        self._iterator: Iterator[Any] | None = None
+        self._rows = 0
+        self._skip = 0  # how many of these have yet to be passed over
+
+    def __next__(self) -> Any:
+        self.check_open()
+        if self._iterator is None:
+            self._iterator = iter(self._make())
+        while True:
+            batch = next(self._iterator, _NOTHING)
+            if batch is _NOTHING:
+                if self._skip:
+                    raise ValueError(
+                        f"{self._rows} rows of this dataset had been given when the state was saved, but it has only "
+                        f"{self._rows - self._skip} now: has it been changed?"
+                    )
+                raise StopIteration
+            rows = count_rows(batch)
+            if not self._skip or self._skip < rows:
+                break
+            self._skip -= rows
+        skipped, self._skip = self._skip, 0
+        self._rows += rows - skipped
+        return jax.tree_util.tree_map(lambda leaf: leaf[skipped:], known(batch)) if skipped else batch
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rows": self._rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.release()
+        self._rows = self._skip = int(state["rows"])
+
+    def release(self) -> None:
+        close = getattr(self._iterator, "close", None)  # a generator has one
+        self._iterator = None
+        if close is not None:
+            close()
+
+
+def count_rows(batch: Any) -> int:
+    """Size of dim 0 of the first array of ``batch``; 0 if there is none."""
+    leaf = next(iter(jax.tree_util.tree_leaves(known(batch))), None)
+    shape = np.shape(leaf) if leaf is not None else ()
+    return int(shape[0]) if shape else 0
+
+
+class LoaderIterator(nodes.Iterator):
+    """One pass of a ``grain.DataLoader``, whose iterators have states of their own kind."""
+
+    def __init__(self, loader: grain.DataLoader) -> None:
+        super().__init__()
+        self._iterator: Any = iter(loader)
+
+    def __next__(self) -> Any:
+        self.check_open()
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"loader": self._iterator.get_state().decode()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._iterator.set_state(state["loader"].encode())
+
+    def release(self) -> None:
+        self._iterator = None  # a loader's iterator can't be closed: who drops it ends its threads and processes
+
+
+class SequenceIterator(nodes.Iterator):
+    """One part after the other; its state has those that are not finished, with how far the first one is.
+
+    Args:
+      make: makes the dataset of a part.
+      parts: which.
+      is_ahead: whether something in it reads ahead.
+    """
+
+    def __init__(self, make: Callable[[Part], Any], parts: Sequence[Part], is_ahead: bool) -> None:
+        super().__init__()
+        self._make = make
+        self._parts = list(parts)
+        self._is_ahead = is_ahead
+        self._current: Any = None
+
+    def __next__(self) -> Any:
+        self.check_open()
+        while self._parts:
+            if self._current is None:
+                self._open()
+            try:
+                return next(self._current)
+            except StopIteration:
+                self._current.close()
+                self._current = None
+                self._parts = self._parts[1:]
+            except Exception as error:
+                self._add_place(error)
+                raise
+        raise StopIteration
+
+    def _open(self) -> None:
+        """Begin with the first part, or go on with it."""
+        current = iter(self._make(self._parts[0]))
+        if self._parts[0]["state"] is not None:
+            current.set_state(self._parts[0]["state"])
+        self._current = current
+
+    def _add_place(self, error: Exception) -> None:
+        """Say at which record of which file it was raised, if it does not say so itself."""
+        with contextlib.suppress(Exception):  # what has failed may not know where it is
+            state = self._current.get_state()
+            file, record = find(state, "name"), find(state, "records")
+            if file and record is not None and file not in str(error):
+                # What reads ahead is a little further.
+                after = ", or one soon after it" if self._is_ahead else ""
+                error.add_note(f"(raised by record {record} of {file!r}, counted from 1{after})")
+
+    def get_state(self) -> dict[str, Any]:
+        if self._current is None:
+            return {PARTS: self._parts}
+        first = {**self._parts[0], "state": self._current.get_state()}
+        return {PARTS: [first, *itertools.islice(self._parts, 1, None)]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.release()
+        self._parts = list(state[PARTS])
+        if self._parts and self._parts[0]["state"] is not None:
+            self._open()  # now, so that a state that the files no longer fit is refused
+
+    def release(self) -> None:
+        current, self._current = getattr(self, "_current", None), None
+        if current is not None:
+            current.close()

@@ -1,0 +1,113 @@
+"""Saved states of a pass: what is in one, and whether a dataset can go on from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from replicax.data.input_options import AutoShardPolicy
+from replicax.data.reading.elastic import check_count
+
+if TYPE_CHECKING:
+    from replicax.data.input_pipeline import InputPipeline
+    from replicax.data.reading.batches import State
+
+_FORMAT = 1
+
+
+def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any]) -> dict[str, Any]:
+    """The state of a pass.
+
+    Args:
+      pipeline: of the dataset.
+      streams: the states of all streams when the pass was opened.
+      native: how far this worker's elements have come since.
+    """
+    rows = native["rows"]
+    return {
+        "format": _FORMAT,
+        "policy": pipeline.sharing.policy.value,
+        "position": native["position"],
+        "batch": None if rows is None else max(rows) if pipeline.whole else sum(rows),
+        "streams": pipeline.everyones_streams(streams, native["batches"]),
+    }
+
+
+def check_same_state(pipeline: InputPipeline, state: Any) -> None:
+    """Raise unless all workers set the same state.
+
+    Raises:
+      ValueError: another worker sets another one.
+      DeadlockError: it sets none.
+    """
+    lockstep = pipeline.workers.lockstep
+    if not lockstep.several:
+        return
+    digest = hashlib.blake2b(json.dumps(state, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+    differing = lockstep.agree("sets the state of a dataset's iterator", digest)
+    if differing is not None:
+        raise ValueError(
+            f"set_state: worker {differing[1]} sets another state than worker 0, so examples would be lost or come "
+            "twice: all workers must go on from the same state, the one that get_state gave on all of them"
+        )
+
+
+def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State], int, int | None]:
+    """What :meth:`InputPipeline.opened` needs to go on from ``state``: streams, position, and the size of a batch.
+
+    Raises:
+      ValueError: the dataset can't go on from it.
+      KeyError, TypeError, IndexError, AttributeError: it is no state.
+    """
+    if state["format"] != _FORMAT:
+        raise KeyError("format")
+    position, batch = state["position"], state["batch"]
+    streams = _adapted(pipeline, state["streams"], state["policy"], position)
+    if batch is not None:
+        check_count(batch, "the batch of the state", least=1)
+    return streams, position, batch
+
+
+def _adapted(pipeline: InputPipeline, streams: list[State], policy: str, position: int) -> list[State]:
+    _check_same_dataset(pipeline, streams, policy)
+    reading, workers = pipeline.reading, pipeline.workers.count
+    is_own = policy == "off" and workers > 1  # nobody knows the other workers' datasets
+    check_count(position, "the position of the state", None if is_own else reading.most_elements(streams))
+    rows = [stream["rows"] for stream in pipeline.fresh()]
+    now = pipeline.sharing.policy.value
+    if policy == now and [stream["rows"] for stream in streams] == rows:
+        return streams
+    was = f"{len(streams)} worker(s)" if policy != "data" else "all workers"
+    if "off" in (policy, now):
+        why = "each worker's dataset is its own, so others can't go on with it"
+    else:
+        try:
+            return reading.regrouped(streams, rows)
+        except ValueError as error:
+            why = str(error)
+    raise ValueError(
+        f"this is the state of {was} with batches of {[stream['rows'] for stream in streams]}, policy {policy}; "
+        f"here are {workers} worker(s), batches of {rows}, policy {now}: {why}"
+    )
+
+
+def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: str) -> None:
+    policies = [p.value for p in AutoShardPolicy if p is not AutoShardPolicy.AUTO]
+    if policy not in policies or not streams or (policy == "data" and len(streams) > 1):
+        raise KeyError("policy")
+    reading = pipeline.reading
+    for worker, stream in enumerate(streams):
+        if policy == "off" and worker != pipeline.workers.index:
+            continue  # each worker's dataset is its own
+        if stream["of"] != reading.known_by:
+            raise ValueError(
+                f"this is the state of another dataset: of that one is known {stream['of']}, of this one "
+                f"{reading.known_by}"
+            )
+        files = {file for part in stream["parts"] or () for file in part["files"] or ()}
+        if unknown := sorted(files.difference(reading.files or ())):
+            raise ValueError(f"this is the state of another dataset: this one has no file {unknown[0]!r}")
+        if stream["rows"] is not None:
+            check_count(stream["rows"], "the rows of a batch in the state", least=1)
+        reading.check(stream)
