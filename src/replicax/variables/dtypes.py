@@ -1,4 +1,4 @@
-"""What the dtypes of variables allow."""
+"""Dtypes of variables: casts, shares and random keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
-    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
+    """One replica's share of ``total``. The shares add up to it; for integers exactly."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return total / num_replicas
     quotient, remainder = total // num_replicas, total % num_replicas
@@ -32,7 +32,7 @@ def casts(source: Any, target: Any) -> bool:
 
 
 def check_there(dtype: Any, what: Callable[[], str]) -> None:
-    """Raise if JAX would make arrays of another dtype of those that ``what`` has.
+    """Raise if JAX would change the dtype of the arrays of ``what``.
 
     Raises:
       RuntimeError: JAX's 64-bit numbers have been switched off after it was made.

@@ -51,7 +51,7 @@ _colocation = _Colocation()
 
 @contextlib.contextmanager
 def colocated(strategy: Any, layout: Layout, what: str) -> Iterator[None]:
-    """New variables of ``strategy`` lie where ``what``, which has this layout, does."""
+    """New variables of ``strategy`` lie where ``what`` does, which has ``layout``."""
     _colocation.places.append((strategy, layout, what))
     try:
         yield
@@ -63,7 +63,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
     """The layout of ``variable``, if it is created inside :func:`colocated`.
 
     Raises:
-      ValueError: it is to lie somewhere else, too.
+      ValueError: its arguments ask for another place.
     """
     extended = variable.strategy.extended
     place = next((p for p in reversed(_colocation.places) if p[0] is variable.strategy), None)
@@ -84,18 +84,18 @@ def layout_for(
     partition_dimensions: Sequence[int] | None,
     logical_device: int | None,
 ) -> Layout:
-    """How ``variable``, of which the rest is known, is to lie on the devices of its strategy.
+    """The layout of ``variable`` on the devices of its strategy; all but the layout is set already.
 
     Args:
       variable: the variable.
       partitioner: splits it over the replicas; by default the strategy's.
-      partition_dimensions: split it over the logical devices of each replica; then the default does not.
-      logical_device: the one of each replica that is to have it.
+      partition_dimensions: split it over the logical devices of each replica. Then the default partitioner is not used.
+      logical_device: the number of the logical device of each replica that has the variable.
 
     Raises:
       ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
-        partitioner and partition dimensions. A partitioner that returns something else than it should. No such logical
-        device, or partition dimensions as well. Any of these inside :func:`colocated`.
+        partitioner and partition dimensions. A partitioner with a wrong result. No such logical device, or a logical
+        device together with partition dimensions. Any of these arguments inside :func:`colocated`.
     """
     beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
     if beside_another is not None:
@@ -146,7 +146,7 @@ def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
     """The number of a logical device.
 
     Raises:
-      TypeError: it is no int.
+      TypeError: it is not an int.
       ValueError: a replica has no such logical device.
     """
     try:
@@ -166,7 +166,7 @@ def on_logical_device(layout: Layout, logical_device: int) -> Layout:
     """The same layout on one logical device of each replica.
 
     Raises:
-      PlacementError: what is split over the logical devices, or on one device for all replicas, can't be there.
+      PlacementError: the variable is split over the logical devices, or is on one device for all replicas.
     """
     if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
         raise PlacementError("what is split over the logical devices, or on a device for all, can't be on one of each")
@@ -174,20 +174,20 @@ def on_logical_device(layout: Layout, logical_device: int) -> Layout:
 
 
 def move(variable: Variable, logical_device: int) -> None:
-    """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
+    """Move ``variable`` to one logical device of each replica, for good."""
     with launching:
         variable.layout = on_logical_device(variable.layout, logical_device)
         variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
-        cache.forget(variable.slot)  # programs that would look for it where it was
+        cache.forget(variable.slot)  # programs that expect it at its old place
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
+    """A NumPy array in JAX's dtype, still on the host; ``None`` for any other value.
 
     Raises:
-      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
-      TypeError: it is no array of numbers.
+      IntegerRangeError: an integer does not fit in this dtype; the message begins with ``where``.
+      TypeError: it is not an array of numbers.
     """
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
@@ -198,7 +198,7 @@ def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None
 
 
 def numpy_array(value: Any) -> Any:
-    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
+    """A NumPy scalar or a list of numbers as a NumPy array; any other value as it is."""
     is_list = isinstance(value, list | tuple) and all(
         isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
     )
