@@ -1,4 +1,4 @@
-"""How a step is to be run."""
+"""Options of ``run``: which executor runs a step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RunOptions:
 
     Attributes:
       executor: ``"compiled"``, one compiled program for all replicas; or ``"per_replica"``, the step as plain
-        Python, one replica at a time, on values that you can look at.
+        Python, one replica at a time, on concrete values.
       experimental_enable_dynamic_batch_size: whether batches may differ in size. They may; ``False`` changes nothing.
-      experimental_bucketizing_dynamic_shape: whether to round sizes up. Use ``InputOptions(partial_batch="pad")``.
-      experimental_xla_options: options of the compiler; JAX takes them from the environment variable ``XLA_FLAGS``.
+      experimental_bucketizing_dynamic_shape: must be false. Use ``InputOptions(partial_batch="pad")``.
+      experimental_xla_options: must be ``None``. Set the environment variable ``XLA_FLAGS``.
 
     Raises:
-      ValueError: there is no such executor; or what is not there is asked for (the message says what there is).
+      ValueError: there is no such executor; or an option that Replicax does not have (the message names its own).
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -66,8 +66,8 @@ _debugging = _Debugging()
 def debug() -> contextlib.AbstractContextManager[None]:
     """Run steps as plain Python: one replica at a time, with ``print``, ``breakpoint()`` and real values.
 
-    Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. It
-    means the same as the compiled program, and is slow.
+    Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. The
+    results are those of the compiled program; it is slower.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -85,7 +85,7 @@ def debug() -> contextlib.AbstractContextManager[None]:
 
 
 class _Debug(contextlib.ContextDecorator):
-    """One stays in it until one leaves it, whether or not it is kept; see :class:`replicax.context.Scope`."""
+    """It holds until it is left, also if no reference to it is kept; see :class:`replicax.context.Scope`."""
 
     def __enter__(self) -> None:
         _debugging.depth += 1

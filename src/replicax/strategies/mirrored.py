@@ -22,7 +22,7 @@ class MirroredStrategy(Strategy):
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that do.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist.
 
     >>> import replicax
     >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])

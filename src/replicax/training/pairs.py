@@ -1,4 +1,4 @@
-"""Pairs of a gradient and its variable, as a caller hands them over."""
+"""Pairs of a gradient and its variable, as a caller passes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     """The pairs in ``grads_and_vars``, with gradients that may be ``None``.
 
     Raises:
-      TypeError: it is no iterable of pairs; or what stands in one is no gradient, or no variable.
+      TypeError: it is not an iterable of pairs of a gradient and a variable.
     """
     what = "apply_gradients"
     if isinstance(grads_and_vars, Variable | jax.Array) or not isinstance(grads_and_vars, Iterable):

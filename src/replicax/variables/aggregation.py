@@ -7,8 +7,8 @@ on-write      set every copy      combine, set every copy     the value
 on-read       set or divide       set this replica's copy     combine the copies
 ============  ==================  ==========================  =================================
 
-"Cross" is in cross-replica context, "replica" in replica context. An on-read sum variable divides the value equally over
-its copies.
+"Cross" is in cross-replica context, "replica" in replica context. An on-read sum variable divides the value equally
+over its copies.
 """
 
 from __future__ import annotations
