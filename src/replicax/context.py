@@ -474,7 +474,7 @@ def check_cross_replica(strategy: Strategy, method: str, instead: str = _USE_MER
     if frame is None or (frame is _stack.base and frame.replica is not None):
         return  # outside every scope and step
     if frame.replica is not None:
-        raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
+        raise ContextError(f"{method} is for cross-replica context, but was called inside a replica. {instead}")
     if frame.strategy is not strategy:
         raise ContextError(
             f"mixing different Strategy objects: {method} of {strategy!r} was called inside the scope of "

@@ -106,8 +106,8 @@ def check_rows(indices: Any, shape: Any, where: str) -> None:
     if rows.min() < -count or rows.max() >= count:
         place = np.argwhere((rows < -count) | (rows >= count))[0].tolist()
         raise ValueError(
-            f"{where}: the index {rows[tuple(place)]} at {place} is no row of an array of shape {tuple(shape)}, which "
-            f"has the rows 0 to {count - 1}"
+            f"{where}: the index {rows[tuple(place)]} at {place} is out of range for an array of shape {tuple(shape)}, "
+            f"which has the rows 0 to {count - 1}"
         )
 
 

@@ -63,7 +63,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         if not isinstance(extended, StrategyExtended):
             raise TypeError(
                 f"Strategy(extended): expected a replicax.StrategyExtended, got {extended!r}; for a list of devices "
-                "there is replicax.MirroredStrategy(devices)"
+                "use replicax.MirroredStrategy(devices)"
             )
         self.extended = extended
         extended.strategy = self
@@ -239,7 +239,7 @@ class Strategy(Input, LogicalDevices, Renamed):
     # --- across replicas --------------------------------------------------------------------------------
 
     @keywords_renamed(
-        aggregation="reduce_op", destinations="to put the result somewhere there is strategy.extended.reduce_to"
+        aggregation="reduce_op", destinations="to choose where the result is, use strategy.extended.reduce_to"
     )
     @_jax.outside_meshes
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:

@@ -218,9 +218,9 @@ def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
 
 
 _SIZE_UNKNOWN = (
-    "strategy.gather in a merge_fn: the value has rows that may be padding, and how many would remain is not known "
-    "while the step is compiled. Return the value from the step and gather it outside, or gather it together with "
-    "replicax.get_replica_context().example_mask by all_gather."
+    "strategy.gather in a merge_fn: some rows of the value may be padding, and the number of examples is not known "
+    "while the step is compiled. Return the value from the step and gather it outside, or all_gather it together with "
+    "replicax.get_replica_context().example_mask."
 )
 
 
@@ -279,7 +279,7 @@ def _reduce_plain(strategy: Strategy, op: ReduceOp, value: Any, axis: Axis, what
     if n > 1 and op is ReduceOp.SUM:
         raise ValueError(
             f"{what}('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "
-            f"{n} replicas share; whether it counts once or {n} times can't be told. Use it as it is, multiply it "
+            f"{n} replicas share; it is not clear whether it counts once or {n} times. Use it as it is, multiply it "
             f"by {n}, or reduce with 'mean', which returns it."
         )
     if axis is None:
@@ -381,7 +381,7 @@ def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
 def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
     for replica, component in enumerate(components):
         if not isinstance(component, ARRAYS):
-            raise TypeError(f"{what}: the component of replica {replica} is no array: {component!r}")
+            raise TypeError(f"{what}: the component of replica {replica} is not an array: {component!r}")
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None
     return [

@@ -186,7 +186,7 @@ def _each(method: str, strategy: Strategy, tree: Any, spread: Callable[[Any, tup
             return spread(leaf.read_value(), leaf.shape, leaf.describe())
         if isinstance(leaf, PerReplica):
             if not isinstance(leaf.form, Stacked):
-                raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
+                raise TypeError(f"{method}: {leaf!r} is not an array of the same shape on every replica")
             aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
             return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
         what = f"{method}: {name}"

@@ -43,13 +43,13 @@ class RunOptions:
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
         if self.experimental_bucketizing_dynamic_shape:
             raise ValueError(
-                "RunOptions: sizes are not rounded up to buckets (experimental_bucketizing_dynamic_shape): there is "
-                "one program for each size, or one for all with InputOptions(partial_batch='pad')"
+                "RunOptions: experimental_bucketizing_dynamic_shape is not supported: there is one program for each "
+                "size, or one for all sizes with InputOptions(partial_batch='pad')"
             )
         if self.experimental_xla_options is not None:
             raise ValueError(
-                "RunOptions: options of the compiler are not taken (experimental_xla_options): set the environment "
-                "variable XLA_FLAGS before JAX makes its devices"
+                "RunOptions: experimental_xla_options is not supported: set the environment variable XLA_FLAGS before "
+                "JAX makes its devices"
             )
 
 

@@ -94,7 +94,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         for device in self.logical_devices.flat:
             if not isinstance(device, jax.Device):
                 raise TypeError(
-                    f"StrategyExtended(devices): expected JAX devices, as jax.devices() has them, got {device!r}"
+                    f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
                 )
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)

@@ -90,15 +90,15 @@ class Updating:
         what = "extended.colocate_vars_with"
         if context.get_strategy() is not self.strategy:
             raise ContextError(
-                f"{what} of {self.strategy!r} was called outside its scope: inside, as variables are created there"
+                f"{what} of {self.strategy!r} was called outside its scope: call it inside, where variables are created"
             )
         if isinstance(variable, Variable):
             check_owner(variable, self.strategy, f"{what} is called on")
             return colocated(self.strategy, variable.layout, variable.describe())
         if not holds_variables(self.strategy, variable):
             raise ValueError(
-                f"{what}: expected a variable of {self.strategy!r}, or what its non_slot_devices returned; "
-                f"{variable!r} is not where it keeps its variables"
+                f"{what}: expected a variable of {self.strategy!r}, or the result of its non_slot_devices; its "
+                f"variables are not on {variable!r}"
             )
         return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
 
@@ -175,7 +175,7 @@ class Updating:
         """
         if not holds_variables(self.strategy, colocate_with):
             raise ValueError(
-                "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
+                "extended.update_non_slot(colocate_with, fn): expected the result of non_slot_devices, got "
                 f"{colocate_with!r}"
             )
         return self._update("extended.update_non_slot(colocate_with, fn, args)", None, fn, args, kwargs, group)

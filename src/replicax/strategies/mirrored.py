@@ -30,8 +30,8 @@ class MirroredStrategy(Strategy):
     """
 
     @keywords_renamed(
-        num_gpus="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
-        num_gpus_per_worker="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        num_gpus="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
+        num_gpus_per_worker="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
         cross_device_ops="each collective takes replicax.CommunicationOptions",
         cross_tower_ops="each collective takes replicax.CommunicationOptions",
     )

@@ -62,9 +62,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     @keywords_renamed(
-        cluster_resolver="call jax.distributed.initialize before, which knows the cluster",
+        cluster_resolver="call jax.distributed.initialize first: it finds the cluster",
         communication="communication_options=replicax.CommunicationOptions(…)",
-        num_gpus_per_worker="name this worker's devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        num_gpus_per_worker="name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
     )
     def __init__(
         self,
@@ -130,7 +130,7 @@ def _check_initialised() -> None:
         )
     if jax.default_backend() == "cpu" and jax.config.values["jax_cpu_collectives_implementation"] is None:
         raise RuntimeError(
-            "JAX has made CPU devices that can't reach other processes': at the top of the program, call "
+            "JAX has made CPU devices that can't reach those of other processes: at the top of the program, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo')"
         )
 

@@ -48,7 +48,7 @@ class TPUStrategy(Strategy):
 
     @keywords_renamed(
         experimental_device_assignment="device_assignment",
-        num_cores="which cores there are the resolver says, and which are used device_assignment",
+        num_cores="the resolver finds the cores; choose among them by device_assignment",
         steps_per_run="strategy.run_steps takes the number of steps",
     )
     def __init__(

@@ -35,7 +35,7 @@ def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
     if unknown:
         raise TypeError(
             f"apply_gradients: the transformation takes no argument {', '.join(map(repr, unknown))}; its update takes "
-            f"{', '.join(parameters)}. (optax.with_extra_args_support makes one that ignores what it does not know.)"
+            f"{', '.join(parameters)}. (optax.with_extra_args_support makes one that ignores unknown arguments.)"
         )
 
 
@@ -76,8 +76,8 @@ def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locali
     if aggregate and name in SHARES:
         return frozenset({R}), (
             f"apply_gradients: {where} has been all-reduced, and is already the same on every replica, so summing it "
-            f"with the gradients would count it once for every replica: pass this replica's own, or pass "
-            "aggregate=False and gradients that have been reduced, too"
+            f"with the gradients would count it once for every replica: pass this replica's own value, or pass "
+            "aggregate=False and gradients that are reduced, too"
         )
     return frozenset({T}), (
         f"apply_gradients: {where} differs between replicas, which would then change the variables in different ways: "
@@ -102,10 +102,10 @@ def of_parameters(
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:
-        problem = "has been all-reduced: return this replica's share, which is summed, as is its gradient"
+        problem = "has been all-reduced: return this replica's share; the shares are summed, and so are their gradients"
     else:
         problem = (
-            "differs between replicas, or has been all-reduced, so that its gradient would be another: pass "
+            "differs between replicas, or has been all-reduced, so its gradient would be wrong: pass "
             "aggregate=True, and return this replica's share"
         )
 
@@ -116,12 +116,12 @@ def of_parameters(
         if store.written:
             raise TraceError(
                 f"apply_gradients: {name} assigns {next(iter(store.written)).describe()}, but the transformation may "
-                "call it any number of times, with parameters that it only tries. Assign outside."
+                "call it any number of times, with trial parameters. Assign outside of it."
             )
         leaves, shape = jax.tree_util.tree_flatten(result)
-        text = f"apply_gradients: what {name} returns {problem}"
+        text = f"apply_gradients: the result of {name} {problem}"
         leaves = [
-            outer.expect([as_array(leaf, f"apply_gradients: what {name} returns")], refused, text)[0] for leaf in leaves
+            outer.expect([as_array(leaf, f"apply_gradients: result of {name}")], refused, text)[0] for leaf in leaves
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 

@@ -54,7 +54,7 @@ def compute_average_loss(
     if losses.ndim == 0:
         raise ValueError(
             "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
-            "Don't take the mean before: that is what this function is for."
+            "Don't take the mean first: this function takes it."
         )
     if sample_weight is not None:
         weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
@@ -71,7 +71,7 @@ def compute_average_loss(
             raise ValueError(
                 f"compute_average_loss: the batch is padded to {rows} rows, so per_example_loss must have an entry for "
                 f"each of them, got shape {losses.shape}: padding could not be left out. Reduce within each example "
-                "first, and not over several."
+                "only, not over several."
             )
         # Selected, not multiplied: the loss of padding may be infinite.
         losses = jnp.where(along_rows(examples.mask, losses), losses, jnp.zeros_like(losses))
@@ -81,7 +81,7 @@ def compute_average_loss(
         global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif not _is_size(global_batch_size):
         raise TypeError(
-            f"compute_average_loss: global_batch_size must be an int, or an array of one, got {global_batch_size!r}"
+            f"compute_average_loss: global_batch_size must be an int, or a scalar array, got {global_batch_size!r}"
         )
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
@@ -140,6 +140,6 @@ def _replica(what: str) -> context.ReplicaContext:
     replica = context.get_replica_context()
     if replica is None:
         raise ContextError(
-            f"replicax.{what} computes one replica's share: call it inside the step, not across replicas"
+            f"replicax.{what} computes one replica's share: call it inside a step, not in cross-replica context"
         )
     return replica

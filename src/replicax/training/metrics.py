@@ -62,8 +62,8 @@ class Mean:
         replica = context.get_replica_context()
         if replica is None or replica.strategy is not self._total.strategy:
             raise ContextError(
-                f"{type(self).__name__}.update adds one replica's values: call it inside the step, which must be one "
-                f"of {self._total.strategy!r}, in whose scope the metric was created"
+                f"{type(self).__name__}.update adds one replica's values: call it inside a step of "
+                f"{self._total.strategy!r}, in whose scope the metric was created"
             )
         if jnp.iscomplexobj(values):
             raise ValueError(f"{type(self).__name__}.update: values must be real, got {values!r}")
@@ -196,4 +196,4 @@ class Accuracy(Mean):
 
 def _check_outside(method: str) -> None:
     if context.in_step():
-        raise ContextError(f"{method} was called inside a step: a replica knows its own sums only. Call it outside.")
+        raise ContextError(f"{method} was called inside a step: each replica has its own sums only. Call it outside.")

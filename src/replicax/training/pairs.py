@@ -25,16 +25,16 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     for i, pair in enumerate(grads_and_vars):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
-                f"{what}: entry {i} is {pair!r}, and no pair (gradient, variable): pass zip(gradients, variables)"
+                f"{what}: entry {i} must be a pair (gradient, variable), got {pair!r}: pass zip(gradients, variables)"
             )
         gradient, variable = pair
         if not isinstance(variable, Variable):
             if isinstance(gradient, Variable):
                 raise TypeError(
-                    f"{what}: entry {i} is the pair of {gradient.describe()} and {variable!r}, the wrong way round: "
+                    f"{what}: entry {i} has {gradient.describe()} first and {variable!r} second, the wrong way round: "
                     "the gradient comes first"
                 )
-            raise TypeError(f"{what}: entry {i} has {variable!r} where its variable should be")
+            raise TypeError(f"{what}: the second part of entry {i} must be a variable, got {variable!r}")
         if gradient is not None and not is_slices(gradient):
             check_numbers(gradient, f"{what}: the gradient of {variable.describe()}")
         pairs.append((gradient, variable))

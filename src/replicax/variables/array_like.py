@@ -60,7 +60,7 @@ class ArrayLike(Opaque, abc.ABC):
         if name.startswith("_") or name in {"slot", "strategy"}:
             raise AttributeError(name)
         if not hasattr(jax.Array, name):
-            otherwise = f"a Variable has no attribute {name!r}, nor has an array"
+            otherwise = f"a Variable has no attribute {name!r}, and neither has an array"
             raise missing(self, name, otherwise)
         return getattr(self.read_value(), name)
 

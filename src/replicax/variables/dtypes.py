@@ -40,7 +40,7 @@ def check_there(dtype: Any, what: Callable[[], str]) -> None:
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(
             f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers have been switched off since it "
-            "was made: leave jax_enable_x64 as it was, from the start of the program to its end"
+            "was made: don't change jax_enable_x64 while the program runs"
         )
 
 

@@ -169,7 +169,10 @@ def on_logical_device(layout: Layout, logical_device: int) -> Layout:
       PlacementError: the variable is split over the logical devices, or is on one device for all replicas.
     """
     if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
-        raise PlacementError("what is split over the logical devices, or on a device for all, can't be on one of each")
+        raise PlacementError(
+            "a variable that is split over the logical devices, or is on one device for all replicas, can't be on one "
+            "logical device of each replica"
+        )
     return dataclasses.replace(layout, logical_device=logical_device)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from replicax.variables.storage import Slot
 
 DELETED = (
-    "the array that its .value gave out has been deleted, by .delete() or because it was donated to a function "
+    "the array of its .value has been deleted, by .delete() or because it was donated to a function "
     "(jax.jit with donate_argnums); pass a copy of it (jnp.copy) to such a function"
 )
 
@@ -35,8 +35,8 @@ class LostArray:
     def error(self, what: str) -> VariableLostError:
         """The error to raise when the value of ``what`` is read."""
         error = VariableLostError(
-            f"{what} has no value any more: {self.reason}. Assign it a new one, such as that of the last checkpoint; "
-            "then it is as good as new."
+            f"{what} has no value any more: {self.reason}. Assign it a new value, for example that of the last "
+            "checkpoint; then it works again."
         )
         error.__cause__ = self.cause
         return error

@@ -100,8 +100,8 @@ def check_agreed(variable: Variable, value: Any) -> None:
     differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
     if differing is not None:
         raise LocalityError(
-            f"{variable.describe()} was assigned a value of this worker's, and worker {differing[1]} has another than "
-            "worker 0. All workers must assign the same: reduce what differs, or assign it inside a step."
+            f"{variable.describe()} was assigned a plain value, which must be the same on all workers, but worker "
+            f"{differing[1]} has another than worker 0. Reduce the value first, or assign it inside a step."
         )
 
 

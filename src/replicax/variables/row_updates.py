@@ -56,8 +56,8 @@ class RowUpdates:
         """
         if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self.is_on_read:
             raise ValueError(
-                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, as a replica "
-                "need not set all of them; use scatter_add, or aggregation 'only_first_replica'"
+                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, because only "
+                "some replicas may set a row; use scatter_add, or aggregation 'only_first_replica'"
             )
         return self._scatter(slices, lambda value, s: value.at[s.indices].set(s.values), "scatter_update")
 
@@ -78,6 +78,8 @@ class RowUpdates:
         if self._in_replica():
             slices = self._combined(slices)
         elif self.is_stacked:
-            raise ValueError(f"{self.describe()}: {method} from across would change every copy; call it inside a step")
+            raise ValueError(
+                f"{self.describe()}: {method} in cross-replica context would change every copy; call it inside a step"
+            )
         variable: Any = self
         return self._write(change(current_store().read(variable), slices))

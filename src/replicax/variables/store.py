@@ -74,7 +74,7 @@ class ConcreteStore:
         if staging is not None and not self._frozen:
             raise TraceError(
                 f"{variable.describe()} was read inside jax.{_jax.traced_for(staging)}, outside a step: its present "
-                "value would be frozen into a program that JAX keeps. Run the whole function with strategy.run "
+                "value would become a constant of a program that JAX keeps. Run the whole function with strategy.run "
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
@@ -217,10 +217,10 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
     inside = f"inside jax.{what}" if what else "inside a raw JAX transformation (jax.grad, jax.vmap, …)"
     if what == "jit":
         raise TraceError(
-            f"{variable.describe()} was written {inside}, out of which the written value can't come. strategy.run "
+            f"{variable.describe()} was written {inside}, where the written value can't leave. strategy.run "
             "compiles the whole step: leave jax.jit out, and outside a step run the function with strategy.run "
-            "(outside every scope: replicax.get_strategy().run). Of a jitted helper inside a step return the new value "
-            "and assign it afterwards."
+            "(outside every scope: replicax.get_strategy().run). From a jitted helper inside a step, return the new "
+            "value and assign it afterwards."
         )
     raise TraceError(
         f"{variable.describe()} was written {inside}, where the written value can't leave. For gradients use "

@@ -116,7 +116,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         validate_shape="leave it out: a variable keeps its shape",
         caching_device="leave it out: programs keep what they read",
         collections="keep variables in a pytree of your own",
-        constraint="assign what the constraint makes of the value, after the update",
+        constraint="after the update, assign the constrained value",
         shape="give initial_value that shape",
     )
     def __init__(
@@ -148,8 +148,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         if self.is_on_read and partitioner is not None:
             raise ValueError(
-                f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
-                "own; use Variable without a partitioner, or synchronization='on_write'"
+                f"variable {self.name!r}: an on-read variable can't be split, because each replica has its own "
+                "value; use Variable without a partitioner, or synchronization='on_write'"
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
         self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
@@ -375,7 +375,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             return self._write(change(store.read(self), delta))
         if self.aggregation is Aggregation.SUM:
             raise ValueError(
-                f"{self.describe()}: {method} from across would not say which replica's copy should change; call it "
+                f"{self.describe()}: {method} in cross-replica context does not say which copy to change; call it "
                 "inside a step, or use assign"
             )
         if context.in_cross_replica_context() and _jax.current_trace() is not _jax.eval_trace():

@@ -36,7 +36,7 @@ class NotOneProgramError(ValueError):
     """The components of a ``PerReplica`` argument differ so that the step can't be one compiled program."""
 
 
-_AS_IT_IS = "RunOptions(executor='per_replica') runs it as it is."
+_AS_IT_IS = "RunOptions(executor='per_replica') runs it as plain Python."
 
 
 def not_one_program(name: str, why: str) -> NotOneProgramError:
@@ -104,8 +104,8 @@ class Arguments:
                     dtype = leaf.dtype
                 if dtype.kind in "OSUMm":
                     raise TypeError(
-                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, and none of numbers: "
-                        "pass numbers (ids, say), or capture the array in the step, where it is a Python object"
+                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, not of numbers: "
+                        "pass numbers, such as ids, or capture the array in the step, where it is a Python object"
                     )
                 if dtype != leaf.dtype:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
@@ -129,7 +129,7 @@ class Arguments:
         if self.mask is not None:
             if self.is_uneven:
                 raise NotOneProgramError(
-                    "some arguments are padded and others differ in size between replicas, which is not one compiled "
+                    "some arguments are padded and others differ in size between replicas, which can't be one compiled "
                     f"program. {_AS_IT_IS}"
                 )
             self.arrays += [self.mask.array, self.mask.count]
