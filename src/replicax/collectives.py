@@ -94,7 +94,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
 
 
 def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """The sum of each array over the replicas, of which there are several."""
+    """The sum of each array over the replicas; for several replicas only."""
     return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
 
 

@@ -32,7 +32,7 @@ Options = CommunicationOptions | None
 
 
 class SingleReplica:
-    """The communicator of a replica that is alone: every collective returns what it was given."""
+    """The communicator of a replica that is alone: every collective returns its operand."""
 
     examples = None
 

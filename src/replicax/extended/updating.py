@@ -100,7 +100,7 @@ class Updating:
                 f"{what}: expected a variable of {self.strategy!r}, or the result of its non_slot_devices; its "
                 f"variables are not on {variable!r}"
             )
-        return colocated(self.strategy, self.default_layout, "what belongs to no other variable")
+        return colocated(self.strategy, self.default_layout, "a non-slot variable")
 
     @keywords_renamed(grouped="group")
     @_jax.outside_meshes

@@ -159,7 +159,7 @@ class Accuracy(Mean):
         Args:
           labels: ``[batch, …]``, the classes, integers.
           predictions: classes, or scores; see the table of the class.
-          sample_weight: as in :meth:`Mean.update`, also for what it raises.
+          sample_weight: as in :meth:`Mean.update`, also for the errors.
 
         Raises:
           ValueError: the shapes of ``labels`` and ``predictions`` don't fit; or labels may be one-hot or not, and no

@@ -10,7 +10,7 @@ from replicax.variables.variable import Variable
 
 
 class ShardedVariable(Variable):
-    """A variable of which each replica holds a piece.
+    """A variable split over the replicas: each has a piece.
 
     A step uses it like any other variable, with the same value on all replicas. Each operation that needs the whole
     value gathers it, and frees it afterwards. Elementwise operations run on the pieces. Its

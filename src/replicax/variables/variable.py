@@ -202,7 +202,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         self._aval = jax.ShapeDtypeStruct(shape, dtype)
         self.layout = layout_for(self, *self._wishes) if layout is None else layout
 
-    # --- what it is -------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
