@@ -95,7 +95,7 @@ def test_scope_inside_a_step(pair: replicax.Strategy) -> None:
     ],
 )
 def test_cross_replica_calls_inside_a_step(pair: replicax.Strategy, call) -> None:
-    with pytest.raises(replicax.ContextError, match="inside one. Inside a step use .*merge_call"):
+    with pytest.raises(replicax.ContextError, match="inside a replica. Inside a step use .*merge_call"):
         pair.run(lambda x: call(pair, x), args=(1.0,))
 
 

@@ -263,7 +263,7 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
     [
         (lambda e, v: e.update(3, lambda v: v), TypeError, "expected a Variable, got 3"),
         (lambda e, v: e.update(v, lambda v: v), replicax.ContextError, "belongs to"),
-        (lambda e, v: e.update_non_slot(["cpu:6"], lambda: 1), ValueError, "expected what non_slot_devices returned"),
+        (lambda e, v: e.update_non_slot(["cpu:6"], lambda: 1), ValueError, "expected the result of non_slot_devices"),
         (lambda e, v: e.non_slot_devices([v]), replicax.ContextError, "belongs to"),
         (lambda e, v: e.non_slot_devices(v), TypeError, r"expected a list of variables, got .*of one: \[v\]"),
         (lambda e, v: e.non_slot_devices([3]), TypeError, "expected variables, got 3"),
@@ -284,7 +284,7 @@ def test_inside_a_replica_they_say_where_to_go(pair, method) -> None:
         "update": lambda e, x: e.update(v, lambda v: v),
         "update_non_slot": lambda e, x: e.update_non_slot(None, lambda: 1),
     }
-    with pytest.raises(replicax.ContextError, match="called inside one. Inside a step use .*merge_call"):
+    with pytest.raises(replicax.ContextError, match="called inside a replica. Inside a step use .*merge_call"):
         pair.run(lambda x: calls[method](pair.extended, x), args=(ids(pair),))
 
 
@@ -373,7 +373,7 @@ def test_colocating_in_the_wrong_place(pair) -> None:
     with pytest.raises(replicax.ContextError, match="colocate_vars_with of .* was called outside its scope"):
         pair.extended.colocate_vars_with(v)
     with pair.scope():
-        with pytest.raises(ValueError, match="cpu:7' is not where it keeps its variables"):
+        with pytest.raises(ValueError, match="its variables are not on .*cpu:7'"):
             pair.extended.colocate_vars_with("cpu:7")
         with pytest.raises(ValueError, match="create it outside"), pair.extended.colocate_vars_with(v):
             replicax.ShardedVariable(jnp.zeros((4, 4)))

@@ -151,7 +151,7 @@ def test_on_read_each_replica_changes_its_own_copy() -> None:
     for replica, copy in enumerate(strategy.local_results(table)):
         values, indices = rows_of(replica)
         assert copy[indices[-1]].tolist() == values[-1].tolist()
-    with pytest.raises(ValueError, match="scatter_add from across would change every copy; call it inside a step"):
+    with pytest.raises(ValueError, match="scatter_add in cross-replica context would change every copy; call it"):
         table.scatter_add(IndexedSlices(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32), SHAPE))
 
 
@@ -271,7 +271,7 @@ def test_a_row_out_of_range_is_refused_where_it_is_known(strategy) -> None:
         table = replicax.Variable(np.ones((5, 2), np.float32), name="table")
     ran = []
     for index in (99, 5, -6):
-        problem = rf"the index {index} at \[1\] is no row of an array of shape \(5, 2\), which has the rows 0 to 4"
+        problem = rf"the index {index} at \[1\] is out of range for an array of shape \(5, 2\), .* the rows 0 to 4"
         for indices in ([0, index], np.array([0, index])):
             with pytest.raises(ValueError, match="IndexedSlices: " + problem):
                 replicax.IndexedSlices(jnp.ones((2, 2)), indices, (5, 2))
@@ -286,7 +286,7 @@ def test_a_row_out_of_range_is_refused_where_it_is_known(strategy) -> None:
         def step(index=index):
             ran.append(table.scatter_add(replicax.IndexedSlices(jnp.ones((1, 2)), np.array([index]), table.shape)))
 
-        with pytest.raises(ValueError, match=rf"IndexedSlices: the index {index} at \[0\] is no row"):
+        with pytest.raises(ValueError, match=rf"IndexedSlices: the index {index} at \[0\] is out of range"):
             strategy.run(step)
     assert not ran
     np.testing.assert_array_equal(table.numpy(), np.ones((5, 2)))

@@ -48,7 +48,7 @@ def test_names_that_never_were(owners) -> None:
     for kind in ("replicax", "Strategy", "StrategyExtended", "ReplicaContext", "MultiStepContext", "Aggregation"):
         with pytest.raises(AttributeError, match="no attribute 'never_was'$"):
             owners[kind].never_was  # noqa: B018
-    with pytest.raises(AttributeError, match="a Variable has no attribute 'never_was', nor has an array"):
+    with pytest.raises(AttributeError, match="a Variable has no attribute 'never_was', and neither has an array"):
         owners["Variable"].never_was  # noqa: B018
 
 

@@ -1,9 +1,9 @@
 """Collectives over the replicas, as plain functions of one replica's values.
 
-They are meant for code that runs inside the mesh's replica axis. Many small arrays are packed into one buffer
-first: a backend that pays per array (XLA on CPU: 16.7 ms for 100 arrays of 4 KiB on 8 devices) pays once then
-(2.7 ms), while large arrays are handed over as they are, because copying them costs more than it saves. XLA
-combines what remains into a single all-reduce. Measured by ``benchmarks/packing.py``.
+They are for code that runs inside the mesh's replica axis. Many small arrays are packed into one buffer first,
+because some backends take time for each array (XLA on CPU: 16.7 ms for 100 arrays of 4 KiB on 8 devices, and 2.7 ms
+when they are packed). Large arrays are not packed, because copying them costs more than it saves. XLA combines the
+buffers and the large arrays into a single all-reduce. Measured by ``benchmarks/packing.py``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from replicax.devices.host_values import as_array
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh
 
 alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
-"""What a sum is with a single replica: nothing, but its result counts as reduced all the same."""
+"""The sum over a single replica: its operands, whose locality becomes R (reduced)."""
 
 gathered_p = _jax.identity_primitive("replicax_gathered", of_tangents=True)
-"""What the replicas have put together counts as reduced; what goes back from it to one of them does not."""
+"""Marks a value gathered from all replicas: its locality is R (reduced); that of its cotangent is not."""
 
 share_p = _jax.identity_primitive("replicax_share")
-"""A replica's share of something counts as its own (T), even if all shares happen to be equal."""
+"""Marks a replica's share of a value: its locality is T, even if all shares happen to be equal."""
 
 COMBINED = "a value to combine over the replicas"
-"""What such a value is called in a message that knows no better."""
+"""The name of a value in a message, where no better name is known."""
 
 PACK_LIMIT = 64 * 1024
 """Arrays of at most this many bytes are packed before an all-reduce."""
@@ -57,7 +57,7 @@ class ReduceOp(enum.Enum):
     SUM = "sum"
     """Add up."""
     MEAN = "mean"
-    """Add up, and divide by how many there are. Integers become floats, as in ``jnp.mean``."""
+    """Add up, and divide by the number of values. Integers become floats, as in ``jnp.mean``."""
 
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
@@ -77,10 +77,10 @@ class ReduceOp(enum.Enum):
 
 
 def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """Combine each array with its namesakes on all replicas; every replica gets the results.
+    """Combine each array with the same array of all replicas; every replica gets the results.
 
-    One fused all-reduce, whatever the number of arrays. Gradient: each replica differentiates its own loss, so
-    the gradient of SUM is SUM and that of MEAN is MEAN.
+    One fused all-reduce for any number of arrays. Gradient: each replica differentiates its own loss, so
+    the gradient of SUM is SUM, and the gradient of MEAN is MEAN.
 
     Args:
       op: SUM or MEAN.
@@ -94,17 +94,17 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
 
 
 def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """The sum of each array over the replicas, of which there are several."""
+    """The sum of each array over the replicas; for several replicas only."""
     return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
 
 
 def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
-    """What :data:`all_reduce_p` compiles to."""
+    """The compiled form of :data:`all_reduce_p`."""
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
-    # Of nothing there is nothing to send, and some compilers fail where they are asked to.
+    # Empty arrays are left out: there is nothing to send, and some compilers fail on them.
     for group in _groups([a for a in arrays if a.size], options.bytes_per_pack):
-        if results:  # so that XLA does not join what is to stay apart
+        if results:  # so that XLA does not merge the groups
             group = [after(group[0], results[-1]), *group[1:]]
         ring = options.implementation is CommunicationImplementation.RING
         results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums)
@@ -126,13 +126,13 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
 
 
 def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
-    """Which arrays to concatenate: those of a dtype that have at most ``limit`` bytes, if there are several.
+    """Which arrays to concatenate: for each dtype those of at most ``limit`` bytes, if there are several.
 
-    None of them if a replica has several logical devices: an array that is split over these would have to be
-    brought together first.
+    If a replica has several logical devices, none are concatenated: an array split over these would have to be
+    gathered first.
 
     Returns:
-      The positions of the members of each pack, and those of the arrays that go as they are.
+      The positions of the members of each pack, and the positions of the arrays that are not packed.
     """
     if in_logical_mesh():
         return [], list(range(len(arrays)))
@@ -154,7 +154,7 @@ def _packed_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[Any]], limit: float) -> list[jax.Array]:
-    """``summed_up`` of ``arrays``, where those of at most ``limit`` bytes are concatenated for the time being."""
+    """``summed_up`` of ``arrays``, with those of at most ``limit`` bytes concatenated before and split up after."""
     groups, whole = packs(arrays, limit)
     buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
     summed = summed_up([*buffers, *(arrays[i] for i in whole)])
@@ -173,15 +173,15 @@ def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[A
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
 """``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
 
-It becomes what it compiles to only when the whole program is known: a sum of which a replica needs only a piece is
-a reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
+It is lowered only when the whole program is known: if a replica needs only a piece of the sum, it becomes a
+reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
 """
 
 
 def all_gather(array: Any, axis: int, options: CommunicationOptions | None = None) -> jax.Array:
     """Concatenate the replicas' arrays along ``axis``; every replica gets the whole.
 
-    One all-gather. Gradient: the slice that this replica put in, summed over all replicas' losses.
+    One all-gather. Gradient: the slice at this replica's place, summed over all replicas' losses.
 
     Args:
       array: this replica's array ``[…, k, …]``; the result is ``[…, n·k, …]``.
@@ -195,7 +195,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
     array = as_array(array, COMBINED)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
     size = lax.axis_size(REPLICA_AXIS)
-    if array.size == 0:  # XLA has no collectives of nothing
+    if array.size == 0:  # XLA has no collectives of empty arrays
         shape = (*array.shape[:axis], size * array.shape[axis], *array.shape[axis + 1 :])
         return gathered_p.bind(jnp.zeros(shape, array.dtype))[0]
     if size == 1:
@@ -208,7 +208,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
     if options == CommunicationOptions():
         return gather([array])[0]
-    # What a ring makes out of what the neighbours send is the same everywhere, as no pass could tell.
+    # The result of a ring is the same on every replica, but no pass could infer that: so it is marked.
     return gathered_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
 
 
@@ -237,10 +237,10 @@ def divide(total: jax.Array, count: Any) -> jax.Array:
 
 
 def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
-    """``axis`` as an int, a tuple of ints or ``None``, from what counts as such.
+    """``axis`` as an int, a tuple of ints or ``None``.
 
     Raises:
-      ValueError: it is something else.
+      ValueError: it can't be converted to one of these.
     """
     if axis is None:
         return None
@@ -289,11 +289,11 @@ def countable(array: jax.Array) -> jax.Array:
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
-# --- a replica's way to the others ----------------------------------------------------------------------
+# --- how one replica reaches the others -----------------------------------------------------------------
 
 
 class ReplicaExamples(NamedTuple):
-    """What one replica knows of a padded batch."""
+    """The examples of a padded batch, inside a step."""
 
     mask: Any
     """Which of its rows are examples: bool ``[rows]``, T."""
@@ -302,7 +302,7 @@ class ReplicaExamples(NamedTuple):
 
 
 class Communicator(Protocol):
-    """How one replica reaches the others. Each executor brings its own."""
+    """How one replica reaches the others. Each executor has its own."""
 
     @property
     def examples(self) -> ReplicaExamples | None:
@@ -312,7 +312,7 @@ class Communicator(Protocol):
         """This replica's number: an int32 scalar of locality T, or an int."""
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
-        """Combine each array with its namesakes on all replicas."""
+        """Combine each array with the same array of all replicas."""
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' arrays along ``axis``."""
@@ -321,16 +321,17 @@ class Communicator(Protocol):
         """Replica 0's array."""
 
     def add_up(self, count: int) -> int:
-        """The sum of the replicas' counts, such as the sizes of their batches; it costs a compiled step nothing."""
+        """The sum of the replicas' counts, such as the sizes of their batches; a compiled step needs no collective."""
 
     def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
-        """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool that is known before it runs.
+        """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool, known before the step runs.
 
-        An error if that can't be told, which names ``what`` wants to know; or, if they do, with the text ``refused``.
+        If it can't be known, that is an error, which names the caller ``what``. With ``refused``, it is an error with
+        this text if they do.
         """
 
     def components(self, value: Any) -> Sequence[Any]:
         """Every replica's value, in the order of the replicas."""
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``fn(*args, **kwargs)``, which acts across, once for all replicas."""
+        """Call ``fn(*args, **kwargs)`` in cross-replica context, once for all replicas."""

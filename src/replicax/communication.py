@@ -1,4 +1,4 @@
-"""How replicas talk to each other: options of collectives, a ring, and a watch over who has come."""
+"""Communication between replicas: options of collectives, a ring, and a watch for replicas that don't come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replicax.enums import parse_enum
 
 
 class CommunicationImplementation(enum.Enum):
-    """What carries a collective out.
+    """The implementation of a collective.
 
     >>> import replicax
     >>> replicax.CommunicationImplementation("ring")
@@ -29,12 +29,12 @@ class CommunicationImplementation(enum.Enum):
     """
 
     AUTO = "auto"
-    """What XLA has for the devices."""
+    """XLA's own implementation for the devices."""
     RING = "ring"
-    """Each replica sends to its neighbour only, in ``2 (n - 1)`` rounds for a sum; the result is the same to the bit
-    on every replica and in every run."""
+    """Each replica sends to its neighbour only, in ``2 (n - 1)`` rounds for a sum over n replicas. The result is the
+    same to the bit on every replica and in every run."""
     NCCL = "nccl"
-    """NVIDIA's library, through which XLA talks between GPUs; an error on other devices."""
+    """NVIDIA's library, which XLA uses between GPUs; an error on other devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +42,13 @@ class CommunicationOptions:
     """Options of a collective.
 
     Attributes:
-      bytes_per_pack: the most that one all-reduce may carry; several are made one after the other, so that the first
-        can start while the last arrays are still being computed. An array that is larger goes alone. 0: all
-        arrays in one. Gathers go array by array, whatever this says.
-      timeout_seconds: how long a replica may wait in this collective for the others, before an error names those
-        that are missing; ``None`` for ever. A compiled step with such a collective is watched, which costs two
-        calls of the host in each, and ``run`` returns when it is done. With several workers it takes up to twice the
-        time until all have noticed. After the error the variables that the step
-        was to write are lost, and the devices may stay busy.
+      bytes_per_pack: the largest number of bytes in one all-reduce. If there are more, several all-reduces run one
+        after the other, so that the first can start while the last arrays are still being computed. A larger array has
+        an all-reduce of its own. 0: one all-reduce for all arrays. It does not matter for gathers, one for each array.
+      timeout_seconds: how many seconds a replica may wait in this collective for the others, before an error names the
+        missing replicas; ``None`` for ever. A timeout takes two host callbacks in each collective, and ``run`` waits
+        until the step has ended. With several workers it takes up to twice the time until all have noticed. After the
+        error the variables that the step writes are lost, and the devices may stay busy.
       implementation: ``"auto"``, ``"ring"``, ``"nccl"`` or a :class:`CommunicationImplementation`.
 
     Raises:
@@ -80,10 +79,10 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def check(self, platform: str, what: str) -> None:
-        """Raise unless devices of ``platform`` can do what is asked for.
+        """Raise unless devices of ``platform`` support these options.
 
         Raises:
-          ValueError: they are no GPUs, and NCCL is asked for.
+          ValueError: NCCL is asked for, and the devices are not GPUs.
         """
         if self.implementation is CommunicationImplementation.NCCL and platform not in ("gpu", "cuda"):
             raise ValueError(
@@ -92,10 +91,10 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any, platform: str, what: str) -> CommunicationOptions | None:
-    """``options``, if they are such and ``platform`` has what they ask for.
+    """``options``, if they are of the right type and ``platform`` supports them.
 
     Raises:
-      TypeError: they are something else.
+      TypeError: they are of another type.
       ValueError: see :meth:`CommunicationOptions.check`.
     """
     if options is None:
@@ -109,7 +108,7 @@ def checked_options(options: Any, platform: str, what: str) -> CommunicationOpti
 def after(array: Any, token: Any) -> Any:
     """``array``, but not before ``token``, which is not empty, has been computed."""
     array, token = lax.optimization_barrier((array, token))
-    # XLA on CPU forgets barriers half-way. There, a choice that always falls the same way, as no compiler knows.
+    # XLA on CPU drops barriers on the way. There, use a choice that is always the same, which no compiler knows.
     return lax.platform_dependent(
         array,
         jnp.real(token.reshape(-1)[0]).astype(jnp.float32),
@@ -122,7 +121,7 @@ def after(array: Any, token: Any) -> Any:
 
 
 def ring_sum(array: Any) -> Any:
-    """The sum of the replicas' arrays: each passes partial sums of a part of it to its neighbour, and then totals."""
+    """The sum of the replicas' arrays: each replica passes partial sums of a part to its neighbour, then the totals."""
     n, mine = lax.axis_size(REPLICA_AXIS), lax.axis_index(REPLICA_AXIS)
     flat = array.reshape(-1)
     part = -(-flat.size // n)
@@ -137,18 +136,18 @@ def ring_sum(array: Any) -> Any:
 
 
 def ring_gather(array: Any, axis: int) -> Any:
-    """The replicas' arrays, one after the other along ``axis``; each passes on what it gets."""
+    """The replicas' arrays, one after the other along ``axis``; each replica passes on the parts that it receives."""
     n = lax.axis_size(REPLICA_AXIS)
     parts = _around(array, lax.axis_index(REPLICA_AXIS), n)
     return jnp.concatenate([parts[i] for i in range(n)], axis)
 
 
 def _around(part: Any, position: Any, n: int) -> Any:
-    """``[n, *shape]``: every replica's part, at the position that it says."""
+    """``[n, *shape]``: every replica's part, at its position."""
 
     def step(_: Any, state: Any) -> Any:
         parts, part, position = state
-        part, position = _to_neighbour(part), (position - 1) % n  # what a neighbour has is one place before
+        part, position = _to_neighbour(part), (position - 1) % n  # a neighbour's part is one place before
         return parts.at[position].set(part), part, position
 
     start = jnp.zeros((n, *part.shape), part.dtype).at[position].set(part)
@@ -161,7 +160,7 @@ def _to_neighbour(array: Any) -> Any:
     return lax.ppermute(array, REPLICA_AXIS, [(i, (i + 1) % n) for i in range(n)])
 
 
-# --- who has come ---------------------------------------------------------------------------------------
+# --- replicas that don't come ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +169,9 @@ class Late:
 
     Attributes:
       timeout: how many seconds they had.
-      number: which of the step's collectives it is.
-      arrived: to how many collectives each replica has come.
-      waiting: the replicas that wait in one.
+      number: of the collective, among those of the step.
+      arrived: how many collectives each replica has reached.
+      waiting: the replicas that wait in a collective.
     """
 
     timeout: float
@@ -181,7 +180,7 @@ class Late:
     waiting: tuple[int, ...]
 
     def joined(self, others: Sequence[Late]) -> Late:
-        """The same, with what other workers know of their replicas."""
+        """The same, with the replicas of other workers."""
         arrived = dict(pair for late in others for pair in late.arrived.items())
         return dataclasses.replace(
             self, arrived=arrived, waiting=tuple(replica for late in others for replica in late.waiting)
@@ -196,32 +195,32 @@ class Late:
 
 
 class Watch:
-    """Knows which replicas wait in a watched collective, and since when; one program runs watched at a time."""
+    """Records which replicas wait in a watched collective, and since when; one watched program runs at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.start(())
 
     def start(self, replicas: Sequence[int]) -> None:
-        """A program in which these replicas take part, this worker's, is about to run."""
+        """A program is about to run on these replicas of this worker."""
         with self._lock:
             self._arrived = dict.fromkeys(replicas, 0)
             self._waiting: dict[int, tuple[float, float]] = {}
 
     def arrive(self, replica: int, timeout: float) -> None:
-        """A replica has come to a collective, in which it may wait for so many seconds."""
+        """A replica has reached a collective, in which it may wait for ``timeout`` seconds."""
         with self._lock:
             if replica in self._arrived:
                 self._arrived[replica] += 1
                 self._waiting[replica] = time.monotonic(), timeout
 
     def leave(self, replica: int) -> None:
-        """A replica has got what it was waiting for."""
+        """A replica has the result of the collective."""
         with self._lock:
             self._waiting.pop(replica, None)
 
     def overdue(self) -> Late | None:
-        """What is known, if somebody has waited for too long."""
+        """The collective in which a replica has waited for too long, if there is one."""
         with self._lock:
             now = time.monotonic()
             for replica, (since, timeout) in self._waiting.items():
@@ -234,7 +233,7 @@ watch = Watch()
 
 
 def watched(arrays: Sequence[Any], timeout: float | None, collective: Any) -> list[Any]:
-    """``collective(arrays)``; with a timeout, the :data:`watch` is told who comes and who leaves."""
+    """``collective(arrays)``; with a timeout, each replica tells the :data:`watch` when it comes and leaves."""
     if timeout is None or not arrays:
         return list(collective(arrays))
     zero = jax.ShapeDtypeStruct((), jnp.float32)
@@ -248,7 +247,7 @@ def watched(arrays: Sequence[Any], timeout: float | None, collective: Any) -> li
         watch.leave(int(np.ravel(r)[0]))
         return np.zeros(np.shape(r), np.float32)
 
-    # A batch comes and goes as one.
+    # Under vmap a whole batch makes one call.
     ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays), vmap_method="broadcast_all")
     results = list(collective([after(arrays[0], ready), *arrays[1:]]))
     done = jax.pure_callback(go, zero, replica, *_first_elements(results), vmap_method="broadcast_all")

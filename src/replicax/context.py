@@ -1,8 +1,8 @@
-"""Where in a distributed program we are: inside one replica, or looking across all of them.
+"""Contexts: whether code runs inside one replica, or across all replicas.
 
-Each thread has a stack of contexts. At its bottom lies the default replica context, in which code that knows
-nothing of strategies runs. ``with strategy.scope():`` pushes that strategy's cross-replica context, ``run``
-pushes a replica context, and ``merge_call`` goes from a replica context back across.
+Each thread has a stack of contexts. At its bottom is the default replica context, for code outside every strategy.
+``with strategy.scope():`` pushes that strategy's cross-replica context, ``run`` pushes a replica context, and
+``merge_call`` pushes a cross-replica context again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Options = CommunicationOptions | None
 
 
 class SingleReplica:
-    """The communicator of a replica that is alone: every collective returns what it was given."""
+    """The communicator of a replica that is alone: every collective returns its operand."""
 
     examples = None
 
@@ -66,10 +66,10 @@ class SingleReplica:
 
 
 class ReplicaContext(Renamed):
-    """One replica's view of a distributed step; get it with :func:`get_replica_context`.
+    """The context of one replica inside a step; get it with :func:`get_replica_context`.
 
-    Outside every strategy's ``run`` there is a default one with a single replica, so code that uses it works
-    everywhere.
+    Outside every strategy's ``run`` there is a default replica context with a single replica, so code that uses one
+    works everywhere.
 
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -108,9 +108,9 @@ class ReplicaContext(Renamed):
 
     @property
     def example_mask(self) -> Any:
-        """Which rows of a padded batch are examples, and no padding: bool ``[rows]``, T.
+        """Which rows of a padded batch are examples, and not padding: bool ``[rows]``, T.
 
-        ``None`` if no argument of the step is padded (see "Padded batches" in the semantics).
+        ``None`` if no argument of the step is padded (see "Padded batches" in ``docs/semantics.md``).
 
         >>> import replicax
         >>> replicax.get_replica_context().example_mask is None
@@ -123,7 +123,7 @@ class ReplicaContext(Renamed):
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.
 
-        Differentiable: each replica differentiates its own loss, so the gradient of SUM is SUM and that of
+        Differentiable: each replica differentiates its own loss, so the gradient of SUM is SUM, and the gradient of
         MEAN is MEAN. A value that is the same on all n replicas is still counted n times.
 
         Args:
@@ -132,12 +132,12 @@ class ReplicaContext(Renamed):
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree, locality M. One fused all-reduce for all its leaves, if ``options`` say nothing else; two
+          The same pytree, locality M. One fused all-reduce for all its leaves, unless ``options`` say otherwise; two
           all-gathers for each ``IndexedSlices``.
 
         Raises:
           ContextError: this is not the current replica's context.
-          TypeError, ValueError: unknown op; options that are none, or ask for what the devices don't have.
+          TypeError, ValueError: unknown op; ``options`` of another type, or not possible on these devices.
           DeadlockError: the timeout has passed, and replicas have not come.
         """
         self._check_current("all_reduce")
@@ -159,7 +159,7 @@ class ReplicaContext(Renamed):
     def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
 
-        Differentiable; the gradient is the slice that this replica put in, summed over all replicas' losses.
+        Differentiable; the gradient is the slice at this replica's place, summed over all replicas' losses.
 
         Args:
           value: a pytree of arrays of rank at least 1, each of one replica's shape ``[…, k, …]``.
@@ -167,7 +167,7 @@ class ReplicaContext(Renamed):
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree with arrays ``[…, n·k, …]``, locality M. One all-gather a leaf.
+          The same pytree with arrays ``[…, n·k, …]`` for n replicas, locality M. One all-gather for each leaf.
 
         Raises:
           ValueError: an array is a scalar, or ``axis`` is out of range.
@@ -181,16 +181,16 @@ class ReplicaContext(Renamed):
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Go across: call ``merge_fn(strategy, *args, **kwargs)`` once, in cross-replica context.
+        """Call ``merge_fn(strategy, *args, **kwargs)`` once, in cross-replica context.
 
-        Computed values among the arguments arrive as :class:`PerReplica` (bare with one replica), so
-        ``merge_fn`` can pass them to ``strategy.reduce`` and its kin; variables and Python objects arrive as
-        themselves. Of what it returns, each replica gets its own component of a ``PerReplica``, and
-        everything else as it is. In compiled code no thread waits: this is just tracing.
+        Computed values among the arguments arrive as :class:`PerReplica` (as plain arrays with one replica), so
+        ``merge_fn`` can pass them to ``strategy.reduce`` or ``strategy.gather``. Variables and Python objects arrive
+        as themselves. From the result of ``merge_fn`` each replica gets its own component of each ``PerReplica``, and
+        all other values as they are. In compiled code no thread waits: this is just tracing.
 
         Raises:
           ContextError: this is not the current replica's context.
-          TypeError: ``merge_fn`` is no function; ``args`` no tuple, or ``kwargs`` no dict.
+          TypeError: ``merge_fn`` is not a function, ``args`` not a tuple, or ``kwargs`` not a dict.
 
         Issues no collective of its own.
         """
@@ -241,7 +241,7 @@ _default: list[tuple[Callable[[], Strategy], type[Strategy]]] = []
 
 
 def register_default_strategy(factory: Callable[[], Strategy], kind: type[Strategy]) -> None:
-    """Say how the default strategy is made, and what all are; called once, by the module that defines it."""
+    """Set how the default strategy is made, and the class of all strategies; called once, by the module that has it."""
     _default[:] = [(factory, kind)]
 
 
@@ -276,7 +276,7 @@ def _leave(frame: _Frame, is_failing: bool = False) -> None:
     if frames and frames[-1] is frame:
         frames.pop()
     elif is_failing:
-        if frame in frames:  # and on top of it what an interrupt has left behind
+        if frame in frames:  # and frames above it, which an interrupt has left behind
             del frames[frames.index(frame) :]
     else:
         if frame in frames:
@@ -285,10 +285,10 @@ def _leave(frame: _Frame, is_failing: bool = False) -> None:
 
 
 class Scope(contextlib.ContextDecorator):
-    """The cross-replica context of a strategy, as users enter it: one stays in it until one leaves it.
+    """The cross-replica context of a strategy, as users enter it. It holds until it is left.
 
-    That holds for whoever calls ``strategy.scope().__enter__()``, too, and keeps nothing. (What ``contextmanager``
-    makes leaves when it is not kept.) It may be entered again, and decorate a function.
+    That is so, too, if a caller of ``strategy.scope().__enter__()`` keeps no reference to it. (A generator of
+    ``contextmanager`` would leave when it is garbage-collected.) It may be entered again, and decorate a function.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -309,9 +309,9 @@ class Scope(contextlib.ContextDecorator):
 
 
 def state_of_contexts() -> Callable[[], None]:
-    """A function that puts back which contexts this thread is in.
+    """A function that restores the contexts of this thread.
 
-    For after an exception: an interrupt may come just where a ``with`` block is entered or left, and then a context
+    It is for use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context
     stays behind.
     """
     before = list(_stack.frames)
@@ -332,7 +332,7 @@ def replica(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     return _pushed(_Frame(context._replicas, context))
 
 
-# --- what users ask -------------------------------------------------------------------------------------
+# --- for users ------------------------------------------------------------------------------------------
 
 
 def current_replicas() -> Replicas:
@@ -341,7 +341,7 @@ def current_replicas() -> Replicas:
 
 
 def get_strategy() -> Strategy:
-    """The strategy whose scope or step we are in; outside all of them, the default one.
+    """The strategy of the current scope or step; outside of both, the default strategy.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -353,7 +353,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether the current strategy is one that somebody chose, and not the default.
+    """Whether the current strategy is not the default strategy.
 
     >>> import replicax
     >>> replicax.has_strategy()
@@ -363,7 +363,7 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether we look across replicas: inside ``scope()`` or a ``merge_fn``, but not inside ``run``.
+    """Whether the caller is in cross-replica context: inside ``scope()`` or a ``merge_fn``, but not inside ``run``.
 
     >>> import replicax
     >>> replicax.in_cross_replica_context()
@@ -395,14 +395,14 @@ def is_in_replica(replicas: Replicas) -> bool:
 
 
 def set_strategy(strategy: Strategy | None) -> None:
-    """Make ``strategy`` this thread's current one, as if the rest of the program stood in its scope.
+    """Make ``strategy`` this thread's current strategy, as if the rest of the program were inside its scope.
 
     Args:
       strategy: the strategy, or ``None`` to go back to the default.
 
     Raises:
       ContextError: called inside a scope or a step.
-      TypeError: it is no strategy.
+      TypeError: it is not a strategy.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -427,7 +427,7 @@ def check_may_enter(replicas: Replicas) -> None:
     """Raise unless the cross-replica context of ``replicas`` may be entered from here.
 
     Raises:
-      ContextError: we are in a step, or in another strategy's scope.
+      ContextError: the caller is in a step, or in another strategy's scope.
     """
     frame = _stack.frames[-1] if _stack.frames else _stack.base
     if frame is None:
@@ -445,15 +445,15 @@ def check_may_enter(replicas: Replicas) -> None:
 
 
 def in_step() -> bool:
-    """Whether a step is running on this thread, be it in a ``merge_fn``."""
+    """Whether a step is running on this thread, also inside its ``merge_fn``."""
     frames = _stack.frames
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
 def is_right_across(replicas: Replicas) -> bool:
-    """Whether we are outside everything, or just inside the scope of their strategy.
+    """Whether the caller is outside every scope and step, or directly inside the scope of their strategy.
 
-    Then neither :func:`check_cross_replica` nor :func:`in_step` has anything to say; this is quicker.
+    Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is quicker.
     """
     frames = _stack.frames
     if frames:
@@ -469,7 +469,7 @@ _USE_MERGE_CALL = (
 
 
 def check_present(replicas: Replicas, what: str) -> None:
-    """Raise unless the devices of ``replicas`` are there, as ``what`` needs them.
+    """Raise unless the devices of ``replicas`` are there; ``what`` is the call that needs them.
 
     Raises:
       AbsentDeviceError: they are only described (plan mode).
@@ -487,13 +487,13 @@ def check_cross_replica(replicas: Replicas, method: str, instead: str = _USE_MER
     """Raise if ``method``, of the strategy that has ``replicas``, was called inside a step.
 
     Raises:
-      ContextError: we are inside a replica, or inside another strategy's scope.
+      ContextError: the caller is inside a replica, or inside another strategy's scope.
     """
     frame = _stack.frames[-1] if _stack.frames else _stack.base
     if frame is None or (frame is _stack.base and frame.replica is not None):
-        return  # outside everything
+        return  # outside every scope and step
     if frame.replica is not None:
-        raise ContextError(f"{method} is for all replicas at once, but was called inside one. {instead}")
+        raise ContextError(f"{method} is for cross-replica context, but was called inside a replica. {instead}")
     if frame.replicas is not replicas:
         raise ContextError(
             f"mixing different Strategy objects: {method} of {replicas!r} was called inside the scope of "

@@ -1,13 +1,14 @@
 """The named errors of Replicax.
 
 Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
-where the meaning is "this input is wrong". Everything else that Replicax raises is a plain ``ValueError``,
+where the meaning is "this input is wrong". Every other error of Replicax is a plain ``ValueError``,
 ``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was.
 
-What fails while a program runs is not Replicax's: an exception in a host callback (``jax.pure_callback``,
-``io_callback``, ``jax.debug.callback``), or a NaN that ``jax.debug_nans`` has found. It comes out of ``strategy.run``,
-and the variables have the values from before the step. Where their arrays are gone all the same, as when a device has
-run out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are assigned again.
+Two kinds of errors come while a program runs, and are not Replicax's: an exception in a host callback
+(``jax.pure_callback``, ``io_callback``, ``jax.debug.callback``), and a NaN that ``jax.debug_nans`` has found.
+``strategy.run`` raises them, and the variables have the values from before the step. If their arrays are lost, as when
+a device runs out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are assigned
+again.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class LocalityError(ValueError):
 
 
 class DeadlockError(ValueError):
-    """A collective stands where replicas could disagree on whether, or how often, it runs.
+    """A collective is inside a loop or branch, and replicas may disagree on whether, or how often, it runs.
 
-    Raised while a step is traced: some replicas would wait for ever for the others. Also raised where workers
+    Raised while a step is traced: some replicas would wait for ever for the others. Also raised if workers
     (processes) don't do the same, or don't come in time.
     """
 
@@ -37,55 +38,55 @@ class DeadlockError(ValueError):
 class PlacementError(ValueError):
     """An operation can't be placed on a logical device.
 
-    Raised while a step is traced, for example when an operation has operands on two of them, and would need a copy that
-    nobody has asked for (see :meth:`replicax.Strategy.assign_to_logical_device`).
+    Raised while a step is traced, for example when an operation has operands on two of them: nothing is copied unless
+    the step says so (see :meth:`replicax.Strategy.assign_to_logical_device`).
     """
 
 
 class ContextError(RuntimeError):
     """A function was called in the wrong context, or contexts were left in the wrong order.
 
-    For example ``strategy.run`` inside a replica, or ``strategy.reduce`` where only one replica's view exists.
+    For example ``strategy.run`` or ``strategy.reduce`` inside a step.
     """
 
 
 class TraceError(RuntimeError):
-    """A variable was written inside a JAX transformation, out of which the written value could not come.
+    """A variable was written inside a JAX transformation, and the written value could not leave it.
 
-    Or it was read where its present value would be frozen into a program that JAX keeps.
+    Or a variable was read where its present value would become a constant of a program that JAX keeps.
     """
 
 
 class IntegerRangeError(ValueError, OverflowError):
-    """An integer of the host is none of those that the array on a device would have.
+    """An integer on the host does not fit in the dtype of the array on a device.
 
-    With JAX's 64-bit numbers off, as they are by default, an int64 array becomes an int32 one, and 2**40 would be 0.
+    With JAX's 64-bit numbers off, as they are by default, an int64 array becomes an int32 array, and 2**40 would be 0.
     """
 
 
 class AbsentDeviceError(RuntimeError):
-    """Something needs devices that are only described, and not there.
+    """A call needs devices that are only described, and not there.
 
-    A strategy on such devices (plan mode) compiles steps, and its variables have shapes and no values.
+    A strategy on such devices (plan mode) compiles steps and can't run them; its variables have shapes and no values.
     """
 
 
 class VariableLostError(RuntimeError):
     """A variable has no value any more.
 
-    The step that was to write it has failed while it ran, after the old value's memory had been taken; or the array
-    that ``variable.value`` had given out has been deleted. Assigning a new value makes it as good as new.
+    A step took the memory of its old value and failed while it ran, or somebody deleted the array of
+    ``variable.value``. Assign a new value, and the variable works again.
     """
 
 
 class CompilationError(RuntimeError):
-    """A step was traced, but the compiler refuses it; the message has the compiler's words."""
+    """A step was traced, but the compiler refuses it; the message has the compiler's error."""
 
 
 class WorkerError(RuntimeError):
     """Another worker (process) has failed, has been interrupted, has ended or has died, so this one can't go on.
 
-    The message names the worker, and says what it raised and where. It is raised wherever workers meet, and where a
+    The message names the worker, and says what it raised and where. The error is raised where workers meet, and where a
     compiled step is launched or broken off; see ``docs/workers.md``.
     """
 
@@ -95,7 +96,7 @@ class RetraceWarning(UserWarning):
 
 
 class ExecutorWarning(UserWarning):
-    """A step runs as plain Python, one replica at a time, because no compiled program could hold its arguments."""
+    """A step runs as plain Python, one replica at a time, because it can't be one compiled program; says why."""
 
 
 # --- where in the user's code ---------------------------------------------------------------------------

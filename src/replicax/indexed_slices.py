@@ -14,21 +14,21 @@ from replicax.devices.host_values import as_array
 
 @dataclasses.dataclass(frozen=True)
 class IndexedSlices:
-    """Rows of an array, and which rows they are: the gradient of a lookup, without the zeros of all other rows.
+    """Some rows of an array, and their indices: the gradient of a lookup, without the zeros of all other rows.
 
-    An index that is there twice counts twice; a negative one counts from the end. One that is out of range is an error
-    where its value is known: in a list or NumPy array, or in what changes a variable outside a step. Where a step
-    computes it, its row is left out, as JAX leaves it out (``.at[i].add``).
+    If an index occurs twice, both rows count; a negative index counts from the end. An index out of range is an error
+    if its value is known: in a list or NumPy array, or when a variable is changed outside a step. If a step
+    computes the index, its row is left out, as in JAX (``.at[i].add``).
 
-    Replicas may hold different rows, and different numbers of them. Reducing it, by ``all_reduce``,
-    ``Strategy.reduce``, ``extended.reduce_to`` or ``Optimizer.apply_gradients``, gathers the rows of all replicas, and
-    never makes the whole array: two all-gathers of what the replicas have instead of an all-reduce of everything. A
-    pytree, of ``values`` and ``indices``.
+    Replicas may hold different rows, and different numbers of rows. A reduction by ``all_reduce``,
+    ``Strategy.reduce``, ``extended.reduce_to`` or ``Optimizer.apply_gradients`` gathers the rows of all replicas and
+    never makes the dense array: two all-gathers of the rows instead of an all-reduce of the array. It is a
+    pytree of ``values`` and ``indices``.
 
     Attributes:
       values: the rows, ``[k, *shape[1:]]``.
-      indices: which ones they are, ``[k]``, integers.
-      shape: of the whole array.
+      indices: their indices, ``[k]``, integers.
+      shape: of the dense array.
 
     Raises:
       ValueError: rows, indices and shape do not fit each other; a row is out of range.
@@ -59,7 +59,7 @@ class IndexedSlices:
             if isinstance(getattr(self, name), (list, tuple, np.ndarray)):
                 object.__setattr__(self, name, as_array(getattr(self, name), f"IndexedSlices: {name}"))
         values, indices = (getattr(x, "shape", None) for x in (self.values, self.indices))
-        if values is None or indices is None:  # values of each replica, from outside
+        if values is None or indices is None:  # PerReplica values, outside a step
             return
         if not self.shape or len(indices) != 1 or tuple(values) != (indices[0], *self.shape[1:]):
             row = ", ".join(["k", *map(str, self.shape[1:])])
@@ -71,12 +71,12 @@ class IndexedSlices:
             raise ValueError(f"IndexedSlices: indices must be integers, got {self.indices.dtype}")
 
     def to_dense(self) -> jax.Array:
-        """The whole array, with zeros in all other rows."""
+        """The dense array, with zeros in all other rows."""
         return jnp.zeros(self.shape, self.values.dtype).at[self.indices].add(self.values)
 
 
 def _unflatten(shape: tuple[int, ...], children: Any) -> IndexedSlices:
-    """What a transformation has made of the leaves need not fit: with a batch dim, say, or counts instead of arrays."""
+    """Without checks: a transformation may have changed the leaves, as ``vmap``, which adds a dim."""
     slices = object.__new__(IndexedSlices)
     for name, value in zip(("values", "indices", "shape"), (*children, shape), strict=True):
         object.__setattr__(slices, name, value)
@@ -94,20 +94,20 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def check_rows(indices: Any, shape: Any, where: str) -> None:
-    """Raise unless ``indices``, whose values are known, are rows of an array of ``shape``.
+    """Raise unless ``indices``, whose values are known, are in the range of the rows of an array of ``shape``.
 
     Raises:
-      ValueError: one is not; the message says which.
+      ValueError: an index is out of range; the message says which.
     """
     rows = np.asarray(indices)
     if not rows.size or not len(shape) or rows.dtype.kind not in "iu":
-        return  # what else is wrong with them has messages of its own
+        return  # other mistakes have messages of their own
     count = int(shape[0])
     if rows.min() < -count or rows.max() >= count:
         place = np.argwhere((rows < -count) | (rows >= count))[0].tolist()
         raise ValueError(
-            f"{where}: the index {rows[tuple(place)]} at {place} is no row of an array of shape {tuple(shape)}, which "
-            f"has the rows 0 to {count - 1}"
+            f"{where}: the index {rows[tuple(place)]} at {place} is out of range for an array of shape {tuple(shape)}, "
+            f"which has the rows 0 to {count - 1}"
         )
 
 

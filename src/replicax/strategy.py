@@ -1,4 +1,4 @@
-"""``Strategy``: the contract, with the whole story told once."""
+"""``Strategy``: the contract of all strategies, with its full documentation."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     A strategy is a *placement*: it chooses devices. How steps run is the same for all of them.
 
-    Two contexts matter. Inside ``scope()`` but outside ``run`` we are in *cross-replica context*: variables
-    are created there, and ``reduce``, ``gather`` and ``local_results`` look at all replicas at once. Inside
-    ``run`` we are in a *replica context*, with one replica's view of everything; ``merge_call`` goes back
-    across.
+    There are two contexts. Inside ``scope()`` but outside ``run`` code is in *cross-replica context*: variables
+    are created there, and ``reduce``, ``gather`` and ``local_results`` see all replicas at once. Inside
+    ``run`` code is in a *replica context*: it sees one replica's values. ``merge_call`` enters cross-replica
+    context from there.
 
     A value's *locality* says whether replicas may differ in it: T (per replica) or M (mirrored, the same on
-    every replica). It is worked out from the traced step, with no annotation in anybody's code.
+    every replica). Replicax infers it from the traced step, without annotations.
 
     With several workers (processes; see :class:`replicax.MultiWorkerMirroredStrategy`) all run the same program.
-    Replicas, variables and what is reduced or gathered are global; ``local_results`` and ``PerReplica`` values have
-    the components of this worker's replicas; plain values are this worker's, and must be the same on all.
+    Replicas, variables and the results of reductions and gathers are global. ``local_results`` and ``PerReplica``
+    values have the components of this worker's replicas. Plain values are this worker's own, and must be the same on
+    all workers.
 
     Attributes:
       extended: further methods and properties, for library code; see :class:`StrategyExtended`.
@@ -62,7 +63,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         if not isinstance(extended, StrategyExtended):
             raise TypeError(
                 f"Strategy(extended): expected a replicax.StrategyExtended, got {extended!r}; for a list of devices "
-                "there is replicax.MirroredStrategy(devices)"
+                "use replicax.MirroredStrategy(devices)"
             )
         if getattr(extended, "strategy", self) is not self:
             raise ValueError(
@@ -97,7 +98,7 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run a step together, and share in each global batch (a Python int)."""
+        """How many replicas run a step together and share each global batch (a Python int)."""
         return self.extended.num_replicas
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
@@ -129,35 +130,35 @@ class Strategy(Input, LogicalDevices, Renamed):
         """Run ``fn`` once on each replica, as one compiled program for all of them.
 
         The Python of ``fn`` runs once, to be traced; later calls with arguments of the same structure, shapes,
-        dtypes and localities reuse the program. So does a lambda made anew with the same code and the same
-        captured values.
+        dtypes and localities reuse the program. A new lambda with the same code and the same captured values
+        reuses it, too.
 
         Args:
           fn: the step, written for one replica.
-          args: a tuple of pytrees. Of a ``PerReplica`` each replica gets its component (T). Arrays, ints and
-            floats are traced and the same for all (M). Bools, strings and other Python objects are static: the
-            step sees them as they are. Variables arrive as themselves.
+          args: a tuple of pytrees. Each replica gets its own component of a ``PerReplica`` (T). Arrays, ints and
+            floats are traced and the same for all replicas (M). Bools, strings and other Python objects are static:
+            the step sees the objects themselves. Variables arrive as themselves.
           kwargs: the same, by name.
-          options: which executor to use; ``None`` means the compiled one, inside :func:`replicax.debug` the exact one.
-            Components that differ in size are compiled, too: the Python of ``fn`` runs once for each size. What no
-            program can hold, such as components of different dtypes, runs on the exact one with ``None``, and an
-            :class:`ExecutorWarning` says so, and why.
+          options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the exact
+            one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled
+            program. If the step can't be one compiled program, as with components of different dtypes, it runs on the
+            exact executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
 
         Returns:
-          What ``fn`` returned, with ``PerReplica`` for arrays that differ between replicas (T), plain arrays
-          for those that do not (M), and Python objects and variables as themselves. With one replica all
-          arrays come back bare.
+          The result of ``fn``, with a ``PerReplica`` for each array that differs between replicas (T), and a plain
+          array for each that does not (M). Python objects and variables are returned as themselves. With one replica
+          all arrays are plain.
 
         Raises:
-          LocalityError: replicas would have to agree on a value, and do not (or the reverse), or workers on a plain
-            one.
+          LocalityError: replicas must agree on a value, and may not (or the reverse); or workers must agree on a plain
+            value, and do not.
           DeadlockError: a collective in a loop or branch on which replicas may disagree; workers run different steps.
-          ContextError: called inside a step, under another strategy's scope, or with its variables.
+          ContextError: called inside a step or another strategy's scope, or with another strategy's variables.
           AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
-          ValueError: no compiled program can hold the step, and ``options`` ask for one.
-          All of these before anything runs, with every variable as it was.
+          ValueError: the step can't be one compiled program, and ``options`` ask for one.
+          All of these are raised before anything runs, with every variable as it was.
 
-        Issues the collectives that ``fn`` asks for, and those that split variables need (:class:`ShardedVariable`).
+        Issues the collectives that ``fn`` calls, and those that split variables need (:class:`ShardedVariable`).
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -203,28 +204,28 @@ class Strategy(Input, LogicalDevices, Renamed):
         """Run ``fn`` for the next ``steps`` elements of ``iterator``, as one compiled program with a loop inside.
 
         The same result as ``strategy.run`` for one element after the other, at the cost of one dispatch. While the loop
-        runs, the next ``steps`` elements are read and put on the devices, so ask for the same number each time; the
-        iterator's ``InputOptions.prefetch`` counts such groups then.
+        runs, the next ``steps`` elements are read and put on the devices, so ask for the same number each time. The
+        iterator's ``InputOptions.prefetch`` is then a number of such groups.
 
         Args:
-          fn: ``fn(ctx, *inputs)``, the step, written for one replica: a :class:`MultiStepContext`, and the element, of
-            which a tuple is unpacked. What it returns is ignored; ``ctx`` takes what the caller shall see.
+          fn: ``fn(ctx, *inputs)``, the step, written for one replica. ``ctx`` is a :class:`MultiStepContext`;
+            ``inputs`` are the element, with a tuple unpacked. Its result is ignored: pass outputs to ``ctx``.
           iterator: ``iter(strategy.distribute_dataset(…))``.
-          steps: how many, at least 1. At the end of the pass those that are left are run.
+          steps: how many, at least 1. At the end of the pass the remaining elements are run.
           initial_loop_values: not needed. If given, a dict with a value for each output: kind and shape are checked.
 
         Returns:
-          The :class:`MultiStepContext`, with the outputs of the last step, and how many have run.
+          The :class:`MultiStepContext`, with the outputs of the last step, and the number of steps that have run.
 
         Raises:
-          StopIteration: the iterator has no element at all.
-          TypeError, ValueError: not an iterator of this strategy's; ``steps`` less than 1; outputs that differ in shape
+          StopIteration: the iterator has no more elements.
+          TypeError, ValueError: not an iterator of this strategy; ``steps`` less than 1; outputs that differ in shape
             from step to step or from ``initial_loop_values``.
-          LocalityError, DeadlockError, ContextError: as :meth:`run`. All of these before anything runs, with every
-            variable as it was, and the elements still to come.
-          Exception: whatever the dataset raised, after the steps on the elements before have run.
+          LocalityError, DeadlockError, ContextError: as :meth:`run`. All of these are raised before anything runs, with
+            every variable as it was, and no element consumed.
+          Exception: any exception of the dataset, after the steps on the elements before have run.
 
-        An element whose replicas differ in size is a step of its own; one of another shape is in a loop of its own.
+        An element whose replicas differ in size is a step by itself; elements of another shape get a loop of their own.
         Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns values to logical
         devices is many programs, which are launched for one element after the other.
 
@@ -245,27 +246,27 @@ class Strategy(Input, LogicalDevices, Renamed):
         source = data.source_of(iterator, self._replicas)
         return run_steps(self.extended.programs, fn, source, checked_steps(steps), initial_loop_values)
 
-    # --- looking across replicas ------------------------------------------------------------------------
+    # --- across replicas --------------------------------------------------------------------------------
 
     @keywords_renamed(
-        aggregation="reduce_op", destinations="to put the result somewhere there is strategy.extended.reduce_to"
+        aggregation="reduce_op", destinations="to choose where the result is, use strategy.extended.reduce_to"
     )
     @_jax.outside_meshes
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
-        """Combine a value across replicas, and along ``axis`` too if one is given.
+        """Combine a value across replicas, and also along ``axis`` if one is given.
 
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
           value: a pytree with ``PerReplica`` leaves, such as ``run`` returns.
           axis: dims of one replica's array to reduce along as well, usually 0, the batch. MEAN is then the sum
-            of everything over the number of everything: batches of 4 and 2 are divided by 6. ``None`` reduces
+            of all entries divided by their number: batches of 4 and 2 are divided by 6. ``None`` reduces
             across replicas only, and needs components of one shape.
 
         Returns:
           The same pytree of plain arrays (M). The mean of integers is a float.
 
-        A leaf that is not ``PerReplica`` is shared by all replicas. With several of them MEAN returns it and SUM
-        is an error, since nobody can tell whether it should count once or n times; with one replica both
+        A leaf that is not ``PerReplica`` is shared by all n replicas. With several replicas MEAN returns it and SUM
+        is an error, since it is not clear whether it counts once or n times; with one replica both
         return it.
 
         Raises:
@@ -288,17 +289,17 @@ class Strategy(Input, LogicalDevices, Renamed):
         """Concatenate the components of a value along ``axis``, in the order of the replicas.
 
         Args:
-          value: a pytree of ``PerReplica`` values, of components of rank at least 1.
+          value: a pytree of ``PerReplica`` values, with components of rank at least 1.
           axis: the dim to concatenate along; negative counts from the end. Components may differ in it.
 
         Returns:
           The same pytree of plain arrays (M).
 
         Raises:
-          ValueError: a scalar; an axis out of range; with several replicas, a value that all share.
+          ValueError: a scalar; an axis out of range; with several replicas, a value that all of them share.
           ContextError: called inside a replica.
 
-        One all-gather a leaf.
+        One all-gather for each leaf.
 
         >>> import replicax, jax.numpy as jnp
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -317,18 +318,18 @@ class Strategy(Input, LogicalDevices, Renamed):
         """The components of a value, as a tuple.
 
         Args:
-          value: a ``PerReplica``, a variable, an array that all replicas have (what they have computed alike), or a
-            pytree, of these or of anything; any other single value gives ``(value,)``.
+          value: a ``PerReplica``, a variable, an array that all replicas have computed (M), or a pytree of any leaves.
+            Any other single value gives ``(value,)``.
 
         Returns:
-          A tuple with an entry for each replica of this worker. Of a pytree each entry is a pytree, in which leaves
-          that all replicas share are repeated. Inside a ``merge_fn`` each replica has all the components, those of
-          other workers too.
+          A tuple with an entry for each replica of this worker. For a pytree each entry is a pytree, in which leaves
+          that all replicas share are repeated. Inside a ``merge_fn`` each replica has the components of all replicas,
+          also of those on other workers.
 
         Raises:
           ContextError: called inside a replica.
 
-        No collective outside a step; inside a ``merge_fn`` one all-gather a leaf.
+        No collective outside a step; inside a ``merge_fn`` one all-gather for each leaf.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

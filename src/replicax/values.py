@@ -1,4 +1,4 @@
-"""Values that differ between replicas, seen from outside a replica.
+"""Values that differ between replicas, as cross-replica code sees them.
 
 A value that is the same on every replica (*mirrored*) needs no wrapper: it is an ordinary array. A value that
 differs is a :class:`PerReplica`, which holds one *component* for each replica in one of four forms.
@@ -31,11 +31,11 @@ class Stacked:
 class Uneven:
     """Components that differ in size only, in one global array ``[num_replicas, *largest]``.
 
-    Each is at the start of its slice; what fills the slice up means nothing.
+    Each component is at the start of its slice; the rest of the slice has no meaning.
 
     Attributes:
       array: a slice on each replica's devices.
-      shapes: of the components, of all workers' replicas.
+      shapes: of the components of all workers' replicas.
     """
 
     array: jax.Array
@@ -44,7 +44,7 @@ class Uneven:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """A tuple with one Python object a replica: arrays of different dtypes or ranks, or no arrays at all.
+    """A tuple with one Python object for each replica: arrays of different dtypes or ranks, or other objects.
 
     Attributes:
       values: the components of this worker's replicas.
@@ -59,7 +59,7 @@ class Components:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """This replica's component, inside a step: the other replicas' can be reached through ``communicator``."""
+    """This replica's component, inside a step; ``communicator`` reaches the components of the others."""
 
     value: Any
     communicator: Any
@@ -90,7 +90,7 @@ class ExampleMask:
 
 
 class PerReplica:
-    """One component for each replica: what ``run`` returns for a value that differs between replicas.
+    """One component for each replica: ``run`` returns it for a value that may differ between replicas.
 
     Locality: T. Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own
     component), combine it with ``strategy.reduce`` or ``strategy.gather``, or take it apart with
@@ -98,10 +98,10 @@ class PerReplica:
 
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
-      mask: which rows are examples, if the value has been computed from a padded batch and may have others.
-      dim: along which dim of a component the examples lie; ``None`` if that can't be told.
+      mask: which rows are examples, if the value was computed from a padded batch and may have padding.
+      dim: the dim of a component along which the examples lie; ``None`` if that is not known.
 
-    With several workers each has the components of its own replicas.
+    With several workers each worker has the components of its own replicas.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -166,7 +166,7 @@ class PerReplica:
 
     @property
     def real_values(self) -> tuple[Any, ...]:
-        """The components without padding, where it can be told from examples."""
+        """The components without padding, if it is known which rows are padding."""
         if self.mask is None or self.dim is None or self.mask.is_full:
             return self.values
         if self._real is None:
@@ -208,9 +208,9 @@ class PerReplica:
         raise TypeError(f"{self!r} {_NO_ARRAY}")
 
     def _refuse_as_array(self) -> NoReturn:
-        raise LocalityError(f"{self!r} {_NO_ARRAY}")  # of a TypeError JAX would make one of its own
+        raise LocalityError(f"{self!r} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
 
-    # JAX looks this up before it says that it knows no such type; ours is the better explanation.
+    # JAX looks this up before it raises an error of its own about the type; this error explains more.
     __jax_array__ = property(_refuse_as_array)
     __array__ = __bool__ = __float__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -226,7 +226,7 @@ _NO_ARRAY = (
 
 
 def _shown(component: Any) -> str:
-    """A component in a few words: of an array what it is, and not what is in it."""
+    """A component in a few words: dtype and shape of an array, the ``repr`` of another object."""
     if isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer):
         return f"{component.dtype.name}[{_listed(component.shape)}]"
     text = repr(component)
@@ -238,7 +238,7 @@ def _listed(shape: tuple[int, ...]) -> str:
 
 
 def _few(shown: list[str]) -> str:
-    """The components' descriptions, of many the first and the last ones."""
+    """The components' descriptions; of more than 8, the first and the last ones."""
     if len(shown) > 8:
         shown = [*shown[:4], "…", *shown[-2:]]
     return ", ".join(shown)
@@ -268,7 +268,7 @@ _containers: weakref.WeakValueDictionary[int, PerReplica] = weakref.WeakValueDic
 
 
 def container_of(value: Any) -> Any:
-    """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more."""
+    """The ``PerReplica`` that ``value`` is a component of, if it still lives; otherwise ``value`` itself."""
     container = _containers.get(id(value))
     if container is not None and any(v is value for v in (*container.values, *(container._real or ()))):
         return container
@@ -284,17 +284,17 @@ def regroup(
 ) -> Any:
     """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves.
 
-    The same object on every replica stays itself (unless ``always_wrap``); anything else becomes a
+    A leaf that is the same object on every replica stays as it is (unless ``always_wrap``). Every other leaf becomes a
     ``PerReplica`` with a component for each replica.
 
     Args:
-      trees: one pytree a replica, in the order of the replicas, all of the same structure.
+      trees: one pytree for each replica, in the order of the replicas, all of the same structure.
       always_wrap: make a ``PerReplica`` even of identical objects.
-      replicas: whose trees these are, if not all replicas'.
+      replicas: the numbers of the replicas with these trees, if these are not all replicas.
       count: how many replicas there are on all workers.
 
     Raises:
-      ValueError: the structures differ; the message names the first replica that does, and both structures.
+      ValueError: the structures differ; the message names the first replica with another one, and both structures.
 
     >>> from replicax.values import regroup
     >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
@@ -319,7 +319,7 @@ def regroup(
 
 
 def unwrap(tree: Any, replica: int) -> Any:
-    """One replica's view of a pytree: its component of each ``PerReplica``; other leaves as they are.
+    """The pytree of one replica: its component of each ``PerReplica``; other leaves as they are.
 
     The replica must be one of this worker's.
 

@@ -313,7 +313,7 @@ def test_a_deleted_value_is_an_error_with_a_name(strategy, writes) -> None:
     strategy.run(step)
     w.value.delete()
     for use in (lambda: strategy.run(step), lambda: w.value, w.numpy, lambda: strategy.run(step)):
-        with pytest.raises(replicax.VariableLostError, match=r"variable 'w' .*no value any more: the array that its"):
+        with pytest.raises(replicax.VariableLostError, match=r"variable 'w' .*no value any more: the array of its"):
             use()
     exact = replicax.RunOptions(executor="per_replica")
     with pytest.raises(replicax.VariableLostError, match="variable 'w'"):

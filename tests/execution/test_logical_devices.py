@@ -348,5 +348,5 @@ def test_inputs_come_in_parts() -> None:
         np.testing.assert_array_equal(component, normal(8, 8, seed=i))
         assert component.devices() == {strategy.extended.worker_devices[i]}
     uneven = strategy.distribute_values_from_function(lambda ctx: jnp.ones(4 + ctx.replica_id_in_sync_group))
-    with pytest.raises(TypeError, match="is no array of one shape on every replica"):
+    with pytest.raises(TypeError, match="is not an array of the same shape on every replica"):
         strategy.split_to_logical_devices(uneven, [4])

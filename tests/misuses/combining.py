@@ -30,7 +30,7 @@ COMBINING = [
     ("an axis in words", lambda w: w.s.reduce("sum", w.x, axis="batch"), ValueError, "an int, a tuple of ints or None"),
     ("an axis twice", lambda w: w.s.reduce("sum", w.x, axis=(0, -1)), ValueError, "twice"),
     ("sizes that differ", lambda w: w.s.reduce("sum", w.uneven), ValueError, "pass axis=0"),
-    ("the sum of texts", lambda w: w.s.reduce("sum", w.texts), TypeError, "replica 0 is no array: '0'"),
+    ("the sum of texts", lambda w: w.s.reduce("sum", w.texts), TypeError, "replica 0 is not an array: '0'"),
     ("reduce in a step", lambda w: inside(w, lambda x: w.s.reduce("sum", x), w.x), ContextError, "merge_call"),
     ("gather of scalars", lambda w: w.s.gather(w.number, 0), ValueError, "a scalar has no axis"),
     ("gather of what all share", lambda w: w.s.gather(np.ones(2), 0), ValueError, "nothing to gather"),
@@ -121,7 +121,7 @@ COMBINING = [
         "colocating elsewhere",
         lambda w: scoped(w, lambda: w.s.extended.colocate_vars_with("cpu:7")),
         ValueError,
-        "keeps",
+        "variables are not on",
     ),
     (
         "the placement of no pipeline",

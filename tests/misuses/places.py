@@ -53,7 +53,7 @@ INPUT = [
         "a dataset divided in a step",
         lambda w: inside(w, lambda: w.s.distribute_dataset([1])),
         ContextError,
-        "inside one",
+        "inside a replica",
     ),
     (
         "no function of datasets",

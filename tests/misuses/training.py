@@ -27,7 +27,7 @@ TRAINING = [
         "gradients without variables",
         lambda w: inside(w, lambda x: w.optimizer.apply_gradients([x]), w.x),
         TypeError,
-        r"entry 0 is .* zip\(gradients, variables\)",
+        r"entry 0 must be a pair .* zip\(gradients, variables\)",
     ),
     (
         "no pairs to apply",
@@ -46,7 +46,7 @@ TRAINING = [
         "a number for a variable",
         lambda w: inside(w, lambda: w.optimizer.apply_gradients([(jnp.ones(3), 3)])),
         TypeError,
-        "has 3 where its variable should be",
+        "entry 0 must be a variable, got 3",
     ),
     ("no transformation", lambda w: replicax.Optimizer(3), TypeError, "optax.GradientTransformation, got 3"),
     ("a transformation not called", lambda w: replicax.Optimizer(optax.sgd), TypeError, "optax.GradientTransformation"),
@@ -141,7 +141,7 @@ TRAINING = [
         ContextError,
         "step",
     ),
-    ("a metric from across", lambda w: scoped(w, lambda: w.mean.update(np.ones(2))), ContextError, "inside the step"),
+    ("a metric from across", lambda w: scoped(w, lambda: w.mean.update(np.ones(2))), ContextError, "inside a step"),
     ("a metric read in a step", lambda w: inside(w, w.mean.result), ContextError, "Call it outside"),
     ("a metric reset in a step", lambda w: inside(w, w.mean.reset), ContextError, "Call it outside"),
     (

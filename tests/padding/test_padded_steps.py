@@ -181,7 +181,7 @@ def test_a_merge_fn_can_not_gather_what_has_padding(pair, options) -> None:
     def step(x: Any) -> Any:
         return replicax.get_replica_context().merge_call(lambda s, v: s.gather(v, axis=0), args=(x,))
 
-    with pytest.raises(ValueError, match="gather in a merge_fn: the value has rows that may be padding"):
+    with pytest.raises(ValueError, match="gather in a merge_fn: some rows of the value may be padding"):
         pair.run(step, args=(padded_batch(pair, X[:5], 4),), options=options)
 
 

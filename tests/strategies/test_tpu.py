@@ -130,7 +130,7 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
     assert strategy.finalize() is None
     assert heard
     for method in ("initialize", "finalize"):
-        with pytest.raises(replicax.ContextError, match=f"^strategy.{method} .* inside one. Call it outside"):
+        with pytest.raises(replicax.ContextError, match=f"^strategy.{method} .* inside a replica. Call it outside"):
             strategy.run(getattr(strategy, method))
     strategy.initialize()
 

@@ -76,7 +76,7 @@ def test_bad_input(call, message) -> None:
     "call", [lambda: replicax.compute_average_loss(jnp.ones(3)), lambda: replicax.scale_regularization_loss(1.0)]
 )
 def test_across_replicas_there_is_no_share(pair, call) -> None:
-    with pair.scope(), pytest.raises(replicax.ContextError, match="one replica's share: call it inside the step"):
+    with pair.scope(), pytest.raises(replicax.ContextError, match="one replica's share: call it inside a step"):
         call()
 
 

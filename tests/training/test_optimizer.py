@@ -386,7 +386,7 @@ def test_further_arguments_that_count_wrongly(pair) -> None:
     search = optax.lbfgs(memory_size=1)
     kwargs = {"value": jnp.float32(1), "grad": jnp.float32(1)}
     for aggregate, what in ((True, all_reduced), (False, lambda v: v)):
-        with pytest.raises(replicax.LocalityError, match="what value_fn returns .*return this replica's share"):
+        with pytest.raises(replicax.LocalityError, match="the result of value_fn .*return this replica's share"):
             refused(pair, search, lambda x, _, f=what: {**kwargs, "value_fn": lambda p: f(p * x)}, aggregate)
 
 

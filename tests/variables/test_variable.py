@@ -89,9 +89,9 @@ def test_assign_add_and_sub(pair, kind, expected) -> None:
     pair.run(lambda: v.assign_add(one_based()))
     assert copies(v) == expected[0]
     if expected[1] is ValueError:
-        with pytest.raises(ValueError, match="assign_add from across would not say which"):
+        with pytest.raises(ValueError, match="assign_add in cross-replica context does not say which"):
             v.assign_add(4.0)
-        with pytest.raises(ValueError, match="assign_sub from across"):
+        with pytest.raises(ValueError, match="assign_sub in cross-replica context"):
             v.assign_sub(4.0)
     else:
         v.assign_add(4.0)

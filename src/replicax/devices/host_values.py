@@ -119,11 +119,11 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A NumPy array as an array of JAX's dtype, which no device has seen; ``None`` for anything else.
+    """A NumPy array in JAX's dtype, still on the host; ``None`` for any other value.
 
     Raises:
-      IntegerRangeError: it has an integer that this dtype has not; the message begins with ``where``.
-      TypeError: it is no array of numbers.
+      IntegerRangeError: an integer does not fit in this dtype; the message begins with ``where``.
+      TypeError: it is not an array of numbers.
     """
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
@@ -134,7 +134,7 @@ def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None
 
 
 def numpy_array(value: Any) -> Any:
-    """``value`` as a NumPy array, if it is a NumPy scalar or a list of numbers; anything else as it is."""
+    """A NumPy scalar or a list of numbers as a NumPy array; any other value as it is."""
     is_list = isinstance(value, list | tuple) and all(
         isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
     )
@@ -175,7 +175,7 @@ def casts(source: Any, target: Any) -> bool:
 
 
 def check_there(dtype: Any, what: Callable[[], str]) -> None:
-    """Raise if JAX would make arrays of another dtype of those that ``what`` has.
+    """Raise if JAX would change the dtype of the arrays of ``what``.
 
     Raises:
       RuntimeError: JAX's 64-bit numbers have been switched off after it was made.
@@ -183,7 +183,7 @@ def check_there(dtype: Any, what: Callable[[], str]) -> None:
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(
             f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers have been switched off since it "
-            "was made: leave jax_enable_x64 as it was, from the start of the program to its end"
+            "was made: don't change jax_enable_x64 while the program runs"
         )
 
 

@@ -1,9 +1,9 @@
-"""Acting across replicas: reduce, gather and local_results, wherever the components are.
+"""Cross-replica functions: reduce, gather and local_results, wherever the components are.
 
 Inside a ``merge_fn`` that is being traced the components are one traced value, and collectives over the mesh
-combine them. Outside a step they lie on the devices; then a step is run whose only work is that same
-combination. Components of different dtypes or ranks, which no single program can hold, are combined on one device;
-each worker does so for itself, after all have exchanged theirs.
+combine them. Outside a step they are on the devices; then a step is run that only combines them in the same way.
+Components of different dtypes or ranks can't be in one program. They are combined on one device: each worker does so
+for itself, after all have exchanged their components.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reduce(
     options: context.Options = None,
     what: str = "strategy.reduce",
 ) -> Any:
-    """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the caller has called."""
+    """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the user has called."""
     units, structure = jax.tree_util.tree_flatten(known(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
         dense = iter(reduce(programs, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
@@ -131,7 +131,7 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(replicas, value):
-        return (value,)  # a single value, which no replica has computed
+        return (value,)  # a single value that no replica has computed
     count = next((len(c) for c in columns if c is not None), len(_seen_here(replicas)))
     return tuple(
         jax.tree_util.tree_unflatten(
@@ -143,7 +143,7 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
 
 
 def _is_everywhere(replicas: Replicas, value: Any) -> bool:
-    """Whether ``value`` is an array that every replica has, as what all of them have computed alike."""
+    """Whether ``value`` is an array that every replica has, such as an M value."""
     if not isinstance(value, jax.Array):
         return False
     if context.in_step():
@@ -154,7 +154,7 @@ def _is_everywhere(replicas: Replicas, value: Any) -> bool:
 
 
 def _seen_here(replicas: Replicas) -> Sequence[int]:
-    """The replicas whose components are seen: this worker's; all inside a step, where each has gathered them."""
+    """The replicas whose components are visible: this worker's; inside a step all, since each gathers them."""
     return range(replicas.count) if context.in_step() else replicas.local
 
 
@@ -173,7 +173,7 @@ def _components(value: PerReplica) -> Sequence[Any]:
 
 
 def _by_mask(positions: Sequence[int], leaves: Sequence[Any]) -> list[list[int]]:
-    """The positions of values that can be combined together: those of one padded batch, and of none."""
+    """The positions of values that can be combined together: those of the same padded batch, and unpadded ones."""
     groups: list[list[int]] = []
     masks: list[Any] = []
     for i in positions:
@@ -196,7 +196,7 @@ def _check_dim_is_known(value: Any, axis: Axis, what: str) -> None:
 
 
 def _examples_only(whole: Any, value: Any, axis: int) -> Any:
-    """What has been gathered along ``axis``, without the rows that are padding."""
+    """The gathered array ``whole`` without the rows along ``axis`` that are padding."""
     if not isinstance(value, PerReplica) or value.mask is None or isinstance(value.form, Local):
         return whole
     axis %= whole.ndim
@@ -213,14 +213,14 @@ def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
         array = as_array(value, "strategy.gather: the value")
         [dim] = checked_axes(axis, array.shape, "gather")
         padded = communicator.lie_along(array, dim, "strategy.gather", refused=_SIZE_UNKNOWN)
-        value = jnp.where(padded, jnp.zeros_like(array), array)  # never: so that the question stays
+        value = jnp.where(padded, jnp.zeros_like(array), array)  # no effect, but it keeps the question in the program
     return communicator.all_gather(value, axis)
 
 
 _SIZE_UNKNOWN = (
-    "strategy.gather in a merge_fn: the value has rows that may be padding, and how many would remain is not known "
-    "while the step is compiled. Return the value from the step and gather it outside, or gather it together with "
-    "replicax.get_replica_context().example_mask by all_gather."
+    "strategy.gather in a merge_fn: some rows of the value may be padding, and the number of examples is not known "
+    "while the step is compiled. Return the value from the step and gather it outside, or all_gather it together with "
+    "replicax.get_replica_context().example_mask."
 )
 
 
@@ -231,7 +231,7 @@ def _by_form(
     of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
     again: Callable[[Any, list[PerReplica]], list[Any]],
 ) -> list[Any]:
-    """Combine components: while tracing, as they stand, or by running a step that does ``again``."""
+    """Combine components: directly while tracing, or by running a step that calls ``again``."""
     if not values:
         return []
     forms = {type(v.form) for v in values}
@@ -278,7 +278,7 @@ def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> An
     if n > 1 and op is ReduceOp.SUM:
         raise ValueError(
             f"{what}('sum', …) adds up the components of a PerReplica value, but got {value!r}, which all "
-            f"{n} replicas share; whether it counts once or {n} times can't be told. Use it as it is, multiply it "
+            f"{n} replicas share; it is not clear whether it counts once or {n} times. Use it as it is, multiply it "
             f"by {n}, or reduce with 'mean', which returns it."
         )
     if axis is None:
@@ -340,9 +340,10 @@ def _of_different_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> ValueE
 
 
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:
-    """``value`` with zeros for padding; and of each dim of ``axis``, whether it is the examples', and their number.
+    """``value`` with zeros for padding; and for each dim of ``axis``, whether it is the examples', and their number.
 
-    Which dim is theirs is not known while tracing, so of each it is asked (:mod:`replicax.execution.padding.examples`).
+    It is not known while tracing which dim is the examples', so each is asked
+    (:mod:`replicax.execution.padding.examples`).
     """
     assert communicator.examples is not None
     mask, count = communicator.examples
@@ -358,7 +359,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
 
 
 def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) -> Any:
-    """How many numbers of ``value``, on all replicas, each element of the sum along ``axis`` is the sum of."""
+    """For each element of the sum of ``value`` along ``axis``: how many numbers it adds up, on all replicas."""
     axes = () if axis is None else checked_axes(axis, value.shape, "reduce")
     number: Any = max(1, communicator.add_up(math.prod(value.shape[a] for a in axes)))
     for dim, (is_theirs, examples) in counts.items():
@@ -368,7 +369,7 @@ def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) ->
 
 
 def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
-    """The sum along ``axis``, and how many numbers each of its elements is the sum of."""
+    """The sum along ``axis``, and how many numbers each of its elements adds up."""
     value = jnp.asarray(value)
     if axis is None:
         return value, 1
@@ -379,7 +380,7 @@ def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
 def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:
     for replica, component in enumerate(components):
         if not isinstance(component, ARRAYS):
-            raise TypeError(f"{what}: the component of replica {replica} is no array: {component!r}")
+            raise TypeError(f"{what}: the component of replica {replica} is not an array: {component!r}")
     first = next((c.devices() for c in components if isinstance(c, jax.Array)), None)
     device = next(iter(first)) if first else None
     return [

@@ -1,4 +1,4 @@
-"""Model parallelism: how values of a step are spread over the logical devices of its replica."""
+"""Model parallelism: values of a step on the logical devices of its replica."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class LogicalDevices:
         raise NotImplementedError
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
-        """Split a value over the logical devices of its replica, and with it the work of computing with it.
+        """Split a value over the logical devices of its replica, and with it the computations that use it.
 
-        The result equals ``tensor``; what is said is where its parts are. A compiler makes the rest follow: a
+        The result equals ``tensor``; only its placement changes. The compiler splits the work to match: a
         matrix product with a split operand is computed in parts, a convolution over a split image exchanges the
-        rows at the borders, and so does its gradient. Anywhere in a step, under ``jit``, ``scan``, ``vmap`` and
-        ``grad``, where the gradient of the value is split in the same way.
+        rows at the borders, and so does its gradient. It works anywhere in a step, under ``jit``, ``scan``, ``vmap``
+        and ``grad``; the gradient of the value is split in the same way.
 
         Args:
-          tensor: an array, of one replica's shape, or a variable; or a pytree of them. Outside a step a
-            ``PerReplica`` too: what a step gets split need not be whole on any device.
-          partition_dimensions: into how many parts to split each dim. Their product is the number of logical
+          tensor: an array, of one replica's shape, or a variable; or a pytree of them. Outside a step also a
+            ``PerReplica``, so that an argument of a step need not be whole on any device.
+          partition_dimensions: the number of parts of each dim. Their product is the number of logical
             devices of a replica.
 
         Returns:
-          The same value, of the same locality. In the exact executor nothing is split, but all is checked.
+          The same value, of the same locality. On the exact executor nothing is split, but all is checked.
 
         Raises:
           ValueError: not one positive int for each dim of ``tensor``; a product that is not the number of logical
             devices; a dim whose size does not divide by its number of parts.
           ContextError: called in another strategy's step.
 
-        Issues no collective by itself. What is computed from parts may need some.
+        Issues no collective by itself. Computations with the parts may need some.
 
         >>> import jax, numpy as np, jax.numpy as jnp, replicax
         >>> devices = np.array(jax.devices()).reshape(2, 4)  # 2 replicas of 4 logical devices
@@ -74,10 +74,10 @@ class LogicalDevices:
         return _each("split_to_logical_devices", self._replicas, tensor, split)
 
     def replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Have a value whole on all logical devices of its replica.
+        """Make a value whole on all logical devices of its replica.
 
-        Where a value is needed whole, such as the logits from which a loss is computed, it says so explicitly
-        what otherwise the compiler decides.
+        Without it the compiler decides whether a value is split. Use it for a value that is needed whole, such as the
+        logits of a loss.
 
         Args:
           tensor: an array, of one replica's shape, or a variable; or a pytree of them.
@@ -88,7 +88,7 @@ class LogicalDevices:
         Raises:
           ContextError: called in another strategy's step.
 
-        If the value is split over the logical devices, one all-gather among those of each replica.
+        If the value is split over the logical devices, one all-gather among the logical devices of each replica.
 
         >>> import jax, numpy as np, jax.numpy as jnp, replicax
         >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(2, 4)))
@@ -106,35 +106,34 @@ class LogicalDevices:
         )
 
     def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Have a value, and what is computed from it, on one logical device of its replica.
+        """Put a value on one logical device of its replica, and with it the operations that use it.
 
-        The operations that follow run there, and their memory is there, forward and backward: this is how a model's
-        stages get to devices of their own (pipeline parallelism). Of microbatches, in a Python loop in the step, the
-        devices work on different ones at the same time. The rules are in
+        These operations run there, and their memory is there, forward and backward: so each stage of a model gets its
+        own device (pipeline parallelism). With a Python loop over microbatches in the step, the devices work on
+        different microbatches at the same time. The rules are in
         :mod:`replicax.execution.pipeline.placement`; in short:
 
-        - What is computed from values on one logical device is computed there; its gradient, too. The value itself is
-          computed where its operands are, and then sent: to have an operation on a device, assign what it is computed
-          from.
-        - A variable goes where it is used, and lives there from then on: it, its gradient and its slots.
-        - What nothing is said of runs on device 0.
+        - An operation runs on the logical device of its operands, and so does its gradient. The value itself is
+          computed where its operands are, and then sent: to run an operation on a device, assign its operands.
+        - A variable moves to the device that uses it, for good, with its gradient and its slots.
+        - Operations that use no assigned value run on device 0.
         - An operation with operands on two devices is an error, and so is a variable that is used on two: nothing is
-          copied unasked, but for numbers and random keys.
+          copied unless you assign it, except numbers and random keys.
 
         Args:
           tensor: an array, a variable, or a pytree of them.
           logical_device_id: the logical device of the replica, from 0.
 
         Returns:
-          The same value, of the same locality. In the exact executor nothing moves, but the id is checked.
+          The same value, of the same locality. On the exact executor nothing moves, but the id is checked.
 
         Raises:
           ValueError: there is no such logical device.
-          TypeError: ``logical_device_id`` is no int.
-          ContextError: called outside a step, or in another strategy's.
-          PlacementError: before the step runs, if something in it can't be placed.
+          TypeError: ``logical_device_id`` is not an int.
+          ContextError: called outside a step, or in another strategy's step.
+          PlacementError: before the step runs, if an operation can't be placed.
 
-        Issues no collective. What is on another device is sent, in each replica by itself.
+        Issues no collective. Values on another device are sent, within each replica.
 
         >>> import jax, numpy as np, jax.numpy as jnp, replicax
         >>> strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()).reshape(4, 2)))
@@ -171,7 +170,7 @@ _assignments = itertools.count()
 
 
 def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
-    """``spread(array, shape of one replica's, name)`` of each leaf of a pytree."""
+    """``spread(array, shape, name)`` of each leaf of a pytree; the shape is that of one replica's array."""
     current = context.current_replicas()
     if context.in_step() and current is not replicas:
         raise ContextError(f"{method} of {replicas!r} was called in a step of {current!r}")
@@ -182,7 +181,7 @@ def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tup
             return spread(leaf.read_value(), leaf.shape, leaf.describe())
         if isinstance(leaf, PerReplica):
             if not isinstance(leaf.form, Stacked):
-                raise TypeError(f"{method}: {leaf!r} is no array of one shape on every replica")
+                raise TypeError(f"{method}: {leaf!r} is not an array of the same shape on every replica")
             aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
             return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
         what = f"{method}: {name}"

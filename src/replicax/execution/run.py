@@ -214,13 +214,13 @@ class RunOptions:
 
     Attributes:
       executor: ``"compiled"``, one compiled program for all replicas; or ``"per_replica"``, the step as plain
-        Python, one replica at a time, on values that you can look at.
+        Python, one replica at a time, on concrete values.
       experimental_enable_dynamic_batch_size: whether batches may differ in size. They may; ``False`` changes nothing.
-      experimental_bucketizing_dynamic_shape: whether to round sizes up. Use ``InputOptions(partial_batch="pad")``.
-      experimental_xla_options: options of the compiler; JAX takes them from the environment variable ``XLA_FLAGS``.
+      experimental_bucketizing_dynamic_shape: must be false. Use ``InputOptions(partial_batch="pad")``.
+      experimental_xla_options: must be ``None``. Set the environment variable ``XLA_FLAGS``.
 
     Raises:
-      ValueError: there is no such executor; or what is not there is asked for (the message says what there is).
+      ValueError: there is no such executor; or an option that Replicax does not have (the message names its own).
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -241,13 +241,13 @@ class RunOptions:
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
         if self.experimental_bucketizing_dynamic_shape:
             raise ValueError(
-                "RunOptions: sizes are not rounded up to buckets (experimental_bucketizing_dynamic_shape): there is "
-                "one program for each size, or one for all with InputOptions(partial_batch='pad')"
+                "RunOptions: experimental_bucketizing_dynamic_shape is not supported: there is one program for each "
+                "size, or one for all sizes with InputOptions(partial_batch='pad')"
             )
         if self.experimental_xla_options is not None:
             raise ValueError(
-                "RunOptions: options of the compiler are not taken (experimental_xla_options): set the environment "
-                "variable XLA_FLAGS before JAX makes its devices"
+                "RunOptions: experimental_xla_options is not supported: set the environment variable XLA_FLAGS before "
+                "JAX makes its devices"
             )
 
 
@@ -264,8 +264,8 @@ _debugging = _Debugging()
 def debug() -> contextlib.AbstractContextManager[None]:
     """Run steps as plain Python: one replica at a time, with ``print``, ``breakpoint()`` and real values.
 
-    Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. It
-    means the same as the compiled program, and is slow.
+    Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. The
+    results are those of the compiled program; it is slower.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -283,7 +283,7 @@ def debug() -> contextlib.AbstractContextManager[None]:
 
 
 class _Debug(contextlib.ContextDecorator):
-    """One stays in it until one leaves it, whether or not it is kept; see :class:`replicax.context.Scope`."""
+    """It holds until it is left, also if no reference to it is kept; see :class:`replicax.context.Scope`."""
 
     def __enter__(self) -> None:
         _debugging.depth += 1

@@ -1,4 +1,4 @@
-"""Locations: where a result is wanted, or variables are."""
+"""Locations: the devices of a result, or of variables."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from replicax.workers.replicas import Replicas
 
 
 def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
-    """Where results are wanted; ``None`` for where they are anyway, on all replicas' devices.
+    """The sharding of results on ``where``; ``None`` if this is all replicas' devices, where results are anyway.
 
     Args:
-      replicas: whose results.
-      where: a variable or a value (wherever it is), devices, or ``None``.
-      what: the method that is told so.
+      replicas: of the results.
+      where: a variable or a value (for its devices), devices, or ``None``.
+      what: the method that was called.
 
     Raises:
       ContextError: another strategy's variable.
-      TypeError: ``where`` is nothing of all this.
+      TypeError: ``where`` is none of these.
       ValueError: inside a step, other devices than the replicas'.
     """
     if where is None or isinstance(where, PerReplica):
@@ -58,7 +58,7 @@ def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
 
 
 def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: Any) -> bool:
-    """Whether ``where``, a variable or what ``non_slot_devices`` returned, is where variables are: ``devices``."""
+    """Whether ``where``, a variable or the result of ``non_slot_devices``, is where variables are: ``devices``."""
     if isinstance(where, Variable):
         check_owner(where, replicas, "this is")
         return True
@@ -68,7 +68,7 @@ def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: An
 
 
 def _are(where: Any, devices: Sequence[jax.Device]) -> bool:
-    """Whether ``where`` names exactly these devices, of which some may be other workers'."""
+    """Whether ``where`` names exactly these devices; some may be other workers'."""
     if isinstance(where, tuple | list) and all(isinstance(d, jax.Device) for d in where):
         return set(where) == set(devices)
     return set(resolve_devices(where)) == set(devices)

@@ -1,4 +1,4 @@
-"""Values that are to be the same on all replicas."""
+"""Values that must be the same on all replicas."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def mirrored(tree: Any, method: str, what: str = "") -> Any:
 
     Args:
       tree: some pytree.
-      method: who takes it.
-      what: as which argument: ``"args"``, ``"kwargs"``; empty for the one value that is given.
+      method: the method that takes it.
+      what: the argument's name: ``"args"``, ``"kwargs"``; empty if there is only one value.
 
     Raises:
       TypeError: a leaf is ``PerReplica``.

@@ -1,4 +1,4 @@
-"""Putting values somewhere: reduced, or as they are."""
+"""Reducing values to destinations, and copying values to destinations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replicax.workers.replicas import Replicas
 
 
 class Reducing:
-    """The part of :class:`StrategyExtended` that reduces to somewhere."""
+    """The part of :class:`StrategyExtended` that reduces values to destinations."""
 
     replicas: Replicas
     programs: ProgramCache
@@ -37,17 +37,17 @@ class Reducing:
         destinations: Any = None,
         options: context.Options = None,
     ) -> Any:
-        """Combine a value across replicas, and put the result somewhere.
+        """Combine a value across replicas, and put the result on ``destinations``.
 
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`; or ``"only_first_replica"``, for replica 0's value.
-          value: a pytree with ``PerReplica`` leaves, of components of one shape. T.
-          destinations: where the result is wanted: a variable or a ``PerReplica`` (on all devices it lies on), a
-            device, its name, a list of these, or ``None`` for all replicas' devices.
+          value: a pytree with ``PerReplica`` leaves, with components of one shape. T.
+          destinations: a variable or a ``PerReplica`` (for all its devices), a device, its name, a list of these, or
+            ``None`` for all replicas' devices.
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The pytree of plain arrays: M; placed like ``destinations``, if that is a variable (V(v) in the documents).
+          The pytree of plain arrays. Locality M; for a variable v as ``destinations``, V(v): placed like v.
 
         Raises:
           ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
@@ -71,12 +71,12 @@ class Reducing:
         value_destination_pairs: Sequence[tuple[Any, ...]],
         options: context.Options = None,
     ) -> list[Any]:
-        """Several :meth:`reduce_to` at once, as one fused all-reduce if ``options`` say nothing else.
+        """Several :meth:`reduce_to` at once, as one fused all-reduce unless ``options`` say otherwise.
 
         Args:
           reduce_op: as in :meth:`reduce_to`.
           value_destination_pairs: pairs ``(value, destinations)``, or ``(value,)``; see :meth:`reduce_to`, also for
-            what it raises.
+            the errors.
           options: :class:`CommunicationOptions`.
 
         Returns:
@@ -132,10 +132,10 @@ class Reducing:
           destinations: as in :meth:`reduce_to`; by default all replicas' devices.
 
         Returns:
-          The pytree of arrays: M; placed like ``destinations``, if that is a variable (V(v) in the documents).
+          The pytree of arrays. Locality M; for a variable v as ``destinations``, V(v): placed like v.
 
         Raises:
-          TypeError: ``tensor`` is a ``PerReplica`` value, which has no one value to put anywhere.
+          TypeError: ``tensor`` is a ``PerReplica`` value, which has a value for each replica.
           ContextError: called inside a replica.
 
         >>> import replicax

@@ -36,31 +36,31 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended(Reducing, Updating, Renamed):
-    """The part of a strategy that library code uses: its devices, and a closer look at its programs.
+    """The part of a strategy that library code uses: its devices, its variables and its programs.
 
-    A strategy subclasses nothing but its own constructor: it makes one of these from the devices it chose.
+    The constructor of a strategy makes one from the devices that it chose.
 
     Args:
-      devices: one for each replica, or ``[replicas, logical devices]`` for replicas that run on several.
+      devices: one device for each replica, or ``[replicas, logical devices]`` for replicas with several devices.
       partitioner: splits on-write variables over the replicas.
-      parameter_device: has the on-write variables, if the replicas are not to have them.
-      lockstep: what workers tell each other; by default there is one worker.
-      communication_options: of collectives that are given none.
+      parameter_device: the one device that has the on-write variables; by default each replica has them.
+      lockstep: connects this worker with the others; by default there is one worker.
+      communication_options: of collectives without options of their own.
 
     Attributes:
-      strategy: the strategy that this is the lower level of.
+      strategy: the strategy that this belongs to.
       logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
       worker_devices: the first device of each replica, in the order of the replicas.
       num_logical_devices: how many devices each replica runs on.
-      mesh: the device mesh, with an axis along which the replicas lie, and others for the logical devices of each.
-      is_absent: whether the devices are only described, so that steps can be compiled for them and not run: plan mode.
+      mesh: the device mesh: one axis for the replicas, and others for the logical devices of each replica.
+      is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
       replicas: all of this that the rooms below know.
       programs: the strategy's cache of compiled steps.
-      variables: the strategy's, numbered alike on all workers.
-      partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
+      variables: those of the strategy, by name and number, which are the same on all workers.
+      partitioner: splits on-write variables over the replicas; ``None`` if they are not split.
       default_layout: of on-write variables that are not split.
-      lockstep: what they tell each other to stay together.
-      communication_options: of collectives that are given none; ``None`` for the usual ones.
+      lockstep: the messages by which the workers stay together.
+      communication_options: of collectives without options of their own; ``None`` for the defaults.
       local_replicas: the numbers of this worker's replicas.
 
     >>> import replicax
@@ -95,7 +95,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         for device in self.logical_devices.flat:
             if not isinstance(device, jax.Device):
                 raise TypeError(
-                    f"StrategyExtended(devices): expected JAX devices, as jax.devices() has them, got {device!r}"
+                    f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
                 )
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
@@ -126,7 +126,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.programs = ProgramCache(self.variables)
 
     def another(self, strategy: Strategy) -> StrategyExtended:
-        """The same for another strategy, on the same devices."""
+        """A copy for another strategy on the same devices."""
         twin = copy.copy(self)
         twin.belong_to(strategy)
         return twin
@@ -138,37 +138,37 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
     @property
     def should_init(self) -> bool:
-        """Whether this worker should initialise variables: each does."""
+        """Whether this worker should initialise variables: true on all workers."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker should write checkpoints: the chief."""
+        """Whether this worker should write checkpoints: true on the chief."""
         return self.workers.index == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker should write summaries: the chief."""
+        """Whether this worker should write summaries: true on the chief."""
         return self.workers.index == 0
 
     @property
     def between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: no, one program runs for all replicas."""
+        """Whether each worker builds a program of its own: false, as one program runs for all replicas."""
         return False
 
     @_jax.outside_meshes
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable; of an on-read one, its copies combined. The same as ``v.read_value()``.
+        """The value of a variable; for an on-read variable its copies combined. The same as ``v.read_value()``.
 
         Raises:
-          TypeError: ``v`` is no variable.
+          TypeError: ``v`` is not a variable.
         """
         if not isinstance(v, Variable):
             raise TypeError(f"extended.read_var(v): expected a Variable, got {v!r}")
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The ``PerReplica`` that ``value`` is a component of; ``value`` itself if there is none any more.
+        """The ``PerReplica`` that ``value`` is a component of, if it still lives; otherwise ``value`` itself.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -212,13 +212,13 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
         Args:
           fn: the step.
-          args: its arguments. Where a ``jax.ShapeDtypeStruct`` stands, with one replica's shape, the program is one for
-            an element of a dataset: trace with ``dataset.element_spec`` before the first element is there.
+          args: its arguments. A ``jax.ShapeDtypeStruct`` with one replica's shape stands for an element of a dataset:
+            with ``dataset.element_spec`` you can trace before the first element is read.
           kwargs: the same, by name.
 
         Returns:
           An :class:`Executable`: ``localities`` of the results, ``compiled()``, ``compiled_text()``, ``collectives()``.
-          Neither tracing nor compiling is done again when the step is run.
+          When the step is run, it is not traced or compiled again.
 
         >>> import replicax, jax.numpy as jnp
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -1,4 +1,4 @@
-"""Changing variables from across the replicas."""
+"""Changing variables in cross-replica context."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ class Updating:
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """The devices that hold variables, but for those that are on-read or split."""
+        """The devices that have the variables, except on-read and split variables."""
         home = self.default_layout.home
         return self.replicas.devices if home is None else (home,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
-        """The devices for variables that belong to no other, given those that are optimised.
+        """The devices for non-slot variables: those that belong to no other variable, such as counters.
+
+        Args:
+          var_list: the variables that are optimised.
 
         Raises:
-          TypeError: ``var_list`` is no list of variables.
-          ContextError: one of them is another strategy's.
+          TypeError: ``var_list`` is not a list of variables.
+          ContextError: a variable of another strategy.
         """
         what = "extended.non_slot_devices(var_list)"
         if isinstance(var_list, Variable) or not isinstance(var_list, Iterable):
@@ -53,20 +56,20 @@ class Updating:
         return self.parameter_devices
 
     def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
-        """Create variables where ``variable`` is, so that they have its locality V(variable).
+        """Create variables where ``variable`` is: their locality is V(variable), placed like ``variable``.
 
         Args:
-          variable: a variable of this strategy, or what :meth:`non_slot_devices` returned.
+          variable: a variable of this strategy, or the result of :meth:`non_slot_devices`.
 
         Returns:
-          A context, to be entered with ``with``. Variables that are created in it lie where ``variable`` does: on its
-          logical device, at home with it, in the same parts or pieces if they have a shape like it, and whole in the
-          same places otherwise. With what :meth:`non_slot_devices` returned they get locality N: whole on those
-          devices, also where the strategy splits others.
+          A context manager. Variables created inside are placed like ``variable``: on its logical device or its
+          parameter device, and in the same parts or pieces if the shape allows it, otherwise whole in the same
+          places. For the result of :meth:`non_slot_devices` their locality is N, placed like the non-slot variables:
+          whole on those devices, also if the strategy splits other variables.
 
         Raises:
           ContextError: called outside this strategy's scope and steps; or another strategy's variable.
-          ValueError: ``variable`` lies where the strategy has no variables.
+          ValueError: ``variable`` names devices where the strategy has no variables.
 
         >>> import replicax, jax.numpy as jnp
         >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
@@ -80,17 +83,17 @@ class Updating:
         what = "extended.colocate_vars_with"
         if context.current_replicas() is not self.replicas:
             raise ContextError(
-                f"{what} of {self.replicas!r} was called outside its scope: inside, as variables are created there"
+                f"{what} of {self.replicas!r} was called outside its scope: call it inside, where variables are created"
             )
         if isinstance(variable, Variable):
             check_owner(variable, self.replicas, f"{what} is called on")
             return colocated(self.replicas, variable.layout, variable.describe())
         if not holds_variables(self.replicas, self.parameter_devices, variable):
             raise ValueError(
-                f"{what}: expected a variable of {self.replicas!r}, or what its non_slot_devices returned; "
-                f"{variable!r} is not where it keeps its variables"
+                f"{what}: expected a variable of {self.replicas!r}, or the result of its non_slot_devices; "
+                f"variables are not on {variable!r}"
             )
-        return colocated(self.replicas, self.default_layout, "what belongs to no other variable")
+        return colocated(self.replicas, self.default_layout, "a non-slot variable")
 
     @keywords_renamed(grouped="group")
     @_jax.outside_meshes
@@ -107,19 +110,19 @@ class Updating:
         Args:
           var: a variable of this strategy.
           fn: gets the variable and the arguments, and assigns.
-          args: a tuple of pytrees of plain values. Locality V(var): the same wherever the variable is; outside a step
-            arrays that lie elsewhere are copied there.
+          args: a tuple of pytrees of plain values. Locality V(var), placed like ``var``: the same on all its devices.
+            Outside a step arrays on other devices are copied there.
           kwargs: the same, by name.
           group: whether to return the result once; otherwise a pytree with a list at each leaf, with an entry for
             each device of the variable.
 
         Returns:
-          What ``fn`` returns. V(var): its arrays lie where the variable does.
+          The result of ``fn``. Locality V(var): its arrays are where the variable is.
 
         Raises:
-          TypeError: an argument is ``PerReplica``: reduce it first; ``var`` is no variable, ``fn`` is not callable,
-            ``args`` no tuple, or ``kwargs`` no dict.
-          LocalityError: inside a step, an argument in which replicas differ.
+          TypeError: an argument is ``PerReplica``: reduce it first; ``var`` is not a variable, ``fn`` not callable,
+            ``args`` not a tuple, or ``kwargs`` not a dict.
+          LocalityError: inside a step, an argument that differs between replicas.
           ContextError: called inside a replica; or another strategy's variable.
 
         No collective.
@@ -149,11 +152,11 @@ class Updating:
         """Call ``fn(*args, **kwargs)`` in cross-replica context, to change non-slot variables.
 
         Args:
-          colocate_with: what :meth:`non_slot_devices` returned.
+          colocate_with: the result of :meth:`non_slot_devices`.
           fn: assigns to variables that belong to no other, such as counters.
-          args: a tuple of pytrees of plain values. Locality N.
+          args: a tuple of pytrees of plain values. Locality N: placed like the non-slot variables.
           kwargs: the same, by name.
-          group: as in :meth:`update`, also for what it raises.
+          group: as in :meth:`update`, also for the errors.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -165,13 +168,13 @@ class Updating:
         """
         if not holds_variables(self.replicas, self.parameter_devices, colocate_with):
             raise ValueError(
-                "extended.update_non_slot(colocate_with, fn): expected what non_slot_devices returned, got "
+                "extended.update_non_slot(colocate_with, fn): expected the result of non_slot_devices, got "
                 f"{colocate_with!r}"
             )
         return self._update("extended.update_non_slot(colocate_with, fn, args)", None, fn, args, kwargs, group)
 
     def _laid(self, layout: Layout, tree: Any) -> Any:
-        """A pytree with its arrays on the devices of a variable with this layout; in a step they are there anyway."""
+        """A pytree with its arrays on the devices of a variable with this layout; in a step they are there already."""
         if context.in_step() or self.replicas.is_absent:
             return tree
         where = layout.sharding(self.replicas.mesh)

@@ -1,4 +1,4 @@
-"""``CentralStorageStrategy``: variables in one place, computed on by all."""
+"""``CentralStorageStrategy``: variables in one place, used by all replicas."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class CentralStorageStrategy(Strategy):
     """A replica on each of several devices, with the variables on one.
 
     Steps are the same as under :class:`MirroredStrategy`, and so are their results. But between steps each variable
-    is on one device only, as a rule the host's, so that the others' memory is free: each call of a step copies
-    what it reads to the devices that compute, and what it writes back. On-read variables stay where the replicas are,
-    as each has its own.
+    is on one device only, usually the host CPU, so that the memory of the others is free. Each call of a step copies
+    the variables that it reads to the replicas' devices, and copies new values back. On-read variables stay on the
+    replicas' devices, as each replica has its own copy.
 
     Args:
       compute_devices: JAX devices, or strings such as ``"gpu:1"``; ``None`` means all local devices.
       parameter_device: the device that holds the variables; ``None`` means the host's first CPU device.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that do.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist.
 
     >>> import replicax
     >>> strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")

@@ -1,4 +1,4 @@
-"""The default strategy: what code outside every scope runs under."""
+"""The default strategy: the strategy of code outside every scope."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from replicax.strategy import Strategy
 
 
 class DefaultStrategy(Strategy):
-    """One replica on JAX's default device; what :func:`replicax.get_strategy` returns outside every scope.
+    """One replica on JAX's default device; :func:`replicax.get_strategy` returns it outside every scope.
 
-    There is one of it. Code that was written for strategies works under it unchanged, and outside ``run`` too:
-    variables are read and assigned at once, and collectives return what they are given.
+    There is only one such strategy. Code written for strategies works under it unchanged, also outside ``run``:
+    variables are read and assigned at once, and collectives return their operands.
 
     >>> import replicax
     >>> replicax.get_strategy()

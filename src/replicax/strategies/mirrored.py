@@ -22,7 +22,7 @@ class MirroredStrategy(Strategy):
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that do.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist.
 
     >>> import replicax
     >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -30,8 +30,8 @@ class MirroredStrategy(Strategy):
     """
 
     @keywords_renamed(
-        num_gpus="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
-        num_gpus_per_worker="name the devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        num_gpus="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
+        num_gpus_per_worker="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
         cross_device_ops="each collective takes replicax.CommunicationOptions",
         cross_tower_ops="each collective takes replicax.CommunicationOptions",
     )

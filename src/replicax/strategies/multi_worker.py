@@ -28,32 +28,33 @@ _counter = itertools.count()
 class MultiWorkerMirroredStrategy(Strategy):
     """A replica on each device of several workers, with a copy of every variable on each.
 
-    A *worker* is a process, on the same machine (*host*) as others or on one of its own; worker 0 is the *chief*. Each
-    runs the same program, after ``jax.distributed.initialize``, and with it the steps of its own devices' replicas.
+    A *worker* is a process; workers may share a machine (*host*) or have one each; worker 0 is the *chief*. Each worker
+    runs the same program, after ``jax.distributed.initialize``, and drives the replicas on its own devices.
     Steps are the same as under :class:`MirroredStrategy`, and so are their results; with one process this is the same
-    strategy. What is local: ``local_results`` and ``distribute_values_from_function`` are about this worker's
-    replicas, and plain values (NumPy arrays, numbers) are this worker's, and must be the same on all. Everything
-    else is global. See ``docs/workers.md``.
+    strategy. Two things are local: ``local_results`` and ``distribute_values_from_function`` have this worker's
+    replicas only, and plain values (NumPy arrays, numbers) are this worker's own, and must be the same on all workers.
+    All else is global. See ``docs/workers.md``.
 
-    Replicas are in the order of the workers, and on each in the order of its devices, of which workers may have
-    different numbers.
+    Replicas are in the order of the workers, and on each worker in the order of its devices. Workers may have different
+    numbers of devices.
 
     Args:
       devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has.
-      timeout_seconds: how long to wait for workers who do not come where all must: to create a variable, to run a
-        new step or one on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
+      timeout_seconds: how many seconds to wait for missing workers where all must meet: to create a variable, to run a
+        new step or a step on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
         ever. The collectives of compiled steps have timeouts of their own: see ``communication_options``.
-      communication_options: :class:`CommunicationOptions` of all collectives that are given none: those of
+      communication_options: :class:`CommunicationOptions` of all collectives without options of their own: those of
         ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.
 
     Raises:
       RuntimeError: the devices were made before ``jax.distributed.initialize``, or can't communicate; the workers
-        see different versions, platforms or settings; a collective gave wrong numbers.
-      ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't have.
-      TypeError: ``communication_options`` are none.
-      DeadlockError: a worker creates no strategy; names it.
+        have different versions, platforms or settings; a collective gave wrong numbers.
+      ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't
+        support.
+      TypeError: ``communication_options`` of another type.
+      DeadlockError: a worker does not create a strategy; the message names it.
 
-    Exchanges a message among the workers, and runs one small program with collectives to see that they work.
+    Exchanges a message among the workers, and runs one small program to test the collectives.
 
     >>> import replicax
     >>> replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"])
@@ -61,9 +62,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     @keywords_renamed(
-        cluster_resolver="call jax.distributed.initialize before, which knows the cluster",
+        cluster_resolver="call jax.distributed.initialize first: it finds the cluster",
         communication="communication_options=replicax.CommunicationOptions(…)",
-        num_gpus_per_worker="name this worker's devices, or none of them for all: devices=['gpu:0', 'gpu:1']",
+        num_gpus_per_worker="name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
     )
     def __init__(
         self,
@@ -94,7 +95,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 def in_lockstep(
     mine: Sequence[jax.Device], timeout_seconds: float | None = DEFAULT_TIMEOUT
 ) -> tuple[Lockstep, tuple[jax.Device, ...]]:
-    """What this worker and the others tell each other, after checking that they fit together; and all their devices.
+    """The lockstep of this worker with the others, and the devices of all; checks that the workers fit together.
 
     Args:
       mine: this worker's devices.
@@ -129,7 +130,7 @@ def _check_initialised() -> None:
         )
     if jax.default_backend() == "cpu" and jax.config.values["jax_cpu_collectives_implementation"] is None:
         raise RuntimeError(
-            "JAX has made CPU devices that can't reach other processes': at the top of the program, call "
+            "JAX has made CPU devices that can't reach those of other processes: at the top of the program, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo')"
         )
 
@@ -138,7 +139,7 @@ def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax
     """All workers' devices, after checking that the workers fit together.
 
     Raises:
-      RuntimeError: they don't; names one that differs from worker 0, and in what.
+      RuntimeError: they don't; the message names a worker that differs from worker 0, and the difference.
     """
     import jaxlib.version
 
@@ -168,20 +169,20 @@ def _check_collectives(devices: Sequence[jax.Device], lockstep: Lockstep) -> Non
     """Raise unless sums and gathers over all replicas are right.
 
     Raises:
-      RuntimeError: they are not; says which.
+      RuntimeError: they are not; the message names the collective.
     """
     mesh = replica_mesh(devices)
     n = len(devices)
-    size = 1 << 18  # 1 MiB of float32: large enough for what a backend does in pieces
+    size = 1 << 18  # 1 MiB of float32: large enough for collectives that a backend does in pieces
 
-    # Small numbers: sums over as many replicas as there ever are stay exact.
+    # Small numbers, so that sums over any likely number of replicas are exact.
     base = (np.arange(size) % 509).astype(np.float32)
     added = (np.arange(n) % 251).astype(np.float32)
 
     def given(index: Any) -> Any:
         return base + added[index[0]][:, None]
 
-    # What can be done on the host is not compiled: that would take longer than everything else here.
+    # The host computes the operands: to compile that would take longer than everything else here.
     def body(mine: Any) -> Any:
         return lax.psum(mine, REPLICA_AXIS), lax.all_gather(mine[:, :1000], REPLICA_AXIS, axis=1, tiled=True)
 

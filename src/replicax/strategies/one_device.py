@@ -12,13 +12,13 @@ from replicax.strategy import Strategy
 class OneDeviceStrategy(Strategy):
     """One replica, with its variables and its input, on ``device``.
 
-    The reference that other strategies are compared with: the same step, and no collectives.
+    It is the reference for other strategies: the same step, without collectives.
 
     Args:
       device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
 
     Raises:
-      ValueError: there is no such device; the message lists those there are.
+      ValueError: there is no such device; the message lists those that exist.
 
     >>> import replicax
     >>> strategy = replicax.OneDeviceStrategy("cpu:1")

@@ -1,4 +1,4 @@
-"""``ShardedStrategy``: data parallelism in which nobody holds the whole model."""
+"""``ShardedStrategy``: data parallelism in which no device has the whole model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class ShardedStrategy(Strategy):
     """A replica on each of several devices, with a piece of every variable on each (FSDP, or ZeRO stage 3).
 
     Steps are the same as under :class:`MirroredStrategy`, and so are their results. But parameters, gradients and
-    optimizer slots are split over the replicas: of each variable a device keeps 1/n. What a layer needs is gathered
-    when it is its turn, free afterwards, and gathered again for the backward pass, while the sum of its gradient is
-    reduce-scattered, so that a device holds a few layers at a time and not the model.
+    optimizer slots are split over the n replicas: a device keeps 1/n of each variable. The parameters of a layer are
+    gathered just before it runs, freed afterwards, and gathered again for the backward pass; the sum of its gradient is
+    reduce-scattered. So a device holds a few layers at a time and not the whole model.
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
       partitioner: which variables to split, and how; see :class:`ShardedVariable`. By default all of at least 1 KiB,
-        over all replicas, along the largest dim, those that divide evenly first.
+        over all replicas, along the largest dim that divides evenly, or else along the largest dim.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that do.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019.
 

@@ -16,16 +16,16 @@ from replicax.workers.lockstep import Lockstep
 
 
 class TPUStrategy(Strategy):
-    """A replica on each core of a TPU slice, or on each block of cores that a device assignment gives it.
+    """A replica on each core of a TPU slice, or on each block of cores of a device assignment.
 
-    It is a placement and nothing else: steps are those of :class:`MirroredStrategy`. On emulated devices it trains
-    exactly as on real ones. A slice of several hosts has a process on each, which runs the same program after
-    ``jax.distributed.initialize``; what is local then, and what global, is as for
+    It is only a placement: steps are the same as under :class:`MirroredStrategy`. On emulated devices it trains
+    exactly as on real devices. A slice of several hosts has a process on each host, which runs the same program after
+    ``jax.distributed.initialize``; the same things are local and global as for
     :class:`MultiWorkerMirroredStrategy`.
 
     Args:
-      tpu_cluster_resolver: which TPUs there are; ``None`` means those that JAX finds.
-      device_assignment: which cores each replica gets; see :meth:`DeviceAssignment.build`. ``None`` means a replica on
+      tpu_cluster_resolver: finds the TPUs; ``None`` means those that JAX finds.
+      device_assignment: the cores of each replica; see :meth:`DeviceAssignment.build`. ``None`` means a replica on
         each core.
 
     Attributes:
@@ -34,7 +34,7 @@ class TPUStrategy(Strategy):
 
     Raises:
       RuntimeError: there is no TPU.
-      ValueError: the assignment is of another topology than the resolver's; or it leaves a process without devices.
+      ValueError: the assignment is for another topology than the resolver's; or it leaves a process without devices.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -48,7 +48,7 @@ class TPUStrategy(Strategy):
 
     @keywords_renamed(
         experimental_device_assignment="device_assignment",
-        num_cores="which cores there are the resolver says, and which are used device_assignment",
+        num_cores="the resolver finds the cores; choose among them by device_assignment",
         steps_per_run="strategy.run_steps takes the number of steps",
     )
     def __init__(
@@ -75,7 +75,7 @@ class TPUStrategy(Strategy):
 
     @property
     def num_replicas_per_host(self) -> int:
-        """How many replicas a host feeds: those whose first logical device it drives; if hosts differ, the most."""
+        """How many replicas have their first logical device on a host; if hosts differ, the largest number."""
         return int(np.bincount(self.device_assignment.tasks()[:, 0]).max())
 
     @property
@@ -83,14 +83,14 @@ class TPUStrategy(Strategy):
         return [int(task) for task in np.unique(self.device_assignment.tasks())]
 
     def get_host_cpu_device(self, host_id: int) -> jax.Device:
-        """The CPU of a host, to keep on it what needs no TPU.
+        """The CPU of a host, for values that need no TPU.
 
         Args:
-          host_id: which of the strategy's hosts, from 0 to ``num_hosts - 1``.
+          host_id: the number of the host in the strategy, from 0 to ``num_hosts - 1``.
 
         Raises:
           ValueError: there is no such host.
-          RuntimeError: the slice is not there, and so has no CPU.
+          RuntimeError: the slice is not there, so it has no CPU.
 
         >>> import replicax
         >>> replicax.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2")).get_host_cpu_device(0)
@@ -104,19 +104,19 @@ class TPUStrategy(Strategy):
         return next(d for d in jax.devices("cpu") if d.process_index == process)
 
     def initialize(self) -> None:
-        """Wait until every replica answers, so that what is wrong with a device shows before training.
+        """Wait until every replica answers, so that a broken device is found before training.
 
-        Nothing needs it: devices are ready when JAX has made them. One all-reduce.
+        You need not call it: devices are ready when JAX has made them. One all-reduce.
 
         Raises:
           ContextError: called inside a step.
           AbsentDeviceError: the slice is only described.
-          RuntimeError: the replicas do not add up.
+          RuntimeError: the sum over the replicas is wrong.
         """
         self._meet("strategy.initialize")
 
     def finalize(self) -> None:
-        """Wait until every device has done all that it was given, host callbacks included. One all-reduce.
+        """Wait until every device has done its work, host callbacks included. One all-reduce.
 
         Raises:
           ContextError: called inside a step.
@@ -134,7 +134,7 @@ class TPUStrategy(Strategy):
 
 
 def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | None:
-    """How the processes that drive the devices stay together; ``None`` if this one needs no other."""
+    """The lockstep of the processes that drive the devices; ``None`` if this process is alone."""
     if resolver.kind != "attached" or jax.process_count() == 1:
         return None
     driving = sorted({d.process_index for d in devices.flat})

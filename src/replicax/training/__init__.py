@@ -1,4 +1,4 @@
-"""Training: gradients with respect to variables, losses that scale, metrics and optimizers."""
+"""Training: gradients with respect to variables, losses for any number of replicas, metrics and optimizers."""
 
 from replicax.training.gradients import value_and_grad
 from replicax.training.losses import compute_average_loss, scale_regularization_loss

@@ -1,4 +1,4 @@
-"""Further arguments of a transformation: values, and functions of the parameters, of one replica or of all."""
+"""Further arguments of a transformation: values and functions of the parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
 SHARES = frozenset({"value", "grad"})
-"""Arguments of Optax of which, like of the gradients, each replica has its own share."""
+"""Arguments of Optax that, like the gradients, are each replica's own share."""
 
 
 def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
@@ -35,17 +35,17 @@ def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
     if unknown:
         raise TypeError(
             f"apply_gradients: the transformation takes no argument {', '.join(map(repr, unknown))}; its update takes "
-            f"{', '.join(parameters)}. (optax.with_extra_args_support makes one that ignores what it does not know.)"
+            f"{', '.join(parameters)}. (optax.with_extra_args_support makes one that ignores unknown arguments.)"
         )
 
 
 def arrays_in(
     extra: Mapping[str, Any],
 ) -> tuple[list[tuple[str, str, Any]], Callable[[Sequence[Any]], dict[str, Any]]]:
-    """The arrays in arguments that are no functions, and how to put others in their places.
+    """The arrays in arguments that are not functions, and how to replace them.
 
     Returns:
-      Of each array the argument's name, where it is, and the array; and a function from arrays to arguments.
+      For each array the argument's name, the path of the array, and the array; and a function from arrays to arguments.
     """
     plain = {name: value for name, value in extra.items() if not callable(value)}
     leaves, tree = jax.tree_util.tree_flatten_with_path(known(plain), is_leaf=is_leaf)
@@ -72,12 +72,12 @@ def arrays_in(
 
 
 def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locality], str]:
-    """Which localities an array of an argument must not have, and the error's text if it has."""
+    """The localities that an array of an argument must not have, and the text of the error."""
     if aggregate and name in SHARES:
         return frozenset({R}), (
             f"apply_gradients: {where} has been all-reduced, and is already the same on every replica, so summing it "
-            f"with the gradients would count it once for every replica: pass this replica's own, or pass "
-            "aggregate=False and gradients that have been reduced, too"
+            f"with the gradients would count it once for every replica: pass this replica's own value, or pass "
+            "aggregate=False and gradients that are reduced, too"
         )
     return frozenset({T}), (
         f"apply_gradients: {where} differs between replicas, which would then change the variables in different ways: "
@@ -88,10 +88,10 @@ def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locali
 def of_parameters(
     fn: Callable[..., Any], name: str, variables: Sequence[Variable], tree: Any, aggregate: bool
 ) -> Callable[..., Any]:
-    """``fn``, which a transformation calls with parameters of its own, such as those that a line search tries.
+    """``fn``, for a transformation that calls it with its own parameters, such as those that a line search tries.
 
-    While it runs, the variables have those values, so that it may read them instead of taking its argument. With
-    ``aggregate`` it tells each replica's share, and what comes out is the sum, as is its gradient.
+    While it runs, the variables have these values, so that it may read them instead of its argument. With
+    ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
 
     Args:
       fn: ``fn(parameters, …)``.
@@ -102,10 +102,10 @@ def of_parameters(
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:
-        problem = "has been all-reduced: return this replica's share, which is summed, as is its gradient"
+        problem = "has been all-reduced: return this replica's share; the shares are summed, and so are their gradients"
     else:
         problem = (
-            "differs between replicas, or has been all-reduced, so that its gradient would be another: pass "
+            "differs between replicas, or has been all-reduced, so its gradient would be wrong: pass "
             "aggregate=True, and return this replica's share"
         )
 
@@ -116,12 +116,12 @@ def of_parameters(
         if store.written:
             raise TraceError(
                 f"apply_gradients: {name} assigns {next(iter(store.written)).describe()}, but the transformation may "
-                "call it any number of times, with parameters that it only tries. Assign outside."
+                "call it any number of times, with trial parameters. Assign outside of it."
             )
         leaves, shape = jax.tree_util.tree_flatten(result)
-        text = f"apply_gradients: what {name} returns {problem}"
+        text = f"apply_gradients: the result of {name} {problem}"
         leaves = [
-            outer.expect([as_array(leaf, f"apply_gradients: what {name} returns")], refused, text)[0] for leaf in leaves
+            outer.expect([as_array(leaf, f"apply_gradients: result of {name}")], refused, text)[0] for leaf in leaves
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
@@ -135,8 +135,8 @@ def of_parameters(
             return fn(parameters, *args, **kwargs)
         outer = current_store()
 
-        # The parameters are the same for all, so the gradient of the sum is the sum of the gradients. (That of
-        # all_reduce is another: it is made for what each replica has of its own.)
+        # The parameters are the same on all replicas, so the gradient of the sum is the sum of the gradients. (The
+        # gradient of all_reduce is another: it is with respect to each replica's own values.)
         @jax.custom_vjp
         def summed(leaves: Sequence[Any]) -> Any:
             return total(own(leaves, outer, args, kwargs))

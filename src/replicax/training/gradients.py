@@ -20,25 +20,25 @@ from replicax.variables.variable import Variable
 def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False) -> Callable[..., Any]:
     """A function that computes ``fn`` and its gradient with respect to ``variables``.
 
-    Each replica differentiates its own loss, and nothing is summed behind your back: the gradients have the
-    locality T. Writes inside ``fn`` (the statistics of a batch normalisation, say) take effect.
+    Each replica differentiates its own loss. The gradients are not summed over the replicas: they have the
+    locality T. Writes inside ``fn`` (for example the statistics of a batch normalisation) take effect.
 
     Args:
-      fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of it and a pytree of anything. It uses
-        the variables from wherever it has them; they are not passed to it.
+      fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of the loss and any pytree. It reads
+        the variables directly, for example as a closure; they are not passed to it.
       variables: a list of variables, or any pytree of them.
       has_aux: whether ``fn`` returns a pair.
 
     Returns:
-      A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``;
-      the gradients have the structure of ``variables``, and each its variable's shape and dtype.
+      A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``.
+      The gradients have the structure of ``variables``; each has the shape and dtype of its variable.
 
     Raises:
-      TypeError: ``variables`` holds something else, or a variable whose dtype has no gradient; the loss is not a
+      TypeError: a leaf of ``variables`` is not a variable, or its dtype has no gradient; the loss is not a
         float scalar.
       ValueError: a variable is listed twice.
       LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
-        would differentiate all of it, and the gradients would add up to n times what they should.
+        would differentiate all of it, and the sum of the gradients would be n times too large.
 
     No collective.
 
@@ -72,7 +72,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
                 returned = checked_result(fn(*args, **kwargs), fn, "value_and_grad")
             loss, aux = _split(returned, has_aux)
             written.update(store.written)
-            # Only arrays can leave a differentiated function; other objects in aux go around it.
+            # Only arrays can leave a differentiated function; other objects of aux leave by a closure.
             aux_leaves, aux_tree = jax.tree_util.tree_flatten(known(aux), is_leaf=is_leaf)
             arrays = [leaf for leaf in aux_leaves if isinstance(leaf, jax.Array)]
             return loss, ([store.values[v] for v in store.written], arrays)

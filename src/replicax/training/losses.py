@@ -1,4 +1,4 @@
-"""Losses that mean the same on any number of replicas."""
+"""Losses that are right for any number of replicas."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from replicax.errors import ContextError
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any | None = None, global_batch_size: int | jax.Array | None = None
 ) -> jax.Array:
-    """This replica's share of the mean loss over the *global* batch: its sum over the global count.
+    """This replica's share of the mean loss over the *global* batch: its sum, divided by the global count.
 
-    What loss functions should end with. The replicas' shares add up to the mean, and the sum of their gradients,
-    which is what ``Optimizer.apply_gradients`` computes, is the mean's gradient. (A mean over the replica's own
+    Call it at the end of a loss function. The replicas' shares add up to the mean, and the sum of their gradients,
+    which ``Optimizer.apply_gradients`` computes, is the gradient of the mean. (A mean over the replica's own
     batch would be counted once for each replica.)
 
     Args:
       per_example_loss: ``[batch, …]``, this replica's losses; further dims are added up within an example.
-      sample_weight: factors for the losses, whose shape is that of the losses or its first dims. They scale the
-        sum and not the count.
-      global_batch_size: how many examples all replicas have together. By default they are counted, which costs
-        nothing in a compiled step, where every replica has a batch of the same shape.
+      sample_weight: factors for the losses. Their shape is that of the losses, or its first dims. They change the
+        sum, but not the count.
+      global_batch_size: the number of examples of all replicas together. By default they are counted; a compiled step
+        needs no collective for that, as the sizes of the batches are known.
 
-    Padding (``InputOptions(partial_batch="pad")``) contributes 0, whatever its losses are, and does not count. A
+    Padding (``InputOptions(partial_batch="pad")``) contributes 0 for any loss, and does not count. A
     replica without any example has a share of 0.
 
     Returns:
       A scalar. T: it is this replica's own, even if all shares happen to be equal. No collective.
 
     Raises:
-      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted, or in a step with a padded
-        batch has another dim 0 than the batch; ``sample_weight`` does not fit; ``global_batch_size`` is not positive.
-      TypeError: ``global_batch_size`` is no int; losses or weights are no numbers.
+      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; or the batch is padded, and dim 0
+        of the losses is not its rows; ``sample_weight`` does not fit; ``global_batch_size`` is not positive.
+      TypeError: ``global_batch_size`` is not an int; losses or weights are not numbers.
       ContextError: called in cross-replica context.
 
     >>> import replicax, numpy as np
@@ -54,7 +54,7 @@ def compute_average_loss(
     if losses.ndim == 0:
         raise ValueError(
             "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
-            "Don't take the mean before: that is what this function is for."
+            "Don't take the mean first: this function takes it."
         )
     if sample_weight is not None:
         weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
@@ -71,9 +71,9 @@ def compute_average_loss(
             raise ValueError(
                 f"compute_average_loss: the batch is padded to {rows} rows, so per_example_loss must have an entry for "
                 f"each of them, got shape {losses.shape}: padding could not be left out. Reduce within each example "
-                "first, and not over several."
+                "only, not over several."
             )
-        # Chosen and not multiplied: what padding has for a loss may be infinite.
+        # Selected, not multiplied: the loss of padding may be infinite.
         losses = jnp.where(along_rows(examples.mask, losses), losses, jnp.zeros_like(losses))
         if global_batch_size is None:
             global_batch_size = examples.count
@@ -81,7 +81,7 @@ def compute_average_loss(
         global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif not _is_size(global_batch_size):
         raise TypeError(
-            f"compute_average_loss: global_batch_size must be an int, or an array of one, got {global_batch_size!r}"
+            f"compute_average_loss: global_batch_size must be an int, or a scalar array, got {global_batch_size!r}"
         )
     elif isinstance(global_batch_size, int) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
@@ -94,13 +94,13 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """This replica's share of a loss that does not depend on the data, such as weight decay: 1/n of it.
 
-    Every replica computes the same regularization loss; their shares add up to it once.
+    Every replica computes the same regularization loss; the shares of the n replicas add up to it once.
 
     Args:
       regularization_loss: an array or number; usually a scalar of locality M.
 
     Returns:
-      An array of the same shape. T, as each share is its replica's own. No collective.
+      An array of the same shape. T, since each share is its replica's own. No collective.
 
     Raises:
       ContextError: called in cross-replica context.
@@ -121,7 +121,7 @@ def along_rows(mask: Any, values: Any) -> jax.Array:
 
 
 def _is_size(value: Any) -> bool:
-    """Whether ``value`` counts examples: an int; or a scalar that has been computed, which may be a float."""
+    """Whether ``value`` can be a number of examples: an int, or a computed scalar, which may be a float."""
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return value.ndim == 0 and value.dtype.kind in "iuf"
     return isinstance(value, int) and not isinstance(value, bool)
@@ -140,6 +140,6 @@ def _replica(what: str) -> context.ReplicaContext:
     replica = context.get_replica_context()
     if replica is None:
         raise ContextError(
-            f"replicax.{what} computes one replica's share: call it inside the step, not across replicas"
+            f"replicax.{what} computes one replica's share: call it inside a step, not in cross-replica context"
         )
     return replica

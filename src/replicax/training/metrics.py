@@ -1,4 +1,4 @@
-"""Metrics: running means over batches and replicas, which leave padding out."""
+"""Metrics: running means over batches and replicas, without padding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from replicax.variables.variable import Variable
 class Mean:
     """The running mean of per-example values, over batches and replicas.
 
-    Create it in the strategy's scope; ``update`` in a step, ``result`` and ``reset`` outside. Its sums are two on-read
-    variables: each replica adds to its own, and they are added up when the result is read. Every example counts the
-    same, however they are spread over batches and replicas; padding does not count.
+    Create it in the strategy's scope; call ``update`` in a step, and ``result`` and ``reset`` outside. Its sums are two
+    on-read variables: each replica adds to its own copies, and ``result`` adds up the copies. Every example has the
+    same weight in every batch and on every replica; padding does not count.
 
     Args:
       name: of its variables.
@@ -50,7 +50,7 @@ class Mean:
 
         Args:
           values: ``[batch, …]``; every number counts. A scalar counts once. T or M, any real dtype; summed in float32.
-          sample_weight: what each counts; its shape is that of the values or its first dims.
+          sample_weight: the weight of each value; its shape is that of the values or its first dims.
 
         Raises:
           ValueError: ``values`` are complex; ``sample_weight`` does not fit; or the batch is padded, and dim 0 of
@@ -62,8 +62,8 @@ class Mean:
         replica = context.get_replica_context()
         if replica is None or replica.strategy is not self._total.strategy:
             raise ContextError(
-                f"{type(self).__name__}.update adds one replica's values: call it inside the step, which must be one "
-                f"of {self._total.strategy!r}, in whose scope the metric was created"
+                f"{type(self).__name__}.update adds one replica's values: call it inside a step of "
+                f"{self._total.strategy!r}, in whose scope the metric was created"
             )
         if jnp.iscomplexobj(values):
             raise ValueError(f"{type(self).__name__}.update: values must be real, got {values!r}")
@@ -88,10 +88,10 @@ class Mean:
         self._weight.assign_add(jnp.sum(weight))
 
     def result(self) -> jax.Array:
-        """The mean of everything so far, over all replicas: a float32 scalar, M; 0 if there is nothing yet.
+        """The mean of all values so far, over all replicas: a float32 scalar, M; 0 if there are no values yet.
 
         Raises:
-          ContextError: called in a step, where a replica knows its own sums only.
+          ContextError: called in a step, where each replica has its own sums only.
         """
         _check_outside(f"{type(self).__name__}.result")
         total, weight = (jnp.asarray(v.read_value()) for v in (self._total, self._weight))
@@ -99,7 +99,7 @@ class Mean:
         return jnp.where(nothing, jnp.zeros_like(total), total / jnp.where(nothing, jnp.ones_like(weight), weight))
 
     def reset(self) -> None:
-        """Start anew.
+        """Set the sums to 0.
 
         Raises:
           ContextError: called in a step.
@@ -113,28 +113,28 @@ class Mean:
 
 
 class Accuracy(Mean):
-    """How many of the examples are predicted right, over batches and replicas; see :class:`Mean`.
+    """The share of examples that are predicted right, over batches and replicas; see :class:`Mean`.
 
-    What ``update`` makes of predictions depends on their shape and dtype:
+    The predicted class depends on the shape and dtype of the predictions:
 
-    ==================================  ==============================  =====================================
-    labels                              predictions                     right is
-    ==================================  ==============================  =====================================
-    ``[batch, …]``                      integers of that shape          the same class
+    ==================================  ==============================  ===============================================
+    labels                              predictions                     predicted class
+    ==================================  ==============================  ===============================================
+    ``[batch, …]``                      integers of that shape          the prediction
     ``[batch, …]``                      ``[batch, …, classes]``         the class with the highest score
-    ``[batch, …]``, 0 or 1              ``[batch, …, 1]``, floats       class 1 if the score is above the threshold
-    ``[batch]`` or ``[…, 1]``, 0 or 1   floats of that shape            likewise
-    other ones, 0 or 1                  floats of that shape            likewise, if a threshold was given
-    ==================================  ==============================  =====================================
+    ``[batch, …]``, 0 or 1              ``[batch, …, 1]``, floats       1 if the score is above the threshold, else 0
+    ``[batch]`` or ``[…, 1]``, 0 or 1   floats of that shape            the same
+    other shapes, 0 or 1                floats of that shape            the same; here you must give a threshold
+    ==================================  ==============================  ===============================================
 
     Args:
       name: of its variables.
-      threshold: above which score class 1 is predicted, where there is one score for two classes: 0.5 of probabilities,
-        which is the default, and 0 of logits. Given, it says that each number is a decision of its own, also where
+      threshold: for one score and two classes: a score above it predicts class 1. The default is 0.5, for
+        probabilities; for logits give 0. A given threshold also says that each score is a decision of its own, where
         labels could be one-hot.
 
     Raises:
-      ValueError: ``threshold`` is no number.
+      ValueError: ``threshold`` is not a number.
 
     >>> import replicax, numpy as np
     >>> accuracy = replicax.Accuracy()
@@ -159,10 +159,11 @@ class Accuracy(Mean):
         Args:
           labels: ``[batch, …]``, the classes, integers.
           predictions: classes, or scores; see the table of the class.
-          sample_weight: as in :meth:`Mean.update`, also for what it raises.
+          sample_weight: as in :meth:`Mean.update`, also for the errors.
 
         Raises:
-          ValueError: ``labels`` and ``predictions`` don't go together; or labels could be classes as well as one-hot.
+          ValueError: the shapes of ``labels`` and ``predictions`` don't fit; or labels may be one-hot or not, and no
+            threshold was given.
         """
         labels = as_array(labels, "Accuracy.update: labels")
         predictions = as_array(predictions, "Accuracy.update: predictions")
@@ -172,7 +173,7 @@ class Accuracy(Mean):
         """Which of the labels are predicted."""
         are_scores = jnp.issubdtype(predictions.dtype, jnp.inexact)
         has_classes = predictions.shape[:-1] == labels.shape and predictions.ndim == labels.ndim + 1
-        if has_classes and predictions.shape[-1] == 1:  # one class to choose from would always be right, or never
+        if has_classes and predictions.shape[-1] == 1:  # argmax of one score would always be class 0
             predictions = predictions[..., 0]
         elif has_classes and predictions.shape[-1]:
             predictions, are_scores = jnp.argmax(predictions, axis=-1), False
@@ -195,4 +196,4 @@ class Accuracy(Mean):
 
 def _check_outside(method: str) -> None:
     if context.in_step():
-        raise ContextError(f"{method} was called inside a step: a replica knows its own sums only. Call it outside.")
+        raise ContextError(f"{method} was called inside a step: each replica has its own sums only. Call it outside.")

@@ -30,18 +30,17 @@ if TYPE_CHECKING:
 class Optimizer:
     """Changes variables by their gradients, with the rule of an Optax transformation.
 
-    Its state is made of variables too (*slots*, such as momenta, and counters), which live where the variables
-    that they belong to live. They are created when the optimizer first meets its variables: by :meth:`build`, or
-    in the first step.
+    Its state consists of variables, too: *slots*, such as momenta, and counters. A slot is stored in the same place and
+    layout as its variable. The state is created by :meth:`build`, or in the first step.
 
     Args:
       tx: an ``optax.GradientTransformation``. It sees parameters and gradients as the pytree that the variables are
-        passed in, so labels, masks and key paths are those of that tree.
-      name: the names of its state's variables begin with it. If another optimizer of the strategy has it already, it
-        gets a number.
+        passed in, so write labels, masks and key paths for that tree.
+      name: the names of its state's variables begin with it. If another optimizer of the strategy has this name
+        already, a number is added.
 
     Raises:
-      TypeError: ``tx`` is something else.
+      TypeError: ``tx`` is not a gradient transformation.
 
     >>> import replicax, optax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -77,12 +76,12 @@ class Optimizer:
         """Create the state for ``variables``; a second call for the same variables does nothing.
 
         Args:
-          variables: those that the optimizer is to change, of one strategy: a pytree of them (an iterator becomes a
-            list). The transformation sees parameters as such a tree.
+          variables: a pytree of the variables to optimise, all of one strategy (an iterator becomes a list). The
+            transformation sees the parameters in this tree.
 
         Raises:
-          ValueError: there are none, one is listed twice, or the optimizer has been built for others.
-          TypeError: one of them is on-read or not a float, so that no gradient could change it.
+          ValueError: there are none, one is listed twice, or the optimizer was built for other variables.
+          TypeError: a variable is on-read, or its dtype is not a float.
         """
         variables, tree_of_variables = _taken_apart(variables)
         if self._variables:
@@ -116,7 +115,7 @@ class Optimizer:
         current_store().if_it_fails(self._reset)
 
     def _slots(self, variables: list[Variable], tree_of_variables: Any) -> tuple[list[Variable], Any]:
-        """The variables of the state: one of a parameter's shape lies as the parameter does."""
+        """The variables of the state; a slot with the shape of its parameter has its layout."""
 
         def initial(stored: list[Any]) -> Any:
             whole = [v.layout.whole(array) for v, array in zip(variables, stored, strict=True)]
@@ -139,7 +138,7 @@ class Optimizer:
 
         values: list[Any] = [None] * len(layouts)
         for device in {layout.logical_device: None for layout in layouts}:
-            # Each logical device makes its own slots, and sees no others.
+            # Each logical device makes its own slots, and no others.
             own = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
             where = layouts[own[0]].mesh(mesh)
             make, needed = _jax.partly(stored, avals, own)
@@ -162,28 +161,28 @@ class Optimizer:
 
         Args:
           gradients: a pytree like ``variables``, as ``value_and_grad`` returns it; or pairs of a gradient and its
-            variable, as from ``zip(gradients, variables)``, and no ``variables``. Each is of its variable's shape. A
-            gradient may be :class:`IndexedSlices`: it is summed as such, and becomes an array where the transformation
-            is applied. Variables whose gradient is ``None`` are left out.
-          variables: a pytree of variables. The transformation sees the parameters in this tree (of pairs: in a list)
-            as it was in the first call, and each call must name the same variables.
+            variable, as from ``zip(gradients, variables)``, without the argument ``variables``. Each gradient has its
+            variable's shape. A gradient may be :class:`IndexedSlices`: its rows are gathered, and it becomes a dense
+            array for the transformation. Variables whose gradient is ``None`` are left out.
+          variables: a pytree of variables. The transformation sees the parameters in the tree of the first call (for
+            pairs: in a list). Each call must name the same variables.
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
-            ``False`` they have been reduced already (M).
+            ``False`` they must be reduced already (M).
           **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
-            ``aggregate``, ``value`` and ``grad`` are this replica's shares, as the gradients are, and are summed with
-            them; so are what a function such as ``value_fn`` returns, and its gradient. While such a function runs,
-            the variables have the parameters that it gets. All else must be the same on every replica (M), and
-            without ``aggregate`` all is.
+            ``aggregate``, ``value`` and ``grad`` are this replica's shares, and are summed with the gradients; so are
+            the result of a function such as ``value_fn``, and its gradient. While such a function runs, the variables
+            have the values of its parameters. Every other argument must be the same on every replica (M). Without
+            ``aggregate`` all arguments must be.
 
         Raises:
-          LocalityError: with ``aggregate``, a gradient that has been all-reduced already, and would be counted n
-            times; without, one that differs between replicas. The same of further arguments.
-          ValueError: a gradient of another shape, gradients in another structure; other variables than before; no
+          LocalityError: with ``aggregate``, a gradient that is all-reduced already, and would be counted n
+            times on n replicas; without, a gradient that differs between replicas. The same for further arguments.
+          ValueError: a gradient of another shape; gradients in another structure; other variables than before; no
             gradient at all.
-          TypeError: no pairs, or pairs of something else; the transformation does not take a further argument.
+          TypeError: not pairs of a gradient and a variable; the transformation does not take a further argument.
           ContextError: called in cross-replica context.
 
-        With ``aggregate``, one fused all-reduce for all gradients, and those that functions cost.
+        With ``aggregate``, one fused all-reduce for all gradients; functions among the arguments take more.
 
         >>> import replicax, optax
         >>> w = replicax.Variable([1.0, 1.0])
@@ -248,7 +247,7 @@ class Optimizer:
         """``(gradients, state, parameters, further arguments)`` to new parameters and state."""
         tx = self.tx
         if self._changes is None or self._changes[0] is not tx:
-            import optax  # a tenth of a second, and whoever gets here has loaded it
+            import optax  # takes 0.1 s; a user with a transformation has loaded it already
 
             def change(gradients: Any, state: Any, parameters: Any, further: Any) -> tuple[Any, Any]:
                 updates, state = tx.update(gradients, state, parameters, **further)
@@ -278,7 +277,7 @@ def _as_tree(values: Any) -> Any:
 
 
 def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """Gradients with their variables, those without left out; and the tree of the variables that are left."""
+    """Gradients with their variables, and the tree of these variables; those without a gradient are left out."""
     if variables is None:
         found = pairs_of(gradients)
         chosen: Any = [v for g, v in found if g is not None]

@@ -1,7 +1,7 @@
-"""What the leaves of an optimizer's state are called, and where they lie.
+"""The names and layouts of the leaves of an optimizer's state.
 
-Optax keeps its state in trees of its own, and somewhere in them trees like that of the parameters. So a leaf belongs to
-the variable whose path in the parameters' tree its own path ends with.
+Optax keeps its state in trees of its own, which contain trees like that of the parameters. So if the path of a leaf
+ends with the path of a variable in the parameters' tree, the leaf belongs to that variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Path = tuple[Any, ...]
 
 
 def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
-    """The variable whose slot a leaf of the state is, as far as can be told; ``None`` of a counter, say.
+    """The variable that a leaf of the state is a slot of, as far as paths and shapes tell; ``None`` for a counter.
 
     Args:
       path: of the leaf, in the state.
@@ -35,13 +35,13 @@ def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path,
     """
     fitting = [(place, v) for place, v in variables if path[len(path) - len(place) :] == place]
     same_shape = [(place, v) for place, v in fitting if v.shape == shape]
-    # Where there is one variable and no tree, every path ends with its path: only what looks like it is its slot.
+    # A single variable that is not in a tree has the empty path: then only leaves of its shape are its slots.
     candidates = same_shape or [(place, v) for place, v in fitting if place]
     return max(candidates, key=lambda pair: len(pair[0]))[1] if candidates else None
 
 
 def name_of_slot(optimizer: str, path: Path, owner: Variable | None, variables: Sequence[tuple[Path, Variable]]) -> str:
-    """The name of a leaf of the state: with the optimizer's, and that of the variable that it belongs to."""
+    """The name of a leaf of the state: the optimizer's name, the path, and the name of its variable."""
     if owner is None:
         return f"{optimizer}{jax.tree_util.keystr(path)}"
     place = next(place for place, v in variables if v is owner)
@@ -49,7 +49,7 @@ def name_of_slot(optimizer: str, path: Path, owner: Variable | None, variables: 
 
 
 def layout_of_slot(shape: tuple[int, ...], owner: Variable | None, variables: Sequence[Variable]) -> Layout:
-    """That of the variable whose slot it is, or else of one of its shape."""
+    """The layout of its variable, if the shapes are the same; or else of a variable with its shape."""
     candidates = variables if owner is None else [owner, *variables]
     default = variables[0].strategy.extended.default_layout
     return next((v.layout for v in candidates if v.shape == shape), default)

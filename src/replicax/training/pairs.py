@@ -1,4 +1,4 @@
-"""Pairs of a gradient and its variable, as a caller hands them over."""
+"""Pairs of a gradient and its variable, as a caller passes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     """The pairs in ``grads_and_vars``, with gradients that may be ``None``.
 
     Raises:
-      TypeError: it is no iterable of pairs; or what stands in one is no gradient, or no variable.
+      TypeError: it is not an iterable of pairs of a gradient and a variable.
     """
     what = "apply_gradients"
     if isinstance(grads_and_vars, Variable | jax.Array) or not isinstance(grads_and_vars, Iterable):
@@ -25,16 +25,16 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     for i, pair in enumerate(grads_and_vars):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
-                f"{what}: entry {i} is {pair!r}, and no pair (gradient, variable): pass zip(gradients, variables)"
+                f"{what}: entry {i} must be a pair (gradient, variable), got {pair!r}: pass zip(gradients, variables)"
             )
         gradient, variable = pair
         if not isinstance(variable, Variable):
             if isinstance(gradient, Variable):
                 raise TypeError(
-                    f"{what}: entry {i} is the pair of {gradient.describe()} and {variable!r}, the wrong way round: "
+                    f"{what}: entry {i} has {gradient.describe()} first and {variable!r} second, the wrong way round: "
                     "the gradient comes first"
                 )
-            raise TypeError(f"{what}: entry {i} has {variable!r} where its variable should be")
+            raise TypeError(f"{what}: the second part of entry {i} must be a variable, got {variable!r}")
         if gradient is not None and not is_slices(gradient):
             check_numbers(gradient, f"{what}: the gradient of {variable.describe()}")
         pairs.append((gradient, variable))

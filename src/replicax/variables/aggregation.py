@@ -1,11 +1,14 @@
-"""What reading and assigning a variable means: synchronization × aggregation, in both contexts.
+"""What reading and assigning a variable do: synchronization × aggregation, in both contexts.
 
 ============  ==================  ==========================  =================================
               cross assign        replica assign              cross read
 ============  ==================  ==========================  =================================
 on-write      set every copy      combine, set every copy     the value
-on-read       set or share out    set this replica's copy     combine the copies
+on-read       set or divide       set this replica's copy     combine the copies
 ============  ==================  ==========================  =================================
+
+"Cross" is in cross-replica context, "replica" in replica context. An on-read sum variable divides the value equally
+over its copies.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from replicax.old_names import RenamedMembers
 
 
 class Synchronization(enum.Enum):
-    """When the replicas' copies of a variable are brought together.
+    """When the replicas' copies of a variable are combined.
 
     >>> import replicax
     >>> replicax.Synchronization("on_read")
@@ -32,9 +35,9 @@ class Synchronization(enum.Enum):
     NONE = "none"
     """Never: one value, for a variable with a single copy. Like ``ON_WRITE`` here."""
     ON_WRITE = "on_write"
-    """Always equal: an assignment changes all copies alike (a *mirrored* variable)."""
+    """At each assignment: it changes all copies alike, so they are always equal (a *mirrored* variable)."""
     ON_READ = "on_read"
-    """Each replica updates its own copy; they are combined when the variable is read from outside a replica."""
+    """Each replica updates its own copy; a read in cross-replica context combines the copies."""
 
 
 class Aggregation(enum.Enum, metaclass=RenamedMembers):
@@ -46,7 +49,7 @@ class Aggregation(enum.Enum, metaclass=RenamedMembers):
     """
 
     NONE = "none"
-    """They don't: replicas must agree on what they assign."""
+    """They are not combined: all replicas must assign the same value."""
     SUM = "sum"
     """Add up. A value that all n replicas share counts n times."""
     MEAN = "mean"
@@ -75,7 +78,7 @@ def parse_aggregation(value: Aggregation | str) -> Aggregation:
 
 
 def share_of(total: Any, replica: Any, num_replicas: int) -> Any:
-    """One replica's share of ``total``; the shares add up to it, exactly if it is of integers."""
+    """One replica's share of ``total``. The shares add up to it; for integers exactly."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return total / num_replicas
     quotient, remainder = total // num_replicas, total % num_replicas

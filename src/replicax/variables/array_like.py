@@ -16,7 +16,7 @@ from replicax.old_names import missing
 
 
 class ArrayLike(Opaque, abc.ABC):
-    """What has a value, and acts like it wherever an array is expected."""
+    """A thing with a value, which it acts like wherever an array is expected."""
 
     shape: Any
 
@@ -56,11 +56,11 @@ class ArrayLike(Opaque, abc.ABC):
         return int(self.shape[0])
 
     def __getattr__(self, name: str) -> Any:
-        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable has no word on.
+        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable does not define itself.
         if name.startswith("_") or name in {"slot", "strategy"}:
             raise AttributeError(name)
         if not hasattr(jax.Array, name):
-            otherwise = f"a Variable has no attribute {name!r}, nor has an array"
+            otherwise = f"a Variable has no attribute {name!r}, and neither has an array"
             raise missing(self, name, otherwise)
         return getattr(self.read_value(), name)
 

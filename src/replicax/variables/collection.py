@@ -1,4 +1,4 @@
-"""Collections: the variables of a strategy, and what its workers must agree on about them."""
+"""The variables of a strategy, and the values of them that all workers must agree on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VariableCollection:
-    """The variables of a strategy, by their numbers and names, which are the same on all workers.
+    """The variables of a strategy, by number and name. Both are the same on all workers.
 
     Args:
       replicas: on whose devices they lie.
@@ -50,7 +50,7 @@ class VariableCollection:
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def named(self, owner: Any, wanted: str) -> str:
-        """The name of ``owner``: ``wanted``, with a number if another has that name.
+        """The name of ``owner``: ``wanted``, with a number if another object has that name.
 
         A name is free again when its owner is gone.
         """
@@ -62,7 +62,7 @@ class VariableCollection:
         return name
 
     def rename(self, owner: Any, name: str) -> None:
-        """Give ``owner`` the name that another worker knows it by."""
+        """Give ``owner`` the name that it has on another worker."""
         self._owners[name] = owner
 
     def add(self, variable: Variable) -> int:
@@ -76,10 +76,10 @@ class VariableCollection:
 
 
 def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
-    """The stored array that a new variable starts with: the chief's, where the workers have come upon others.
+    """The stored array that a new variable starts with: the chief's, if the workers' initial values differ.
 
-    Workers initialise alike as a rule, and nothing is sent but a fingerprint. But ``np.random`` without a seed is
-    another one in every process, and copies that differ from the start would never be the same again.
+    Usually all workers compute the same initial value, and only a fingerprint is sent. But ``np.random`` without a seed
+    gives other numbers in every process, and copies that differ at the start would differ for ever.
 
     Raises:
       ValueError: the workers create different variables here.
@@ -99,7 +99,7 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
                 f"{', '.join(offers[0][:2])}, and worker {worker} one of {', '.join(offer[:2])}. All workers must "
                 "create the same variables in the same order."
             )
-    # Which names are free may depend on what the garbage collector has got to.
+    # Which names are free may depend on what the garbage collector has collected already.
     variable.name = offers[0][3]
     variable.collection.rename(variable, variable.name)
     if all(offer[:3] == offers[0][:3] for offer in offers):
@@ -116,12 +116,12 @@ def check_agreed(variable: Variable, value: Any) -> None:
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
-        return  # what lies on all workers has been computed by all
+        return  # an array on all workers was computed by all
     differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
     if differing is not None:
         raise LocalityError(
-            f"{variable.describe()} was assigned a value of this worker's, and worker {differing[1]} has another than "
-            "worker 0. All workers must assign the same: reduce what differs, or assign it inside a step."
+            f"{variable.describe()} was assigned a plain value, which must be the same on all workers, but worker "
+            f"{differing[1]} has another than worker 0. Reduce the value first, or assign it inside a step."
         )
 
 

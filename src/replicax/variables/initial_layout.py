@@ -50,7 +50,7 @@ _colocation = _Colocation()
 
 @contextlib.contextmanager
 def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
-    """New variables of ``replicas`` lie where ``what``, which has this layout, does."""
+    """New variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
     _colocation.places.append((replicas, layout, what))
     try:
         yield
@@ -62,7 +62,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
     """The layout of ``variable``, if it is created inside :func:`colocated`.
 
     Raises:
-      ValueError: it is to lie somewhere else, too.
+      ValueError: its arguments ask for another place.
     """
     replicas = variable.replicas
     place = next((p for p in reversed(_colocation.places) if p[0] is replicas), None)
@@ -83,18 +83,18 @@ def layout_for(
     partition_dimensions: Sequence[int] | None,
     logical_device: int | None,
 ) -> Layout:
-    """How ``variable``, of which the rest is known, is to lie on the devices of its strategy.
+    """The layout of ``variable`` on the devices of its strategy; all but the layout is set already.
 
     Args:
       variable: the variable.
       partitioner: splits it over the replicas; by default the strategy's.
-      partition_dimensions: split it over the logical devices of each replica; then the default does not.
-      logical_device: the one of each replica that is to have it.
+      partition_dimensions: split it over the logical devices of each replica. Then the default partitioner is not used.
+      logical_device: the number of the logical device of each replica that has the variable.
 
     Raises:
       ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
-        partitioner and partition dimensions. A partitioner that returns something else than it should. No such logical
-        device, or partition dimensions as well. Any of these inside :func:`colocated`.
+        partitioner and partition dimensions. A partitioner with a wrong result. No such logical device, or a logical
+        device together with partition dimensions. Any of these arguments inside :func:`colocated`.
     """
     beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
     if beside_another is not None:
@@ -144,7 +144,7 @@ def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
     """The number of a logical device.
 
     Raises:
-      TypeError: it is no int.
+      TypeError: it is not an int.
       ValueError: a replica has no such logical device.
     """
     try:
@@ -164,17 +164,20 @@ def on_logical_device(layout: Layout, logical_device: int) -> Layout:
     """The same layout on one logical device of each replica.
 
     Raises:
-      PlacementError: what is split over the logical devices, or on one device for all replicas, can't be there.
+      PlacementError: the variable is split over the logical devices, or is on one device for all replicas.
     """
     if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
-        raise PlacementError("what is split over the logical devices, or on a device for all, can't be on one of each")
+        raise PlacementError(
+            "a variable that is split over the logical devices, or is on one device for all replicas, can't be on one "
+            "logical device of each replica"
+        )
     return dataclasses.replace(layout, logical_device=logical_device)
 
 
 def move(variable: Variable, logical_device: int) -> None:
-    """Have ``variable`` on one logical device of each replica from now on, and nowhere else."""
+    """Move ``variable`` to one logical device of each replica, for good."""
     with launching:
         variable.layout = on_logical_device(variable.layout, logical_device)
         variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
-        cache.forget(variable.slot)  # programs that would look for it where it was
+        cache.forget(variable.slot)  # programs that expect it at its old place

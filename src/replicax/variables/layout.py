@@ -1,7 +1,7 @@
 """Layouts: how a variable's value lies on the devices of its strategy.
 
-A value is laid out as one array over the mesh, the *stored* one. A layout says how the two belong together, and
-what one replica finds on its own device.
+A value is stored as one array over the mesh, the *stored* array. A layout converts between the two, and says which part
+each replica has.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layout(Protocol):
 
     @property
     def logical_device(self) -> int | None:
-        """The one of each replica's logical devices that has it; ``None`` for all of them."""
+        """The number of the logical device of each replica that has the value; ``None`` for all of them."""
 
     @property
     def spec(self) -> PartitionSpec:
@@ -44,11 +44,11 @@ class Layout(Protocol):
 
     @property
     def whole_spec(self) -> PartitionSpec:
-        """Of the value that is in it, of a layout in which all replicas have the same."""
+        """Of the whole value; only for layouts in which all replicas have the same value."""
 
     @property
     def home(self) -> jax.Device | None:
-        """The one device that has the stored array between programs; ``None`` if it stays on the mesh."""
+        """The device that has the stored array between programs; ``None`` if it stays on the mesh."""
 
     def mesh(self, mesh: Mesh) -> Mesh:
         """The part of the strategy's mesh that has the stored array."""
@@ -57,10 +57,10 @@ class Layout(Protocol):
         """Of the stored array, between programs."""
 
     def whole(self, stored: Any) -> Any:
-        """The value that is in ``stored``, of a layout in which all replicas have the same."""
+        """The value that ``stored`` holds; only for layouts in which all replicas have the same value."""
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
-        """What each of these replicas has of a value that is the same for all."""
+        """The part of each of these replicas of a value that is the same for all."""
 
     def stored(self, value: Any) -> Any:
         """The stored array that holds ``value``, of one replica's shape, on every replica."""
@@ -74,11 +74,11 @@ class Layout(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Usual(abc.ABC):
-    """Stored between programs as it is in them, and whole.
+    """Stored in the same way between programs and in them, and not split over the replicas.
 
     Attributes:
       axes: how each replica's value is split over its logical devices; empty if it is not.
-      logical_device: the one of each replica's that has it; ``None`` for all of them.
+      logical_device: the number of the logical device of each replica that has the value; ``None`` for all of them.
     """
 
     axes: Axes = dataclasses.field(default=(), kw_only=True, repr=False)
@@ -120,7 +120,7 @@ class _Usual(abc.ABC):
 
     @abc.abstractmethod
     def _on_replicas(self, replicas: int, logical: int) -> str:
-        """Where the value is, in words, whatever its logical devices."""
+        """Where the value is, in words, without its logical devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Mirrored(_Usual):
 
 @dataclasses.dataclass(frozen=True)
 class Central(Mirrored):
-    """The whole value on one device, from where each program gets it and to where it brings it back.
+    """The whole value on one device. Each program copies it from there, and copies the new value back.
 
     Attributes:
       home: the device.
@@ -182,16 +182,16 @@ class Copies(_Usual):
 
 @dataclasses.dataclass(frozen=True)
 class Split(_Usual):
-    """A piece of the value on every replica: the replicas' pieces, one after the other along a dim, are the whole.
+    """A piece of the value on every replica: the pieces, one after the other along a dim, are the whole value.
 
-    All pieces are stored with the same size; where the value does not divide evenly, the last ones are filled up
-    with zeros that are no part of it.
+    All pieces are stored with the same size. If the value does not divide evenly, the last pieces are filled up
+    with zeros, which are not part of the value.
 
     Attributes:
-      dim: along which the value is split.
+      dim: the dim along which the value is split.
       size: of the whole value in that dim.
       piece: size of each stored piece.
-      replicas: how many pieces there are; the last ones may be all filling.
+      replicas: the number of pieces; the last ones may consist of filling only.
     """
 
     dim: int
@@ -206,7 +206,7 @@ class Split(_Usual):
 
     @property
     def filling(self) -> int:
-        """How much of the stored array's dim is no part of the value."""
+        """How many entries along the stored array's dim are not part of the value."""
         return self.replicas * self.piece - self.size
 
     def stored(self, value: Any) -> Any:
@@ -229,7 +229,7 @@ class Split(_Usual):
 
 
 def _module_of(value: Any) -> Any:
-    """NumPy for its arrays, so that they need not go to a device whole."""
+    """NumPy for NumPy arrays, so that they need not be put on a device whole."""
     return np if isinstance(value, np.ndarray) else jnp
 
 
@@ -242,15 +242,15 @@ def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -
 
 
 def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits: bool) -> Layout:
-    """The layout of a value that is to lie where another does.
+    """The layout of a value beside another value.
 
-    Split like that one where its shape allows, and whole in the same places otherwise.
+    It is split like the other if its shape allows, and otherwise whole in the same places.
 
     Args:
-      layout: of the other.
+      layout: of the other value.
       shape: of the value.
       mesh: of the strategy.
-      own: whether each of several replicas has a value of its own.
+      own: whether each of several replicas has its own value.
       splits: whether the value can be split over the replicas.
     """
     replicas = mesh.shape[REPLICA_AXIS]

@@ -1,4 +1,4 @@
-"""Variables whose array is gone: what stands in its place, and how that is told."""
+"""Variables whose array is gone: the object in its place, and the errors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from replicax.variables.slots import Slot
 
 DELETED = (
-    "the array that its .value gave out has been deleted, by .delete() or because it was donated to a function "
+    "the array of its .value has been deleted, by .delete() or because it was donated to a function "
     "(jax.jit with donate_argnums); pass a copy of it (jnp.copy) to such a function"
 )
 
 
 class LostArray:
-    """Stands for the array of a variable that has none.
+    """Stands in the place of the array of a variable that has lost it.
 
     Attributes:
-      reason: what has happened.
-      cause: the exception that took it, if one did.
+      reason: why it is lost.
+      cause: the exception that the array was lost by, if there was one.
     """
 
     __slots__ = ("cause", "reason")
@@ -33,10 +33,10 @@ class LostArray:
         self.cause = cause
 
     def error(self, what: str) -> VariableLostError:
-        """What to raise where the value of ``what`` is wanted."""
+        """The error to raise when the value of ``what`` is read."""
         error = VariableLostError(
-            f"{what} has no value any more: {self.reason}. Assign it a new one, such as that of the last checkpoint; "
-            "then it is as good as new."
+            f"{what} has no value any more: {self.reason}. Assign it a new value, for example that of the last "
+            "checkpoint; then it works again."
         )
         error.__cause__ = self.cause
         return error
@@ -46,8 +46,8 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
     """The array of a variable.
 
     Args:
-      slot: has it.
-      describe: says which variable it is.
+      slot: of the variable.
+      describe: returns the variable's name, dtype and shape.
 
     Raises:
       VariableLostError: it is gone, or the program that was to compute it has failed.
@@ -70,7 +70,7 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
 
 
 def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Slot]:
-    """After a program that uses the variables of ``slots`` has failed: which of them it took along."""
+    """After a program that uses the variables of ``slots`` has failed: mark those whose arrays are lost."""
     lost = [slot for slot in slots if isinstance(slot.array, jax.Array) and slot.array.is_deleted()]
     for slot in lost:
         slot.array = LostArray(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)

@@ -1,8 +1,8 @@
-"""Partitioners: into how many pieces a variable is split, and along which dim.
+"""Partitioners: the number of pieces of a variable, and the dim along which it is split.
 
-A partitioner is called with a variable's shape and dtype, and returns how many pieces there should be along each
+A partitioner is called with a variable's shape and dtype, and returns the number of pieces along each
 dim: ``[1, 4]`` splits a matrix by its columns into four. At most one number may be more than 1. There is at most
-one piece for each replica, and for each index of the dim; pieces may be uneven.
+one piece for each replica, and for each index of the dim; pieces may differ in size.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Partitioner = Callable[[tuple[int, ...], Any], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class FixedShardsPartitioner:
-    """As many pieces as you say, all of one size but the last ones, which may be smaller or empty.
+    """A fixed number of pieces. All have the same size, but the last ones may be smaller or empty.
 
     Attributes:
-      num_shards: how many.
-      dim: along which dim; negative counts from the end.
+      num_shards: the number of pieces.
+      dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
     >>> replicax.FixedShardsPartitioner(2)((10, 3), "float32")
@@ -44,12 +44,12 @@ class FixedShardsPartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MinSizePartitioner:
-    """As many pieces as can be, none smaller than a minimum, but perhaps the last.
+    """As many pieces as possible, none smaller than a minimum; only the last piece may be smaller.
 
     Attributes:
       min_shard_bytes: the smallest size of a piece.
       max_shards: the largest number of pieces.
-      dim: along which dim; negative counts from the end.
+      dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
     >>> replicax.MinSizePartitioner(min_shard_bytes=40, max_shards=8)((32,), "float32")  # 128 bytes
@@ -69,12 +69,12 @@ class MinSizePartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MaxSizePartitioner:
-    """As few pieces as can be, none larger than a maximum.
+    """As few pieces as possible, none larger than a maximum.
 
     Attributes:
       max_shard_bytes: the largest size of a piece.
-      max_shards: the largest number of pieces, which goes before the size; ``None`` for no such limit.
-      dim: along which dim; negative counts from the end.
+      max_shards: the largest number of pieces, even if pieces then are too large; ``None`` for no such limit.
+      dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
     >>> replicax.MaxSizePartitioner(max_shard_bytes=40)((8, 4), "float32")  # 8 rows of 16 bytes
@@ -99,9 +99,10 @@ class MaxSizePartitioner:
 
 
 def over_all(replicas: int, min_bytes: int = 1024) -> Partitioner:
-    """Split over all replicas what has at least ``min_bytes``, along the largest dim, those that divide evenly first.
+    """Split variables of at least ``min_bytes`` over all replicas.
 
-    To split what is smaller would cost as many collectives, and save next to nothing.
+    The dim is the largest among those that divide evenly, or else the largest. To split smaller variables would take as
+    many collectives, and save almost no memory.
     """
 
     def partition(shape: tuple[int, ...], dtype: Any) -> list[int]:
@@ -114,10 +115,10 @@ def over_all(replicas: int, min_bytes: int = 1024) -> Partitioner:
 
 
 def checked_partitioner(partitioner: Any) -> Partitioner | None:
-    """``partitioner``, if it is one.
+    """``partitioner``, after a check of its type.
 
     Raises:
-      TypeError: it can't be called.
+      TypeError: it is not callable.
     """
     if partitioner is not None and not callable(partitioner):
         raise TypeError(
@@ -129,10 +130,10 @@ def checked_partitioner(partitioner: Any) -> Partitioner | None:
 
 
 def layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
-    """The layout that ``partitioner`` asks for, of the variable ``name``.
+    """The layout that ``partitioner`` gives the variable ``name``.
 
     Raises:
-      ValueError: it returned something else than a positive number for each dim, of which one may be more than 1.
+      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
     """
     if partitioner is None or replicas == 1:
         return Mirrored()

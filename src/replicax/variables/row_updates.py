@@ -33,12 +33,12 @@ class RowUpdates:
         """Add rows, combined over the replicas as in :meth:`assign`, and return the variable.
 
         Args:
-          slices: the rows; of the variable's shape. Combining them takes two all-gathers of the rows; a variable
-            that is split by its rows changes in pieces, one that is split otherwise is gathered.
+          slices: the rows; their ``shape`` is the variable's. Combining them takes two all-gathers of the rows. A
+            variable split by its rows changes in pieces; a variable split along another dim is gathered.
 
         Raises:
-          TypeError, ValueError: it is no :class:`IndexedSlices`, or of another shape or kind of dtype; or a row is out
-            of range, where that is known (see there). Elsewhere such a row is left out.
+          TypeError, ValueError: not an :class:`IndexedSlices`, or of another shape or kind of dtype; or an index is out
+            of range, if its value is known (see :class:`IndexedSlices`). Otherwise such a row is left out.
           LocalityError, TraceError: as :meth:`assign`.
         """
         return self._scatter(slices, lambda value, s: value.at[s.indices].add(s.values), "scatter_add")
@@ -51,13 +51,13 @@ class RowUpdates:
         """Set rows; see :meth:`scatter_add`.
 
         Raises:
-          ValueError: also if the variable is on-write with aggregation sum or mean: rows that some replicas set and
-            others do not have no sum.
+          ValueError: also if the variable is on-write with aggregation sum or mean: a row that only some replicas set
+            has no sum.
         """
         if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self.is_on_read:
             raise ValueError(
-                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, as a replica "
-                "need not set all of them; use scatter_add, or aggregation 'only_first_replica'"
+                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, because only "
+                "some replicas may set a row; use scatter_add, or aggregation 'only_first_replica'"
             )
         return self._scatter(slices, lambda value, s: value.at[s.indices].set(s.values), "scatter_update")
 
@@ -78,6 +78,8 @@ class RowUpdates:
         if self._in_replica():
             slices = self._combined(slices)
         elif self.is_stacked:
-            raise ValueError(f"{self.describe()}: {method} from across would change every copy; call it inside a step")
+            raise ValueError(
+                f"{self.describe()}: {method} in cross-replica context would change every copy; call it inside a step"
+            )
         variable: Any = self
         return self._write(change(current_store().read(variable), slices))

@@ -10,26 +10,26 @@ from replicax.variables.variable import Variable
 
 
 class ShardedVariable(Variable):
-    """A variable of which each replica holds a piece.
+    """A variable split over the replicas: each has a piece.
 
-    In a step it is used like any other, and is the same for all replicas: it is gathered where the whole of it is
-    needed, each time anew, and free afterwards. What is computed from it element by element stays in pieces. Its
-    gradient is reduce-scattered, and an optimizer keeps its slots in the same pieces. In
-    :class:`replicax.ShardedStrategy` all variables of some size are such.
+    A step uses it like any other variable, with the same value on all replicas. Each operation that needs the whole
+    value gathers it, and frees it afterwards. Elementwise operations run on the pieces. Its
+    gradient is reduce-scattered, and an optimizer keeps its slots in the same pieces. Under
+    :class:`replicax.ShardedStrategy` all variables of at least 1 KiB are split like this.
 
     Args:
       initial_value: as for :class:`Variable`; from a callable each device computes its own piece.
-      partitioner: into how many pieces to split, along which dim: a :class:`FixedShardsPartitioner`,
+      partitioner: the number of pieces, and the dim: a :class:`FixedShardsPartitioner`,
         :class:`MinSizePartitioner`, :class:`MaxSizePartitioner` or a function from shape and dtype to a number for
-        each dim, of which one may be above 1. There is at most one piece for each replica; they may be uneven. By
-        default, a piece for each replica, along the largest dim, those that divide evenly first.
+        each dim, of which one may be above 1. There is at most one piece for each replica; pieces may differ in size.
+        By default each replica has a piece, along the largest dim that divides evenly, or else along the largest dim.
       options: the further options of :class:`Variable`.
 
     Raises:
-      ValueError: as :class:`Variable`; also if it is on-read, as then each replica has a value of its own; or if the
-        partitioner returns something else.
+      ValueError: as :class:`Variable`; also if it is on-read, as then each replica has its own value; or if the
+        partitioner has a wrong result.
 
-    Locality: M. Reading issues one all-gather where all of it is needed; see also :meth:`Variable.assign`.
+    Locality: M. Reading issues one all-gather if the whole value is needed; see also :meth:`Variable.assign`.
 
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -1,8 +1,8 @@
-"""The arrays of variables, as they lie on the devices.
+"""The arrays of variables, as they are stored on the devices.
 
-A program that updates many variables takes their arrays in one list and returns the new ones in another. To go
-through all variables before and after each call would cost a good part of a small step, so variables that were
-written together stay together: they share the list, and the next call passes it on as it is.
+A program that updates many variables takes their arrays in one list and returns the new ones in another. A loop
+over all variables before and after each call would take a good part of the time of a small step. So variables that
+were written together share the list, and the next call passes it on as it is.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class SlotGroup:
     """Slots that share one list of arrays.
 
     Attributes:
-      slots: whose arrays these are, in order; empty while it is not all of them.
-      arrays: the present ones; a call that writes all of them replaces the list.
-      source: what has returned all of these arrays, if it wants to be asked first when it gets them back; ``None`` when
-        somebody else has stored one of them.
+      slots: the slots of the arrays, in order; empty if a slot has left the group.
+      arrays: the present arrays; a call that writes all of them replaces the list.
+      source: the program that has returned all of these arrays, if it makes use of that at its next call; ``None`` if
+        another array has been stored since.
     """
 
     __slots__ = ("arrays", "slots", "source")
@@ -37,8 +37,8 @@ class SlotGroup:
 class Slot:
     """The array of one variable.
 
-    Compiled programs hold slots, not variables: a variable that nobody uses any more frees its array, even
-    while a cached program still knows its slot.
+    Compiled programs hold slots, not variables: an unused variable frees its array, even while a cached program
+    still holds its slot.
     """
 
     __slots__ = ("__weakref__", "_place", "caches")
@@ -46,11 +46,11 @@ class Slot:
     def __init__(self, array: jax.Array) -> None:
         self._place = SlotGroup([array]), 0
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those of programs that use the variable, which are told when it is gone."""
+        """Caches of programs that use the variable; they drop these programs when it is gone."""
 
     @property
     def array(self) -> Any:
-        """The present one, or a :class:`~replicax.variables.lost_arrays.LostArray`."""
+        """The present array, or a :class:`~replicax.variables.lost_arrays.LostArray`."""
         group, index = self._place
         return group.arrays[index]
 
@@ -75,7 +75,7 @@ class Slot:
 
 
 def together(slots: tuple[Slot, ...]) -> SlotGroup:
-    """The group of exactly these slots, in this order; made now, if they have not been together before."""
+    """The group of exactly these slots, in this order; made now if there is none."""
     group = slots[0]._place[0] if slots else SlotGroup([])
     if group.slots is slots or group.slots == slots:
         return group
@@ -96,16 +96,16 @@ def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
 
 
 def exchanging() -> contextlib.AbstractContextManager[Any]:
-    """Holds :data:`launching` while somebody outside reads or changes an array.
+    """Holds :data:`launching` while code outside a program reads or changes an array.
 
-    But not on a thread of XLA's own: that is a host callback, of a program that may be running under the lock.
+    It does not hold it on a thread of XLA: there a host callback runs, and its program may hold the lock.
     """
     is_callback = isinstance(threading.current_thread(), threading._DummyThread)
     return contextlib.nullcontext() if is_callback else launching
 
 
 launching = threading.RLock()
-"""Held while a program takes the arrays of its variables and leaves new ones: two threads must not interleave."""
+"""Held while a program takes the arrays of its variables and stores new ones: two threads must not interleave."""
 
 lent: set[Slot] = set()
-"""Slots whose array somebody outside has been given: it must not be donated to a compiled program."""
+"""Slots whose array the user's code has: it must not be donated to a compiled program."""

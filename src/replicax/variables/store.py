@@ -1,8 +1,8 @@
-"""Where the values of variables are read and written right now.
+"""Stores: where the values of variables are read and written.
 
 A variable is a handle. Outside a step its value is an array in a :class:`Slot`; inside a step that is being
-traced, or inside ``value_and_grad``, it is a traced value. A :class:`Store` answers for the difference, and
-the innermost one of the thread is used.
+traced, or inside ``value_and_grad``, it is a traced value. A :class:`Store` hides the difference; variables use
+the innermost store of the thread.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ class Store(Protocol):
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         """Set this replica's value.
 
-        If ``must_be_mirrored`` is a text, all replicas must agree on the value; it says what to do if not.
+        If ``must_be_mirrored`` is a text, all replicas must agree on the value, and the text is the error if they
+        don't.
         """
 
     def copies(self, variable: Variable) -> PerReplica:
-        """Every replica's copy of an on-read variable, seen from across."""
+        """Every replica's copy of an on-read variable, in cross-replica context."""
 
     def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
-        """Return ``values``; raise, once its locality is known, if the first one is of a refused locality.
+        """Return ``values``; raise ``otherwise`` if the first one turns out to have a refused locality.
 
-        The other values are only tied to the first: the question is asked as long as any of them is used.
+        The check is made if any of the values is used.
         """
 
     def if_it_fails(self, undo: Callable[[], None]) -> None:
-        """Call ``undo`` if the step that is in progress is refused."""
+        """Call ``undo`` if the step in progress raises an error."""
 
 
 class ConcreteStore:
     """The store outside every step: values are arrays on devices.
 
     Args:
-      frozen: whether programs that are being traced may take in the present values.
+      frozen: whether programs that are being traced may hold the present values as constants.
     """
 
     def __init__(self, frozen: bool = False) -> None:
@@ -74,13 +75,13 @@ class ConcreteStore:
         if staging is not None and not self._frozen:
             raise TraceError(
                 f"{variable.describe()} was read inside jax.{_jax.traced_for(staging)}, outside a step: its present "
-                "value would be frozen into a program that JAX keeps. Run the whole function with strategy.run "
+                "value would become a constant of a program that JAX keeps. Run the whole function with strategy.run "
                 "(outside every scope: replicax.get_strategy().run), which compiles it, or pass the value in as an "
                 "argument."
             )
         if variable.replicas.is_absent and staging is not None:
             shape = variable.slot.array.shape if variable.is_stacked else variable.shape
-            return jnp.zeros(shape, variable.dtype)  # of a program that only its shapes are wanted of
+            return jnp.zeros(shape, variable.dtype)  # only the shapes of this program are used
         context.check_present(variable.replicas, f"reading {variable.describe()}")
         with exchanging():
             value = variable.from_storage()
@@ -110,8 +111,8 @@ class ConcreteStore:
 class DerivedStore:
     """A store on top of another, in which some variables have other values and writes are held back.
 
-    ``value_and_grad`` differentiates through it: the variables it differentiates have traced values, and what
-    is written inside comes out as ordinary results.
+    ``value_and_grad`` uses it: the variables that it differentiates have traced values, and values written
+    inside leave as ordinary results.
     """
 
     def __init__(self, outer: Store, values: dict[Variable, Any]) -> None:
@@ -149,11 +150,11 @@ class DerivedStore:
 
 
 class Creations:
-    """The variables that a step creates when it first runs, and finds again in their order ever after.
+    """The variables that a step creates when it first runs, and gets again, in the same order, afterwards.
 
     Args:
-      replicas: those of the step.
-      variables: those created so far; grows.
+      replicas: of the step.
+      variables: the variables created so far; grows.
     """
 
     def __init__(self, replicas: Replicas, variables: list[Variable]) -> None:
@@ -167,12 +168,12 @@ class Creations:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """The step is refused."""
+        """Undo the step, which has raised an error."""
         for undo in reversed(self._undo):
             undo()
 
     def again(self) -> Creations:
-        """The same for another replica, which comes upon the same variables in the same order."""
+        """The same for another replica, which gets the same variables in the same order."""
         other = Creations(self._replicas, self._variables)
         other._undo = self._undo
         return other
@@ -208,7 +209,7 @@ def check_owner(variable: Variable, replicas: Replicas, what: str = "the step ru
     """Raise unless ``variable`` is one of ``replicas``, whose step uses it.
 
     Raises:
-      ContextError: it is another strategy's.
+      ContextError: it belongs to another strategy.
     """
     if variable.replicas is not replicas:
         another = "another " if repr(variable.replicas) == repr(replicas) else ""
@@ -230,10 +231,10 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
     inside = f"inside jax.{what}" if what else "inside a raw JAX transformation (jax.grad, jax.vmap, …)"
     if what == "jit":
         raise TraceError(
-            f"{variable.describe()} was written {inside}, out of which the written value can't come. strategy.run "
+            f"{variable.describe()} was written {inside}, where the written value can't leave. strategy.run "
             "compiles the whole step: leave jax.jit out, and outside a step run the function with strategy.run "
-            "(outside every scope: replicax.get_strategy().run). Of a jitted helper inside a step return the new value "
-            "and assign it afterwards."
+            "(outside every scope: replicax.get_strategy().run). From a jitted helper inside a step, return the new "
+            "value and assign it afterwards."
         )
     raise TraceError(
         f"{variable.describe()} was written {inside}, where the written value can't leave. For gradients use "
@@ -243,13 +244,13 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
 
 
 def in_parts(variable: Variable, value: Any) -> Any:
-    """The traced ``value`` of ``variable``, and with it its gradient, split over logical devices as the variable is."""
+    """The traced ``value`` of ``variable``, split over logical devices like the variable; so is its gradient."""
     axes = variable.layout.axes
     return constrained(value, axes) if axes else value
 
 
 def note_read(own: Any) -> None:
-    """A store whose trace is ``own`` hands out a traced value; remember it if a program inside takes it in."""
+    """A store with the trace ``own`` hands out a traced value; note it if a program traced inside uses it."""
     if _jax.staging_trace(_jax.current_trace()) is not _jax.staging_trace(own):
         _jax.note_staged_read()
 
@@ -279,7 +280,7 @@ def use_store(store: Store) -> Iterator[None]:
 
 
 def state_of_stores() -> Callable[[], None]:
-    """A function that puts back which stores this thread uses; see :func:`replicax.context.state_of_contexts`."""
+    """A function that restores the stores of this thread; see :func:`replicax.context.state_of_contexts`."""
     before = list(_stores.stack)
 
     def put_back() -> None:

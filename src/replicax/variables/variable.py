@@ -59,7 +59,7 @@ _CHOOSE = (
 
 
 class _CreatedByStore(abc.ABCMeta):
-    """Lets the store decide whether calling the class creates a variable, or finds the one of the last time."""
+    """Lets the store decide whether calling the class creates a variable, or returns the one created before."""
 
     @_jax.outside_meshes
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -67,43 +67,44 @@ class _CreatedByStore(abc.ABCMeta):
 
 
 class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
-    """A value that steps read and change, placed by the strategy in whose scope it is created.
+    """A value that steps read and change. The strategy in whose scope it is created places it.
 
-    Inside a step a variable is this replica's value; outside it is the value as a whole. It acts like an array
-    in operators, indexing and ``jax.numpy`` functions. JAX functions that accept a pytree take it as its
-    present value. (``jax.lax`` functions accept neither: pass them ``variable.value``.)
+    Inside a step a variable has this replica's value; outside it has the whole value. It acts like an array
+    in operators, indexing and ``jax.numpy`` functions. JAX functions that take a pytree take its present
+    value. (``jax.lax`` functions don't take variables: pass them ``variable.value``.)
 
     Synchronization ``"on_write"`` (the default): *mirrored*, the same on every replica; reading gives M. An
-    assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must agree
-    already, which is checked before anything runs. ``"on_read"``: each replica has a copy of its own; reading
-    gives T inside a step, and the copies combined by ``aggregation`` outside. The whole table is in
+    assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must be the
+    same, which is checked before anything runs. ``"on_read"``: each replica has its own copy; reading
+    gives T inside a step, and the copies combined by ``aggregation`` outside. The table of all cases is in
     :mod:`replicax.variables.aggregation`. Every copy starts from the initial value; with several workers, from the
-    chief's.
+    chief's initial value.
 
-    Create variables in ``strategy.scope()``, or inside a step: there they are created once, when the step first
-    runs, and found again in the same order whenever it runs or is traced again.
+    Create variables in ``strategy.scope()``, or inside a step. A step creates its variables once, when it first
+    runs, and gets the same variables again, in the same order, whenever it runs or is traced again.
 
     Args:
-      initial_value: an array, a number, or a callable without arguments that returns one. A callable runs
-        compiled, on the variable's final placement, so that the value never lies on one device whole.
-      trainable: a note to whoever collects variables for an optimizer; by default true, false for on-read ones.
-      name: its name; made up if missing, and numbered (``w_1``) while another of the strategy's variables has it.
+      initial_value: an array, a number, or a callable without arguments that returns one of these. A callable runs
+        compiled, on the variable's final placement, so that the whole value is never on one device.
+      trainable: for code that collects variables for an optimizer; by default true, and false for on-read variables.
+      name: its name; by default one is made up. While another variable of the strategy has it, a number is added
+        (``w_1``).
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
       partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
       there are no ``partition_dimensions``.
-      partition_dimensions: into how many parts to split each dim over the logical devices of a replica, as in
-        :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: it is initialised in
-        parts, if it is given as a callable or a NumPy array, and is whole on no device, but where a step needs it so.
-        An optimizer keeps its slots in the same parts. By default each logical device has the whole.
-      logical_device: the one of each replica that has it. By default :meth:`Strategy.assign_to_logical_device` decides.
+      partition_dimensions: the number of parts of each dim, split over the logical devices of a replica, as in
+        :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: from a callable or a NumPy
+        array it is initialised in parts, and no device has the whole variable, unless a step needs it whole.
+        An optimizer keeps its slots in the same parts. By default each logical device has the whole variable.
+      logical_device: the number of the logical device, of each replica, that has the variable. By default
+        :meth:`Strategy.assign_to_logical_device` decides.
 
     Raises:
-      ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable that is to be
-        trainable or split; a partitioner that returns something else than it should, or is used with several
-        workers; partition dimensions that don't
-      fit, or come with a partitioner.
+      ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable with
+        ``trainable=True`` or a partitioner; a partitioner with a wrong result, or with several workers; partition
+        dimensions that don't fit, or together with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -123,7 +124,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         validate_shape="leave it out: a variable keeps its shape",
         caching_device="leave it out: programs keep what they read",
         collections="keep variables in a pytree of your own",
-        constraint="assign what the constraint makes of the value, after the update",
+        constraint="after the update, assign the constrained value",
         shape="give initial_value that shape",
     )
     def __init__(
@@ -157,8 +158,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         if self.is_on_read and partitioner is not None:
             raise ValueError(
-                f"variable {self.name!r}: an on-read variable can't be split, because each replica has a value of its "
-                "own; use Variable without a partitioner, or synchronization='on_write'"
+                f"variable {self.name!r}: an on-read variable can't be split, because each replica has its own "
+                "value; use Variable without a partitioner, or synchronization='on_write'"
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
         self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
@@ -211,7 +212,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         self._aval = jax.ShapeDtypeStruct(shape, dtype)
         self.layout = layout_for(self, *self._wishes) if layout is None else layout
 
-    # --- what it is -------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -235,12 +236,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     @property
     def is_on_read(self) -> bool:
-        """Whether each replica has a value of its own."""
+        """Whether each replica has its own value."""
         return self.synchronization is Synchronization.ON_READ
 
     @property
     def is_stacked(self) -> bool:
-        """Whether each of several replicas has a copy of its own, held as ``[num_replicas, *shape]``."""
+        """Whether each of several replicas has its own copy, stored as ``[num_replicas, *shape]``."""
         return isinstance(self.layout, Copies)
 
     @property
@@ -275,13 +276,13 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     @_jax.outside_meshes
     def read_value(self) -> Any:
-        """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole one.
+        """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole value.
 
-        Issues no collective, except for an on-read variable read from across (one all-reduce) and a split one (an
-        all-gather, in a step where the whole is needed).
+        Issues no collective, with two exceptions: an on-read variable in cross-replica context (one all-reduce), and a
+        split variable (one all-gather; in a step only if the whole value is needed).
 
         Raises:
-          LocalityError: an on-read variable without aggregation is read from across.
+          LocalityError: an on-read variable without aggregation is read in cross-replica context.
         """
         if self.is_stacked and not self._in_replica():
             return self._read_across()
@@ -325,8 +326,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
         Inside a step: on-write variables combine the replicas' values by the aggregation (one all-reduce; none
         for aggregation ``"none"``, where the value must be M); on-read variables change this replica's copy.
-        Elsewhere: all copies are set alike; an on-read sum variable is shared out, so that it reads as ``value``
-        (of an integer the remainder goes to replica 0).
+        Elsewhere: all copies are set alike; an on-read sum variable divides ``value`` equally over its copies, so that
+        it reads as ``value`` (the remainder of an integer goes to replica 0).
 
         Args:
           value: of the variable's shape, and of a dtype that casts to the variable's within its kind.
@@ -334,9 +335,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         Raises:
           ValueError: another shape.
           TypeError: a dtype of another kind (a float for an integer variable).
-          LocalityError: replicas differ in the value and there is no aggregation; or a ``PerReplica`` value, or one
-            in which workers differ, is assigned from across.
-          TraceError: inside a raw JAX transformation, out of which the value could not come.
+          LocalityError: the value differs between replicas and there is no aggregation; or a ``PerReplica`` value, or a
+            value that differs between workers, is assigned in cross-replica context.
+          TraceError: called inside a raw JAX transformation, which the value could not leave.
         """
         value = self.checked(value)
         if self._in_replica():
@@ -357,7 +358,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """Add ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
 
         Raises:
-          ValueError: on an on-read sum variable from across: it is not clear which copy should grow.
+          ValueError: on an on-read sum variable in cross-replica context: it is not clear which copy should grow.
         """
         return self._assign_change(delta, operator.add, "assign_add")
 
@@ -365,7 +366,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """Subtract ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
 
         Raises:
-          ValueError: on an on-read sum variable from across: it is not clear which copy should shrink.
+          ValueError: on an on-read sum variable in cross-replica context: it is not clear which copy should shrink.
         """
         return self._assign_change(delta, operator.sub, "assign_sub")
 
@@ -379,7 +380,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             return self._write(change(store.read(self), delta))
         if self.aggregation is Aggregation.SUM:
             raise ValueError(
-                f"{self.describe()}: {method} from across would not say which replica's copy should change; call it "
+                f"{self.describe()}: {method} in cross-replica context does not say which copy to change; call it "
                 "inside a step, or use assign"
             )
         if context.in_cross_replica_context() and _jax.current_trace() is not _jax.eval_trace():
@@ -388,7 +389,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return self
 
     def _combined(self, value: Any) -> Any:
-        """One value from the replicas' arrays, or rows."""
+        """The replicas' arrays, or rows, combined into one value."""
         if self.is_on_read or self.aggregation is Aggregation.NONE:
             return value
         return _combined(value, self.aggregation)
@@ -401,7 +402,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return self
 
     def checked(self, value: Any) -> Any:
-        """``value`` as an array of the variable's shape and dtype; see :meth:`assign` for what it raises."""
+        """``value`` as an array of the variable's shape and dtype; raises as :meth:`assign` does."""
         if isinstance(value, PerReplica):
             raise LocalityError(
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
@@ -444,7 +445,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The array on the strategy's devices.
 
         Raises:
-          VariableLostError: it is gone.
+          VariableLostError: the array is gone.
         """
         return present_array(self.slot, self.describe)
 
@@ -471,5 +472,5 @@ def _combined(value: Any, aggregation: Aggregation) -> Any:
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
-# variables; what comes back is arrays. Replicax itself keeps variables whole (see nests.is_leaf).
+# variables; it returns arrays. To Replicax itself a variable is a leaf (see nests.is_leaf).
 jax.tree_util.register_pytree_node(Variable, lambda v: ((v.read_value(),), None), lambda _, children: children[0])

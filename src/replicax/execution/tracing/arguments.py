@@ -1,4 +1,4 @@
-"""A call's arguments, taken apart: what is traced, what is static, and the key of both."""
+"""The arguments of a call: which are traced, which are static, and the key of both."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
 from replicax.variables import Variable
 
 _STATIC = object()
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1  # of int32, which any int of JAX's holds
-_flatten = jax.tree_util.default_registry.flatten  # what jax.tree_util.tree_flatten calls
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1  # of int32: such an int fits in JAX's default integer dtype
+_flatten = jax.tree_util.default_registry.flatten  # jax.tree_util.tree_flatten calls it
 
-# Arguments are read at every call, mostly right after a program that has emptied the processor's caches. What
-# takes 0.1 µs in a loop then takes 20 or 100 times that (isinstance(x, jax.Array): 9 µs), so as little as
-# possible is looked at twice.
+# Arguments are read at every call, mostly right after a program that has emptied the processor's caches. A check that
+# takes 0.1 µs in a loop then takes 20 or 100 times as long (isinstance(x, jax.Array): 9 µs), so as little as
+# possible is checked twice.
 _array_types: set[type] = set()
-"""The types of concrete arrays that have been met: each is a ``jax.Array``, and no tracer."""
+"""The types of concrete arrays seen so far: each is a ``jax.Array``, and not a tracer."""
 
 
 class NotOneProgramError(ValueError):
-    """The components of a ``PerReplica`` argument differ, and no compiled program can hold the step."""
+    """The components of a ``PerReplica`` argument differ so that the step can't be one compiled program."""
 
 
-_AS_IT_IS = "RunOptions(executor='per_replica') runs it as it is."
+_AS_IT_IS = "RunOptions(executor='per_replica') runs it as plain Python."
 
 
 def not_one_program(name: str, why: str) -> NotOneProgramError:
@@ -51,14 +51,14 @@ class Arguments:
     """The arguments of one call of a step.
 
     ``PerReplica`` values are traced with locality T; arrays, NumPy arrays and scalars, ints, floats and complex
-    numbers are traced with locality M; everything else (bools, strings, other Python objects, variables) is
+    numbers are traced with locality M; all other leaves (bools, strings, other Python objects, variables) are
     static: the step sees the object itself, and another object means another program.
 
     Attributes:
       arrays: the traced values, in the order of the flattened arguments.
       mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
-      is_uneven: whether some differ in size between replicas.
-      key: what decides whether a program for other arguments fits these.
+      is_uneven: whether some arguments differ in size between replicas.
+      key: arguments with an equal key use the same program.
     """
 
     __slots__ = ("_statics", "_tree", "arrays", "is_uneven", "key", "mask")
@@ -90,7 +90,7 @@ class Arguments:
                     keys.append((T, array.shape, array.dtype, False, leaf.dim))
             elif kind is Variable:
                 self._statics.append((position, leaf))
-                keys.append((_STATIC, kind, leaf.slot))  # as good as the variable, and compared without its ==
+                keys.append((_STATIC, kind, leaf.slot))  # one for each variable, and compared without its ==
             elif kind in _array_types or isinstance(leaf, jax.Array):
                 if kind not in _array_types:
                     self._check_concrete(leaf, position)
@@ -104,8 +104,8 @@ class Arguments:
                     dtype = leaf.dtype
                 if dtype.kind in "OSUMm":
                     raise TypeError(
-                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, and none of numbers: "
-                        "pass numbers (ids, say), or capture the array in the step, where it is a Python object"
+                        f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, not of numbers: "
+                        "pass numbers, such as ids, or capture the array in the step, where it is a Python object"
                     )
                 if dtype != leaf.dtype:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
@@ -115,7 +115,7 @@ class Arguments:
                     check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
-            elif kind is jax.ShapeDtypeStruct:  # of an array that is still to come; see extended.trace
+            elif kind is jax.ShapeDtypeStruct:  # for a later array; see extended.trace
                 self.arrays.append(leaf)
                 keys.append((M, leaf.shape, leaf.dtype, False))
             elif learn(leaf):
@@ -129,7 +129,7 @@ class Arguments:
         if self.mask is not None:
             if self.is_uneven:
                 raise NotOneProgramError(
-                    "some arguments are padded and others differ in size between replicas, which is not one compiled "
+                    "some arguments are padded and others differ in size between replicas, which can't be one compiled "
                     f"program. {_AS_IT_IS}"
                 )
             self.arrays += [self.mask.array, self.mask.count]
@@ -152,7 +152,7 @@ class Arguments:
         ]
 
     def of_replicas(self, num_replicas: int) -> list[list[tuple[jax.ShapeDtypeStruct, Locality]]]:
-        """What :meth:`traced` says, for each replica with the shapes that it really has."""
+        """The result of :meth:`traced` for each replica, with the replica's own shapes."""
         keys = [k for k in self.key[1] if k[0] is not _STATIC]
         padded = self.traced(num_replicas)
         return [
@@ -164,9 +164,9 @@ class Arguments:
         ]
 
     def example_dims(self) -> list[Any] | None:
-        """Of each traced argument but the mask, the dim of the examples; ``None`` if unknown, ``()`` if it has none.
+        """For each traced argument but the mask, the dim of the examples; ``None`` if unknown, ``()`` if it has none.
 
-        Nothing at all if no argument is padded.
+        The result is ``None`` if no argument is padded.
         """
         if self.mask is None:
             return None
@@ -174,7 +174,7 @@ class Arguments:
         return [k[4] if len(k) > 4 else () for k in keys[:-2]]
 
     def paths(self) -> list[str]:
-        """Where each traced argument stands: ``args[0]['x']``."""
+        """The path of each traced argument: ``args[0]['x']``."""
         return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
 
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
@@ -191,7 +191,7 @@ class Arguments:
         return build
 
     def placed(self, mesh: jax.sharding.Mesh) -> list[Any]:
-        """The traced values on the devices of ``mesh``; those that lie elsewhere are copied there."""
+        """The traced values on the devices of ``mesh``; those on other devices are copied."""
         if not self.arrays:
             return []
         everywhere, along = _layouts(mesh)
@@ -229,7 +229,7 @@ class Arguments:
 
 
 def is_a_mutable_array(tree: Any, position: int) -> TypeError:
-    """The error that an argument is what no step can take."""
+    """The error that an argument is a mutable array."""
     return TypeError(
         f"{path_of(tree, position)} is a mutable array (jax.new_ref), which a step can't take: pass its value, "
         "ref[...], or keep the state in a replicax.Variable"
@@ -245,7 +245,7 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
 
 
 def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, position: int) -> ExampleMask | None:
-    """The mask of a step, given that of the arguments before ``value``.
+    """The mask of a step, from the mask ``first`` of the arguments before, and the mask of ``value``.
 
     Raises:
       ValueError: they come from different batches.
@@ -253,7 +253,7 @@ def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, positio
     other = value.mask
     if first is None or other is None or first.same_as(other):
         return first or other
-    if value.dim is None:  # where its examples are can't be told anyway
+    if value.dim is None:  # it is not known where its examples are
         return first
     sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, other)]
     raise ValueError(
@@ -264,19 +264,19 @@ def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, positio
 
 @functools.cache
 def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """How values of locality M, and of locality T, lie on the devices of ``mesh``."""
+    """The shardings of values of locality M, and of locality T, on the devices of ``mesh``."""
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
 
 def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> bool:
-    """Whether an array lies as is wanted, but that it may be split over the logical devices of each replica."""
+    """Whether an array has the wanted sharding; it may also be split over the logical devices of each replica."""
     if isinstance(present, NamedSharding) and present.mesh == wanted.mesh:
         return over_replicas(present.spec) == wanted.spec
     return bool(present.is_equivalent_to(wanted, ndim))
 
 
 def path_of(tree: Any, position: int) -> str:
-    """``args[0]['x']``: where in ``(args, kwargs)`` the leaf at ``position`` stands."""
+    """``args[0]['x']``: the path in ``(args, kwargs)`` of the leaf at ``position``."""
     if position >= tree.num_leaves:
         return "the mask of the padded batch"
     paths = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
@@ -285,7 +285,7 @@ def path_of(tree: Any, position: int) -> str:
 
 
 def describe_difference(old: Any, new: Any) -> list[str]:
-    """What differs between two :attr:`Arguments.key`, in words."""
+    """The differences between two :attr:`Arguments.key`, in words."""
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree:
         return [f"the structure of the arguments: was {old_tree}, now {new_tree}"]
