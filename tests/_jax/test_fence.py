@@ -143,24 +143,11 @@ OF_XLA = {
     "hlo/executed.py": {"while"},
     "planning/cost.py": {"reduce"},
 }
-# What is still to be brought inside.
-TO_DO: dict[str, set[str]] = {
-    "execution/padding/examples.py": {"cond", "scan", "while"},
-    "execution/pipeline/flat_program.py": {"add_any", "jit", "pbroadcast", "sharding_constraint"},
-    "execution/program/infer.py": {
-        "?", "all_reduce", "axes", "axis", "axis_index", "axis_index_groups", "cond", "has_side_effect", "scan",
-        "uneven_gather", "while",
-    },
-    "execution/program/locality_rules.py": {"has_side_effect"},
-    "execution/step_agreement.py": {"axis_index"},
-    "execution/uneven/straight_line.py": {"shard_map"},
-    "execution/uneven/value_numbering.py": {"custom_", "has_side_effect"},
-}  # fmt: skip
 
 
 def test_names_of_primitives_and_parameters_are_known_inside_only() -> None:
     known = {path.relative_to(SOURCES).as_posix(): known_in(path.read_text()) for path in OUTSIDE}
-    assert {name: found for name, found in known.items() if found} == OF_XLA | TO_DO
+    assert {name: found for name, found in known.items() if found} == OF_XLA
 
 
 def test_families_are_made_inside_only() -> None:

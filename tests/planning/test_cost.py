@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from replicax.hlo.collective_instructions import KINDS
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
 from replicax.planning.cost import cost_of
@@ -96,6 +97,19 @@ def test_both_arms_of_a_branch() -> None:
 
     cost = cost_of(parse(compiled(branch, (1,), (16, 16)).as_text()))
     assert cost.matrix_flops == 2 * 2 * 16**3
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_collective_computes_only_if_it_adds_up(kind: str) -> None:
+    cost = cost_of(
+        parse(f"""
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0}} parameter(0)
+  ROOT %y = f32[8]{{0}} {kind}(%x), channel_id=1
+}}""")
+    )
+    assert cost.other_flops == (8 if kind in ("all-reduce", "reduce-scatter") else 0)
+    assert cost.bytes == 64
 
 
 def test_memory_that_is_no_main_memory_costs_nothing() -> None:

@@ -4,7 +4,18 @@ Everything here is a few lines around something that ``jax`` has, but does not y
 release moves one of them, this package changes and no other.
 """
 
-from replicax._jax.control_flow import branches_of, open_jaxpr, pruned, scan_of, while_of
+from replicax._jax.collective_params import finished_name, has_groups, names_axis
+from replicax._jax.control_flow import (
+    Branches,
+    Scan,
+    While,
+    called_program,
+    control_flow_of,
+    has_rules,
+    open_jaxpr,
+    pruned,
+    scan_of,
+)
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
@@ -27,9 +38,12 @@ from replicax._jax.programs import (
     calls_back,
     check_freed_once,
     constants_of,
+    contains,
     evaluate,
     fresh,
     host_function,
+    interpret,
+    is_function,
     is_mutable,
     left_behind,
     located,
@@ -82,6 +96,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 __all__ = [
     "INSTALLED",
     "AtOnce",
+    "Branches",
     "ClosedJaxpr",
     "EagerTrace",
     "Equation",
@@ -89,8 +104,10 @@ __all__ = [
     "Jaxpr",
     "Literal",
     "Primitive",
+    "Scan",
     "ShapedArray",
     "WatchingTrace",
+    "While",
     "abandon_coordination",
     "abstract_mesh",
     "acts_outside",
@@ -101,11 +118,13 @@ __all__ = [
     "aval_on",
     "backends_are_initialized",
     "bind",
-    "branches_of",
+    "called_program",
     "calls_back",
     "check_freed_once",
     "collective_primitive",
     "constants_of",
+    "contains",
+    "control_flow_of",
     "coordination_client",
     "coordination_port",
     "copy_on",
@@ -114,11 +133,16 @@ __all__ = [
     "eval_trace",
     "evaluate",
     "fast_call",
+    "finished_name",
     "fresh",
+    "has_groups",
+    "has_rules",
     "host_function",
     "identity_primitive",
     "input_primitive",
+    "interpret",
     "is_absent",
+    "is_function",
     "is_mutable",
     "kept_programs",
     "left_behind",
@@ -127,6 +151,7 @@ __all__ = [
     "looks_for_nans",
     "map_jaxprs",
     "mutable_arrays_outside",
+    "names_axis",
     "next_axis",
     "note_staged_read",
     "on_mesh",
@@ -160,6 +185,5 @@ __all__ = [
     "traced_once",
     "two_way_primitive",
     "wait_for_key",
-    "while_of",
     "without_compilation_cache",
 ]

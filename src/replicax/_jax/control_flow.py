@@ -1,10 +1,10 @@
-"""Loops and branches taken apart: what their parameters are called differs from version to version."""
+"""Loops, branches and calls taken apart: what their parameters are called differs from version to version."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax import lax
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
 
+from replicax._jax.primitive_families import CONTROL_FLOW
 from replicax._jax.programs import map_jaxprs, program_of
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal
 
@@ -54,6 +55,23 @@ class While:
     body_constants: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branches:
+    """A ``cond``: its operands are the number of one of its programs, and then what that takes.
+
+    Attributes:
+      programs: one for each branch.
+    """
+
+    programs: Sequence[Jaxpr]
+
+
+def control_flow_of(equation: Equation) -> Scan | While | Branches | None:
+    """The loop or branch that an equation is; ``None`` if it is neither."""
+    read = _READERS.get(equation.primitive.name)
+    return None if read is None else read(equation.params)
+
+
 def scan_of(params: Mapping[str, Any]) -> Scan:
     """The ``scan`` with these parameters."""
     if "ft_in" in params:  # from JAX 0.11 on
@@ -70,9 +88,39 @@ def while_of(params: Mapping[str, Any]) -> While:
     return While(test, body, params["cond_nconsts"], params["body_nconsts"])
 
 
-def branches_of(params: Mapping[str, Any]) -> Sequence[Jaxpr]:
-    """The branches of a ``cond``, which takes the number of one of them and then their operands."""
-    return [open_jaxpr(branch) for branch in params["branches"]]
+def _branches_of(params: Mapping[str, Any]) -> Branches:
+    """The ``cond`` with these parameters."""
+    return Branches([open_jaxpr(branch) for branch in params["branches"]])
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = {
+    "scan": scan_of,
+    "while": while_of,
+    "cond": _branches_of,
+}
+
+
+def called_program(equation: Equation) -> Jaxpr | None:
+    """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
+    params = equation.params
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if name in params and equation.primitive.name not in CONTROL_FLOW:
+            inner = open_jaxpr(params[name])
+            if hasattr(inner, "eqns") and _fit(inner.invars, equation.invars) and _fit(inner.outvars, equation.outvars):
+                return inner
+    return None
+
+
+def has_rules(call: Equation) -> bool:
+    """Whether a call comes with rules of its own (``jax.custom_jvp``, …), which are functions among its parameters."""
+    return call.primitive.name.startswith("custom_")
+
+
+def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
+    """Whether the operands or results of a program are those of an equation, and not, say, single elements of them."""
+    return len(inner) == len(outer) and all(
+        getattr(a.aval, "shape", None) == getattr(b.aval, "shape", None) for a, b in zip(inner, outer, strict=True)
+    )
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:

@@ -180,3 +180,12 @@ ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | AXIS_GATHERS | primitives_named("pbroadcast
 
 AXIS_CASTS = primitives_named("pvary shard_map")
 """They name an axis and change nothing but what JAX's own types say."""
+
+AXIS_POSITION = primitives_named("axis_index")
+"""Where a device lies along an axis of the mesh."""
+
+COTANGENT_SUMS = primitives_named("add_any")
+"""In derivatives: they add up what comes back from several uses of a value."""
+
+JITTED = primitives_named("jit")
+"""Calls of functions that are jitted, and nothing else."""

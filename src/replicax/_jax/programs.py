@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
+from replicax._jax.primitive_families import UNRELIABLE
 from replicax._jax.traces import MESH_SETTING, current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
@@ -43,19 +44,53 @@ def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation]
     return replace_inputs(like, invars, equations, outvars).replace(effects=effects)
 
 
+def interpret(
+    jaxpr: Jaxpr,
+    values: Sequence[Any],
+    equation: Callable[[Equation, list[Any]], Sequence[Any]],
+    literal: Callable[[Literal], Any] = lambda literal: literal.val,
+) -> list[Any]:
+    """What comes out of a program whose operations are given a meaning of their own.
+
+    Args:
+      jaxpr: the program, without constants.
+      values: what its inputs are.
+      equation: what the results of an equation are, given its operands.
+      literal: what a number is that stands in the program.
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+    def read(atom: Any) -> Any:
+        return literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for e in jaxpr.eqns:
+        env.update(zip(e.outvars, equation(e, list(map(read, e.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def contains(jaxpr: Jaxpr, wanted: Callable[[Equation], bool]) -> bool:
+    """Whether an equation of a program, or of one inside it, is such."""
+    return any(wanted(e) or any(contains(inner, wanted) for inner in sub_jaxprs(e)) for e in jaxpr.eqns)
+
+
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Whether a program calls Python functions on the host."""
-    return any("callback" in e.primitive.name or any(map(calls_back, sub_jaxprs(e))) for e in jaxpr.eqns)
+    return contains(jaxpr, lambda e: "callback" in e.primitive.name)
 
 
 def prints(jaxpr: Jaxpr) -> bool:
     """Whether a program has a ``jax.debug.print``."""
-    return any(e.primitive.name == "debug_print" or any(map(prints, sub_jaxprs(e))) for e in jaxpr.eqns)
+    return contains(jaxpr, lambda e: e.primitive.name == "debug_print")
 
 
 def acts_outside(equation: Equation) -> bool:
     """Whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(map(_is_action, equation.effects))
+
+
+def is_function(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether the results of an operation are functions of its operands."""
+    return name not in UNRELIABLE and not params.get("has_side_effect")
 
 
 def _is_action(effect: Any) -> bool:

@@ -12,7 +12,7 @@ memory. It is waited for, and its variables change when it has succeeded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -230,13 +230,4 @@ def _add_note(executable: Executable, lost: Sequence[Slot], error: BaseException
 
 
 def _name(executable: Executable, slot: Slot) -> str:
-    for use in _uses(executable):
-        if use.slot is slot:
-            variable = use.variable()
-            return f"variable {use.name!r}" if variable is None else variable.describe()
-    return "a variable"
-
-
-def _uses(executable: Executable) -> Iterator[Any]:
-    yield from executable.program.reads
-    yield from executable.program.writes
+    return executable.program.uses[slot].describe()

@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.errors import LocalityError
-from replicax.execution.program.infer import over_replicas
+from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
 from replicax.nests import is_leaf, known
@@ -87,17 +87,8 @@ def announce(lockstep: Lockstep, executable: Executable) -> None:
     if not label.number:
         times = "" if executable.steps is None else f", {executable.steps} times"
         label.name = executable.program.name + times
-        label.meets = _meets(executable.program.jaxpr)
+        label.meets = _jax.contains(executable.program.jaxpr, replicas_meet)
     lockstep.launches.begin(label)
-
-
-def _meets(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether there are collectives over the replicas in a program."""
-    return any(
-        (over_replicas(equation.params) and equation.primitive.name != "axis_index")
-        or any(map(_meets, _jax.sub_jaxprs(equation)))
-        for equation in jaxpr.eqns
-    )
 
 
 class Calls:

@@ -7,7 +7,10 @@ import re
 
 from replicax.hlo.instructions import Instruction, arrays_in, elements_of, instructions
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+MOVING = frozenset(["all-gather", "all-to-all", "collective-permute", "collective-broadcast"])
+"""Collectives that hand on what they are given, and compute nothing."""
+
+KINDS = MOVING | {"all-reduce", "reduce-scatter"}
 
 
 @dataclasses.dataclass(frozen=True)

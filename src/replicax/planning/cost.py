@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from replicax.hlo.collective_instructions import MOVING
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import Computation, Instruction, Module
 
@@ -27,12 +28,11 @@ _FREE = _words(
 )
 _NO_ARITHMETIC = _words(
     """
-    all-gather all-gather-done all-gather-start all-reduce-done all-to-all async-done async-start bitcast-convert
-    broadcast collective-permute collective-permute-done collective-permute-start concatenate copy copy-done
-    copy-start custom-call domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv
-    recv-done reshape reverse rng-get-and-update-state send send-done slice sort transpose
+    all-reduce-done async-done async-start bitcast-convert broadcast concatenate copy copy-done copy-start custom-call
+    domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv recv-done reshape reverse
+    rng-get-and-update-state send send-done slice sort transpose
     """
-)
+) | {kind + part for kind in MOVING for part in ("", "-start", "-done")}
 _SLICES = frozenset(["dynamic-slice", "slice", "gather"])
 
 

@@ -109,7 +109,7 @@ def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) ->
       executable: the step.
       argument_names: of its traced arguments, in order.
     """
-    uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
+    uses = executable.program.uses
     donated, kept, arguments, constants = inputs = executable.inputs()
     for slots, group in ((executable.donated, donated), (executable.kept, kept)):
         for slot, array in zip(slots, group, strict=True):

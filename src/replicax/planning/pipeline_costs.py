@@ -125,7 +125,7 @@ class _Memories:
     def _lay_out(self, names: Sequence[str]) -> None:
         """What is there before the step."""
         executable, plan = self.executable, self.executable.plan
-        uses = {use.slot: use for use in (*executable.program.writes, *executable.program.reads)}
+        uses = executable.program.uses
         donated, kept, _, _ = executable.inputs()
         for places, slots, arrays in (
             (plan.donated, executable.donated, donated),

@@ -29,7 +29,6 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.program.infer import called_program
 
 
 def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
@@ -60,21 +59,13 @@ class _Rewrite:
 
     def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         """``jaxpr``, with its constants among its inputs."""
-        inputs = [*jaxpr.constvars, *jaxpr.invars]
-        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, inputs)):
-            return _jax.opened(jaxpr)
-        return _traced(lambda *values: self.run(jaxpr, inputs, values), inputs)
+        opened = _jax.opened(jaxpr)
+        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, opened.invars)):
+            return opened
+        return _traced(lambda *values: self.run(opened, values), opened.invars)
 
-    def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(inputs, values, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
-
-        for equation in jaxpr.eqns:
-            results = self.equation(equation, [read(v) for v in equation.invars])
-            env.update(zip(equation.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
+        return _jax.interpret(jaxpr, values, self.equation)
 
     def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether there is anything to rewrite."""
@@ -106,16 +97,15 @@ class _Rewrite:
                 return self.on_first(equation, operands)
             if equation.primitive is all_reduce_p:
                 program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
-                return self.run(program, program.invars, operands)
+                return self.run(program, operands)
             if equation.primitive.name in BRANCHES:
                 return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.branch)))
             return self.widened(equation, operands)
         if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
-        called = called_program(equation)
+        called = _jax.called_program(equation)
         if called is not None and equation.primitive.name in CUSTOM_DERIVATIVES:  # has been differentiated
-            closed = _jax.constants_of(equation)
-            return self.run(called, [*called.constvars, *called.invars], [*closed, *operands])
+            return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:

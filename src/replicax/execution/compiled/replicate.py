@@ -147,7 +147,7 @@ class Executable:
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """What ``call`` takes, as shapes, dtypes and shardings."""
-        uses = {use.slot: use for use in (*self.program.writes, *self.program.reads)}
+        uses = self.program.uses
         donated, kept = (
             [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
         )
@@ -202,26 +202,17 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     (6.0, 2)
     """
     several = mesh.shape[REPLICA_AXIS] > 1
-    inputs = (
-        [u.layout.locality for u in program.reads]
-        + [locality for _, locality in program.arguments]
-        + [M] * len(program.constants)
-    )
-    split = any(isinstance(use.layout, Split) for use in (*program.reads, *program.writes))
+    split = any(isinstance(use.layout, Split) for use in program.uses.values())
     localities: dict[Any, Locality] | None = {} if split else None
-    outputs = infer(program.jaxpr, inputs, program.obligations, check=several, found=localities)
+    outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, found=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
     padded = example_dims = None
     if program.example_dims is not None:
         padded, example_dims = where_examples_are(program, outputs)
 
-    position = {use.slot: i for i, use in enumerate(program.reads)}
-    # Variables that are read as well come first among the written, in the order of the donated.
-    written = sorted(range(n_written), key=lambda i: program.writes[i].slot not in position)
-    donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
-    kept = [i for i in range(len(program.reads)) if i not in set(donated)]
-
+    order = program.order
+    donated, kept, written = order.donated, order.kept, order.written
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
@@ -265,7 +256,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     care = care_for(program)
     call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates)
     travel = None
-    if any(use.layout.home is not None for use in (*program.reads, *program.writes)):
+    if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
         travel = Travel(donated_at, kept_at, [program.writes[i].layout.sharding(mesh) for i in written])
     return Executable(

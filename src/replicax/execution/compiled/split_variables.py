@@ -35,7 +35,6 @@ from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
-from replicax.execution.program.infer import called_program
 from replicax.execution.program.marks import mark_p
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Split
@@ -253,7 +252,7 @@ def _is_small_or_in_pieces(value: Any) -> bool:
 
 def _inlined(equation: Any) -> Any:
     """The program that an equation applies, if it may as well stand in its place."""
-    called = called_program(equation)
+    called = _jax.called_program(equation)
     # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
     stays = equation.primitive.name in CHECKPOINTS or called is None or called.constvars
     return None if stays else called

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from replicax.workers.codec import declared
@@ -89,7 +89,7 @@ class OperationShapes:
         return place if isinstance(place, Rows) else None
 
 
-def joined(places: Sequence[Place]) -> Place:
+def joined(places: Iterable[Place]) -> Place:
     """Of what may be one or the other, or has been made from all of them entry by entry."""
     found: Place = None
     for place in places:

@@ -25,7 +25,7 @@ from replicax.execution.padding.example_places import (
     reshaped,
 )
 from replicax.execution.padding.lookup_rules import NUMBERING, gather, scatter
-from replicax.execution.program.infer import over_replicas
+from replicax.execution.program.collective_operations import over_replicas
 from replicax.execution.program.marks import asks_p, assign_p, mark_p
 
 

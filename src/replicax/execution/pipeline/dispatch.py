@@ -219,7 +219,7 @@ class PlacedExecutable(Executable):
 
     def placement(self) -> PlacementReport:
         """Where each operation and byte is, as the compiled programs have it."""
-        uses = {use.slot: use for use in (*self.program.reads, *self.program.writes)}
+        uses = self.program.uses
         reports = []
         count = self.mesh.size // self.mesh.devices.shape[0]
         programs = self.plan.compiled()

@@ -10,21 +10,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_REDUCTIONS
-from replicax.collectives import all_reduce_p, gathered_p
+from replicax._jax.primitive_families import COTANGENT_SUMS, JITTED, SPLITS
+from replicax.collectives import gathered_p
 from replicax.errors import PlacementError
-from replicax.execution.program.infer import ONE_BY_ONE, called_program
-from replicax.execution.program.marks import assign_p, mark_p
+from replicax.execution.program.collective_operations import AGREEING, ONE_BY_ONE
+from replicax.execution.program.inlining import Inlining, needed
+from replicax.execution.program.marks import assign_p
 from replicax.execution.program.program import Program
-
-# Each result belongs to the operand in its place: sums over replicas are one operation for each, too.
-_ONE_BY_ONE = ONE_BY_ONE | AXIS_REDUCTIONS | {"pbroadcast", all_reduce_p.name, gathered_p.name}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +32,16 @@ class FlatOperation:
     equation: Any
     sibling_of: int | None = None
     """Operations with the same number came from one that took all their operands at once."""
+
+    @property
+    def operands(self) -> list[Any]:
+        """The values that it needs."""
+        return _values(self.equation.invars)
+
+    @property
+    def results(self) -> list[Any]:
+        """The values that it makes."""
+        return list(self.equation.outvars)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -69,81 +77,70 @@ def flatten(program: Program, mesh: Mesh) -> Flat:
     run = _Flattening(_jax.abstract_mesh(mesh))
     inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
     outputs = run.inline(program.jaxpr, inputs)
-    operations = _sums_in_order(_needed(run.operations, outputs), outputs)
+    kept = needed(run.operations, _values(outputs), lambda o: _jax.acts_outside(o.equation))
+    operations = _sums_in_order(kept, outputs)
     closed_over = [*inputs[len(program.reads) + len(program.arguments) :], *run.constants]
     constants = [*program.constants, *run.constants.values()]
     return Flat([*inputs, *run.constants], operations, outputs, closed_over, constants)
 
 
-class _Flattening:
+class _Flattening(Inlining[Any]):
+    one_by_one = ONE_BY_ONE | AGREEING | {gathered_p.name}  # sums over replicas are one operation for each, too
+
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
         self.operations: list[FlatOperation] = []
         self.constants: dict[Any, Any] = {}
 
-    def inline(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
-        """Append the operations of ``jaxpr``, applied to ``values``; return what its results are."""
-        env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+    def literal(self, literal: _jax.Literal) -> Any:
+        return _jax.fresh(literal, self.mesh)
 
-        def read(atom: Any) -> Any:
-            return _jax.fresh(atom, self.mesh) if isinstance(atom, _jax.Literal) else env[atom]
+    def constant(self, variable: Any, array: Any) -> Any:
+        own = _jax.fresh(variable, self.mesh)
+        self.constants[own] = array
+        return own
 
-        for equation in jaxpr.eqns:
-            results = self.equation(equation, [read(v) for v in equation.invars])
-            env.update(zip(equation.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
+        return call.primitive.name in JITTED or assigns(called)
 
-    def equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def add(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         name = equation.primitive.name
-        if equation.primitive is mark_p:
-            return operands
-        if any(map(_jax.is_mutable, [*equation.invars, *equation.outvars])):
-            raise PlacementError(
-                f"the mutable array at {_jax.source_line(equation)} can't be placed: a step that assigns values to "
-                "logical devices may have none (jax.new_ref)"
-            )
-        if name == "sharding_constraint":
+        if name in SPLITS:
             raise PlacementError(
                 f"the value at {_jax.source_line(equation)} is split over (or replicated to) the logical devices, in a "
                 "step that assigns others to one device each: a step does the one or the other"
             )
-        called = called_program(equation)
-        if called is not None and (name == "jit" or assigns(called)):
-            closed = [_jax.fresh(v, self.mesh) for v in called.constvars]
-            self.constants.update(zip(closed, _jax.constants_of(equation), strict=True))
-            inner = [_jax.located(e, equation) for e in called.eqns]
-            return self.inline(_jax.opened(called.replace(eqns=inner)), [*closed, *operands])
-        if called is None and any(map(assigns, _jax.sub_jaxprs(equation))):
+        if any(map(assigns, _jax.sub_jaxprs(equation))):
             raise PlacementError(
                 f"a value is assigned to a logical device inside the {name} at {_jax.source_line(equation)}: a loop or "
                 "branch runs on one device. Assign what goes into it, or write the loop (over the microbatches, say) "
                 "in Python"
             )
         results = [_jax.fresh(v, self.mesh) for v in equation.outvars]
-        if name in _ONE_BY_ONE and len(operands) > 1:
-            number = len(self.operations)
-            for operand, result in zip(operands, results, strict=True):
-                self.operations.append(FlatOperation(_jax.on_mesh(equation, [operand], [result], self.mesh), number))
-        else:
-            self.operations.append(FlatOperation(_jax.on_mesh(equation, operands, results, self.mesh)))
+        self.operations.append(FlatOperation(_jax.on_mesh(equation, operands, results, self.mesh)))
         return results
+
+    def add_each(self, equation: _jax.Equation, operands: list[Any]) -> Sequence[Any]:
+        number = len(self.operations)
+        results = super().add_each(equation, operands)
+        siblings = [dataclasses.replace(o, sibling_of=number) for o in self.operations[number:]]
+        self.operations[number:] = siblings
+        return results
+
+    def refused(self, line: str) -> PlacementError:
+        return PlacementError(
+            f"the mutable array at {line} can't be placed: a step that assigns values to logical devices may have none "
+            "(jax.new_ref)"
+        )
 
 
 def assigns(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a program assigns values to logical devices."""
-    return any(e.primitive is assign_p or any(map(assigns, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+    return _jax.contains(jaxpr, lambda e: e.primitive is assign_p)
 
 
-def _needed(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
-    """Those that something depends on, or that do something outside the program."""
-    needed = {v for v in outputs if not isinstance(v, _jax.Literal)}
-    kept = []
-    for operation in reversed(operations):
-        equation = operation.equation
-        if _jax.acts_outside(equation) or not needed.isdisjoint(equation.outvars):
-            kept.append(operation)
-            needed.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
-    return kept[::-1]
+def _values(atoms: Iterable[Any]) -> list[Any]:
+    return [v for v in atoms if not isinstance(v, _jax.Literal)]
 
 
 def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
@@ -152,10 +149,9 @@ def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) 
     JAX adds up the contributions of a value's uses from the last to the first. The first microbatch is through first,
     however, and its contribution would have to be kept until the end.
     """
-    uses = collections.Counter(v for o in operations for v in o.equation.invars if not isinstance(v, _jax.Literal))
-    uses.update(v for v in outputs if not isinstance(v, _jax.Literal))
-    sums = {o.equation.outvars[0]: o.equation for o in operations if o.equation.primitive.name == "add_any"}
-    made = {v: i for i, o in enumerate(operations) for v in o.equation.outvars}
+    uses = collections.Counter([*_values(outputs), *(v for o in operations for v in o.operands)])
+    sums = {o.results[0]: o.equation for o in operations if o.equation.primitive.name in COTANGENT_SUMS}
+    made = {v: i for i, o in enumerate(operations) for v in o.results}
     inner = {v for e in sums.values() for v in e.invars if v in sums and uses[v] == 1}
 
     def parts(atom: Any, root: bool = False) -> list[Any]:

@@ -30,8 +30,7 @@ from replicax.variables.layout import Layout, Split
 
 def is_placed(program: Program) -> bool:
     """Whether a program assigns values to logical devices, or has variables that live on one."""
-    uses = (*program.reads, *program.writes)
-    return any(use.layout.logical_device is not None for use in uses) or assigns(program.jaxpr)
+    return any(use.layout.logical_device is not None for use in program.uses.values()) or assigns(program.jaxpr)
 
 
 def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
@@ -45,7 +44,7 @@ def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
     """
     planner = _Planner(program, mesh)
     executable = planner.executable()
-    for use in (*program.reads, *program.writes):
+    for use in program.uses.values():
         variable = use.variable()
         home = planner.placement.homes[use.slot]
         if variable is not None and variable.layout.logical_device != home:
@@ -53,16 +52,11 @@ def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
     return executable
 
 
-def _name(use: Use) -> str:
-    variable = use.variable()
-    return "a variable" if variable is None else variable.describe()
-
-
 def _check_may_be_placed(use: Use) -> None:
     if any(use.layout.axes) or use.layout.home is not None:
         where = "split over the logical devices" if use.layout.home is None else f"on {use.layout.home}"
         raise PlacementError(
-            f"{_name(use)} is {where}, and can't be used by a step that assigns values to one logical device each"
+            f"{use.describe()} is {where}, and can't be used by a step that assigns values to one logical device each"
         )
 
 
@@ -70,7 +64,7 @@ class _Planner:
     """Makes the plan of one program."""
 
     def __init__(self, program: Program, mesh: Mesh) -> None:
-        for use in (*program.reads, *program.writes):
+        for use in program.uses.values():
             _check_may_be_placed(use)
         self.program = program
         self.mesh = mesh
@@ -98,23 +92,23 @@ class _Planner:
             v: of_value(locality, mesh)
             for v, (_, locality) in zip(self.flat.inputs[len(program.reads) :], program.arguments, strict=False)
         }
-        self.pieces = any(isinstance(u.layout, Split) for u in (*program.reads, *program.writes))
+        self.pieces = any(isinstance(u.layout, Split) for u in program.uses.values())
 
     def _infer(self) -> list[Locality]:
         """The localities of the results, and in ``found`` those of all values."""
         program = self.program
-        inputs = [u.layout.locality for u in program.reads] + [locality for _, locality in program.arguments]
-        outputs = infer(program.jaxpr, inputs + [M] * len(program.constants), program.obligations, check=self.several)
+        inputs = program.input_localities
+        outputs = infer(program.jaxpr, inputs, program.obligations, check=self.several)
         if program.example_dims is not None:
             self.padded, self.example_dims = where_examples_are(program, outputs)
-        inputs += [M] * len(self.flat.closed_over)
-        infer(self.flat.jaxpr(program.jaxpr), inputs, {}, check=False, found=self.found)
+        closed = [M] * (len(self.flat.inputs) - len(inputs))  # what called programs have closed over
+        infer(self.flat.jaxpr(program.jaxpr), inputs + closed, {}, check=False, found=self.found)
         return outputs[len(program.writes) :]
 
     def _place(self) -> Placement:
         program, flat = self.program, self.flat
-        uses = {use.slot: use for use in (*program.reads, *program.writes)}
-        names = {slot: _name(use) for slot, use in uses.items()}
+        uses = program.uses
+        names = {slot: use.describe() for slot, use in uses.items()}
         homes = {s: u.layout.logical_device for s, u in uses.items() if u.layout.logical_device is not None}
         reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
         writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
@@ -189,12 +183,8 @@ class _Planner:
             for v, value in zip(flat.closed_over, flat.constants, strict=True)
             for k in used_on[v]
         }
-
-        # Variables that are read as well come first among the written, in the order of the donated.
-        position = {use.slot: i for i, use in enumerate(program.reads)}
-        written = sorted(range(n_written), key=lambda i: program.writes[i].slot not in position)
-        donated = [position[program.writes[i].slot] for i in written if program.writes[i].slot in position]
-        kept = [i for i in range(n_reads) if i not in set(donated)]
+        order = program.order
+        donated, kept, written = order.donated, order.kept, order.written
         slots_of_reads = [[self.slot(*variables[i]) for i in group] for group in (donated, kept)]
         care = care_for(program)
 

@@ -6,9 +6,10 @@ Loops, branches and calls have programs inside, which :mod:`replicax.execution.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from replicax import _jax
 from replicax._jax import primitive_families
 from replicax.collectives import alone_p, gathered_p, share_p
 from replicax.execution.program.marks import asks_p, assign_p, mark_p
@@ -19,7 +20,6 @@ ALWAYS: dict[str, Locality] = {
     gathered_p.name: R,
     share_p.name: T,
     asks_p.name: M,  # answered once for all
-    **dict.fromkeys(primitive_families.UNRELIABLE, T),
 }
 """Operations whose results have one locality, whatever their operands have."""
 
@@ -38,14 +38,14 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
     """
     if name in ALWAYS:
         return [ALWAYS[name]] * count
-    if params.get("has_side_effect"):
+    if not _jax.is_function(name, params):
         return [T] * count
     if name in LOCALITY_KEPT and len(operands) == count:
         return list(operands)
     return [join(operands)] * count
 
 
-def join(localities: Sequence[Locality]) -> Locality:
+def join(localities: Iterable[Locality]) -> Locality:
     """The locality of what is computed from values of these."""
     joined = M
     for locality in localities:

@@ -11,7 +11,7 @@ import jax
 
 from replicax import _jax
 from replicax.execution.program.marks import Obligation
-from replicax.locality import Locality
+from replicax.locality import Locality, M
 from replicax.variables.layout import Layout
 from replicax.variables.storage import Slot
 
@@ -43,6 +43,23 @@ class Use:
     """The variable's."""
     variable: weakref.ref[Variable]
 
+    def describe(self) -> str:
+        """The variable in a message."""
+        variable = self.variable()
+        return f"variable {self.name!r}" if variable is None else variable.describe()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VariableOrder:
+    """In which order a compiled program takes its variables, and gives their new values back."""
+
+    donated: list[int]
+    """Those that are read and written, by their positions among the reads; in the order in which they are written."""
+    kept: list[int]
+    """The others that are read, by their positions among the reads."""
+    written: list[int]
+    """Those that are written, by their positions among the writes: first those that are donated, in that order."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Program:
@@ -67,3 +84,22 @@ class Program:
     example_dims: tuple[Any, ...] | None = None
     """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
+
+    @property
+    def uses(self) -> dict[Slot, Use]:
+        """The variables that it reads or writes."""
+        return {use.slot: use for use in (*self.reads, *self.writes)}
+
+    @property
+    def order(self) -> VariableOrder:
+        """In which order it takes and gives its variables when it is compiled."""
+        position = {use.slot: i for i, use in enumerate(self.reads)}
+        written = sorted(range(len(self.writes)), key=lambda i: self.writes[i].slot not in position)
+        donated = [position[self.writes[i].slot] for i in written if self.writes[i].slot in position]
+        return VariableOrder(donated, sorted(set(position.values()).difference(donated)), written)
+
+    @property
+    def input_localities(self) -> list[Locality]:
+        """The locality of each input of the jaxpr."""
+        variables = [use.layout.locality for use in self.reads]
+        return [*variables, *(locality for _, locality in self.arguments), *[M] * len(self.constants)]

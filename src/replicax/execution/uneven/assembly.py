@@ -18,8 +18,9 @@ from jax import lax
 from replicax import _jax
 from replicax._jax.convolutions import bind_in_branch
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.replica_values import largest_of
-from replicax.execution.uneven.ragged_collectives import gather_p, gathered, part_of_sum, part_p
+from replicax.execution.uneven.ragged_collectives import gathered, part_of_sum
 from replicax.execution.uneven.straight_line import CantJoinError, Straight, StraightOperation
 from replicax.execution.uneven.value_numbering import ValueNumbering
 
@@ -248,9 +249,9 @@ class Assembly:
 
     def meet(self, equation: Any, operands: list[Any]) -> list[Any]:
         """A collective of all replicas."""
-        if equation.primitive is gather_p:
+        if equation.primitive is uneven_gather_p:
             return [gathered(operands[0], **equation.params)]
-        if equation.primitive is part_p:
+        if equation.primitive is uneven_part_p:
             return [part_of_sum(operands[0], **equation.params)]
         return _jax.bind(equation, operands)
 

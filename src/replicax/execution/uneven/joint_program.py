@@ -20,14 +20,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
+from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.program.program import Program, Result, Use
 from replicax.execution.replica_values import devices_here, largest_of
 from replicax.execution.tracing.capture import traced_inside
 from replicax.execution.uneven.assembly import Assembly, Joint, Parts
-from replicax.execution.uneven.ragged_collectives import gather_p, part_p
 from replicax.execution.uneven.straight_line import CantJoinError, Straight
 from replicax.execution.uneven.value_numbering import ValueNumbering
-from replicax.locality import Locality, M, T
+from replicax.locality import T
 from replicax.nests import are_equal
 from replicax.values import Components, PerReplica
 
@@ -99,7 +99,7 @@ class _Joining:
             at = f"the {first.primitive.name} at {_jax.source_line(first)}"
             if len({o.equation.primitive for o in operations}) > 1:
                 raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
-            if first.primitive in (gather_p, part_p):
+            if first.primitive in (uneven_gather_p, uneven_part_p):
                 continue
             kinds = [[(v.aval.shape, v.aval.dtype) for v in o.equation.invars] for o in operations]
             if any(other != kinds[0] for other in kinds):
@@ -131,14 +131,11 @@ class _Joining:
     def _straight(self, k: int) -> Straight:
         program = self.programs[k]
         inputs = [self._given(("variable", use.slot), use.aval) for use in program.reads]
-        localities: list[Locality] = [use.layout.locality for use in program.reads]
-        for position, (aval, locality) in enumerate(program.arguments):
+        for position, (aval, _) in enumerate(program.arguments):
             whole = self._given(("argument", position), aval)
             inputs.append(self.uneven[whole][k] if whole in self.uneven else whole)
-            localities.append(locality)
         inputs += map(self.numbers.of_constant, program.constants)
-        localities += [M] * len(program.constants)
-        return Straight(program, inputs, localities, self.numbers)
+        return Straight(program, inputs, self.numbers)
 
     # --- putting together -------------------------------------------------------------------------------
 

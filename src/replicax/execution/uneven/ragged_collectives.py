@@ -1,7 +1,6 @@
-"""Collectives of arrays that differ in size between replicas.
+"""What collectives of arrays that differ in size between replicas become when programs are joined.
 
-While the program of one size is captured they are primitives that only say what comes out; when programs are joined,
-they become collectives of arrays with room for the largest (:mod:`replicax.execution.uneven.joint_program`).
+They are then collectives of arrays with room for the largest (:mod:`replicax.execution.uneven.joint_program`).
 """
 
 from __future__ import annotations
@@ -13,31 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _jax, collectives
+from replicax import collectives
 from replicax.devices.mesh import REPLICA_AXIS
-
-
-def _never(x: Any, **_: Any) -> Any:
-    raise AssertionError("a collective of arrays of different sizes stands in a program that has not been joined")
-
-
-gather_p: _jax.Primitive = _jax.linear_primitive(
-    "uneven_gather",
-    _never,
-    lambda aval, *, axis, sizes, options, axes: _jax.resized(aval, axis, sum(sizes)),
-    lambda ct, aval, *, axis, **params: part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
-    _jax.next_axis,
-)
-"""``y = uneven_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
-
-part_p: _jax.Primitive = _jax.linear_primitive(
-    "uneven_part",
-    _never,
-    lambda aval, *, axis, own, sizes, options, axes: _jax.resized(aval, axis, own),
-    lambda ct, _, *, own, **params: gather_p.bind(ct, **params),
-    _jax.next_axis,
-)
-"""``y = uneven_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 
 
 def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:

@@ -19,13 +19,13 @@ from replicax.collectives import check_other_dims, checked_axes
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.pipeline.placed_program import is_placed
+from replicax.execution.program.collective_operations import uneven_gather_p
 from replicax.execution.program.program import Program
 from replicax.execution.thread_state import state_of_this_thread
 from replicax.execution.tracing.arguments import Arguments
 from replicax.execution.tracing.capture import capture
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.uneven.joint_program import joined
-from replicax.execution.uneven.ragged_collectives import gather_p
 from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.variables.store import Creations
 
@@ -223,4 +223,4 @@ class UnevenCommunicator(SpmdCommunicator):
 def _gathered(array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None) -> Any:
     check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
     sizes = tuple(shape[axis] for shape in shapes)
-    return gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))
+    return uneven_gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import CALLS
-from replicax.execution.program.infer import ONE_BY_ONE, called_program, infer_equation, is_collective
-from replicax.execution.program.marks import Obligation, mark_p
+from replicax._jax.primitive_families import AXIS_CASTS, CALLS
+from replicax.execution.program.collective_operations import is_collective
+from replicax.execution.program.infer import infer_equation
+from replicax.execution.program.inlining import Inlining, needed
+from replicax.execution.program.marks import Obligation
 from replicax.execution.program.program import Program
 from replicax.execution.uneven.value_numbering import ValueNumbering, acts
 from replicax.locality import Locality, M, T
@@ -57,13 +59,12 @@ class Mark:
     found: Locality
 
 
-class Straight:
+class Straight(Inlining[int]):
     """A program, taken apart.
 
     Args:
       program: the captured program.
       inputs: the numbers of its inputs.
-      localities: theirs.
       numbers: of the values of this and other programs.
 
     Attributes:
@@ -79,54 +80,43 @@ class Straight:
       CantJoinError: the program has mutable arrays.
     """
 
-    def __init__(
-        self, program: Program, inputs: Sequence[int], localities: Sequence[Locality], numbers: ValueNumbering
-    ) -> None:
+    def __init__(self, program: Program, inputs: Sequence[int], numbers: ValueNumbering) -> None:
         self.marks: list[Mark] = []
         self._obligations = program.obligations
         self._numbers = numbers
-        self._localities = dict(zip(inputs, localities, strict=True))
+        self._localities = dict(zip(inputs, program.input_localities, strict=True))
         self._operations: list[StraightOperation] = []
         self.made: dict[int, StraightOperation] = {}
         self._collectives = 0
-        self.outputs = self._inline(program.jaxpr, inputs)
-        self.operations = self._needed()
+        self.outputs = self.inline(program.jaxpr, inputs)
+        self.operations = needed(self._operations, self.outputs, lambda o: o.is_collective or acts(o.equation))
 
     @property
     def collectives(self) -> list[StraightOperation]:
         """The collectives, in their order."""
         return [o for o in self.operations if o.is_collective]
 
-    def _inline(self, jaxpr: _jax.Jaxpr, operands: Sequence[int]) -> list[int]:
-        env = dict(zip(jaxpr.invars, operands, strict=True))
+    def literal(self, literal: _jax.Literal) -> int:
+        return self._numbers.of_literal(literal)
 
-        def read(atom: Any) -> int:
-            return self._numbers.of_literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
+    def constant(self, variable: Any, array: Any) -> int:
+        return self._numbers.of_constant(array)
 
-        for equation in jaxpr.eqns:
-            results = self._equation(equation, [read(v) for v in equation.invars])
-            env.update(zip(equation.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
+        name = call.primitive.name
+        return name in CALLS or (name not in AXIS_CASTS and is_collective(call))
 
-    def _equation(self, equation: Any, operands: list[int]) -> Sequence[int]:
-        name = equation.primitive.name
-        if equation.primitive is mark_p:
-            obligation = self._obligations[equation.params["mark_id"]]
-            found = self._locality(operands[0])
-            if found is T:
-                obligation.check(found, equation)
-            self.marks.append(Mark(equation, obligation, operands[0], found))
-            return operands
-        if any(map(_jax.is_mutable, [*equation.invars, *equation.outvars])):
-            raise CantJoinError(f"of the mutable array (jax.new_ref) at {_jax.source_line(equation)}")
-        if name in ONE_BY_ONE and len(operands) > 1:
-            atoms = zip(operands, equation.invars, equation.outvars, strict=True)
-            return [self._add(equation.replace(invars=[v], outvars=[r]), [number])[0] for number, v, r in atoms]
-        called = called_program(equation)
-        if called is not None and (name in CALLS or (name != "shard_map" and is_collective(equation))):
-            closed = list(map(self._numbers.of_constant, _jax.constants_of(equation)))
-            return self._inline(_jax.opened(called), [*closed, *operands])
-        if not is_collective(equation) and _jax.sub_jaxprs(equation):
+    def refused(self, line: str) -> CantJoinError:
+        return CantJoinError(f"of the mutable array (jax.new_ref) at {line}")
+
+    def asked(self, mark: _jax.Equation, value: int) -> None:
+        obligation, found = self._obligations[mark.params["mark_id"]], self._locality(value)
+        if found is T:
+            obligation.check(found, mark)
+        self.marks.append(Mark(mark, obligation, value, found))
+
+    def add(self, equation: _jax.Equation, operands: list[int]) -> Sequence[int]:
+        if _jax.sub_jaxprs(equation) and not is_collective(equation):
             return self._add_split(equation, operands)
         return self._add(equation, operands)
 
@@ -174,11 +164,3 @@ class Straight:
 
     def _locality(self, number: int) -> Locality:
         return self._localities.get(number, M)  # of a literal or constant
-
-    def _needed(self) -> list[StraightOperation]:
-        needed, kept = set(self.outputs), []
-        for operation in reversed(self._operations):
-            if operation.is_collective or acts(operation.equation) or not needed.isdisjoint(operation.results):
-                kept.append(operation)
-                needed.update(operation.operands)
-        return kept[::-1]

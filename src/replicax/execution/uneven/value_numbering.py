@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax._jax.primitive_families import UNRELIABLE
 from replicax.execution.tracing.function_key import is_record
 
 _SMALL = 64 * 1024
@@ -73,11 +72,7 @@ class ValueNumbering:
 
 def acts(equation: Any) -> bool:
     """Whether an operation is more than a function of its operands."""
-    return (
-        _jax.acts_outside(equation)
-        or equation.primitive.name in UNRELIABLE
-        or bool(equation.params.get("has_side_effect"))
-    )
+    return _jax.acts_outside(equation) or not _jax.is_function(equation.primitive.name, equation.params)
 
 
 class _Frozen:
@@ -90,7 +85,7 @@ class _Frozen:
 
     def of_equation(self, equation: Any) -> Any:
         # Rules of derivatives have done their work.
-        rules = equation.primitive.name.startswith("custom_")
+        rules = _jax.has_rules(equation)
         return tuple((k, self.of(v)) for k, v in sorted(equation.params.items()) if not (rules and callable(v)))
 
     def of(self, value: Any) -> Any:

@@ -1,0 +1,66 @@
+"""Collective operations: where in a program the replicas meet, and whether all of them leave with the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replicax import _jax
+from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, AXIS_POSITION, HANDED_ON
+from replicax.collectives import all_reduce_p, alone_p, share_p
+from replicax.devices.mesh import REPLICA_AXIS
+
+
+def _never(x: Any, **_: Any) -> Any:
+    raise AssertionError("a collective of arrays of different sizes stands in a program that has not been joined")
+
+
+# Collectives of arrays that differ in size between replicas. While the program of one size is captured they only say
+# what comes out; what they become when programs are joined says replicax.execution.uneven.ragged_collectives.
+uneven_gather_p: _jax.Primitive = _jax.linear_primitive(
+    "uneven_gather",
+    _never,
+    lambda aval, *, axis, sizes, options, axes: _jax.resized(aval, axis, sum(sizes)),
+    lambda ct, aval, *, axis, **params: uneven_part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
+    _jax.next_axis,
+)
+"""``y = uneven_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
+
+uneven_part_p: _jax.Primitive = _jax.linear_primitive(
+    "uneven_part",
+    _never,
+    lambda aval, *, axis, own, sizes, options, axes: _jax.resized(aval, axis, own),
+    lambda ct, _, *, own, **params: uneven_gather_p.bind(ct, **params),
+    _jax.next_axis,
+)
+"""``y = uneven_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
+
+# What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
+# that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
+AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, uneven_gather_p.name}
+"""Collectives that hand every replica the same, if all of them take part."""
+
+ONE_BY_ONE = HANDED_ON | {alone_p.name, share_p.name}
+"""Each result belongs to the operand in its place, and to no other; and replicas do not meet."""
+
+_NO_MEETING = AXIS_CASTS | AXIS_POSITION
+
+
+def over_replicas(params: Mapping[str, Any]) -> bool:
+    """Whether params of a primitive name the replicas' axis."""
+    return _jax.names_axis(params, REPLICA_AXIS)
+
+
+def replicas_meet(equation: _jax.Equation) -> bool:
+    """Whether replicas meet in an equation."""
+    return over_replicas(equation.params) and equation.primitive.name not in _NO_MEETING
+
+
+def all_get_the_same(equation: _jax.Equation) -> bool:
+    """Whether replicas that meet in an equation all leave with the same."""
+    return _jax.finished_name(equation.primitive.name) in AGREEING and not _jax.has_groups(equation.params)
+
+
+def is_collective(equation: _jax.Equation) -> bool:
+    """Whether an equation is a collective of the replicas, or there is one in the programs inside."""
+    return replicas_meet(equation) or any(_jax.contains(inner, replicas_meet) for inner in _jax.sub_jaxprs(equation))

@@ -1,0 +1,168 @@
+"""Dataflow: what is known of each value of a program, found in one pass from its inputs on.
+
+What is known is a *fact*, such as whether replicas may differ in a value. What an operation makes of the facts on its
+operands is for a subclass to say. How they go through the programs inside is the same for all of them: a loop is
+searched for its fixpoint, branches are joined, a called program stands for its call, and a mutable array
+(``jax.new_ref``) takes on what is written into it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from replicax import _jax
+
+Fact = TypeVar("Fact")
+
+Found = tuple[list[Fact], list[Fact]]
+"""The facts on the results of an equation or program, and on its operands afterwards."""
+
+Control = str | None
+"""Where a program stands that may not run, or not so often, in a way that matters; ``None`` if there is no such way."""
+
+
+class Dataflow(abc.ABC, Generic[Fact]):
+    """The pass over one program.
+
+    Fixpoints are searched with ``final=False``. Then what has been found is gone through once more, with
+    ``final=True``: only that may raise, or answer a question.
+
+    Args:
+      constant: the fact on constants, and on numbers that stand in the program.
+      found: takes the facts on all values in the program; of one that is computed in several places, their join.
+    """
+
+    def __init__(self, constant: Fact, found: dict[Any, Fact] | None = None) -> None:
+        self.constant = constant
+        self.found = found
+        # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
+        self._known: dict[Any, Found[Fact]] = {}
+
+    # --- what a subclass says -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def join(self, facts: Iterable[Fact]) -> Fact:
+        """The fact on what may be any of several values."""
+
+    @abc.abstractmethod
+    def operation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
+        """The facts on the results of what is no loop, branch or call, and on its operands afterwards."""
+
+    def decided(self, fact: Fact, decision: Fact) -> Fact:
+        """The fact on a result, if it depends on a ``decision`` besides: how often a loop runs, or which branch."""
+        return fact
+
+    def inside(self, where: str, decision: Fact, control: Control) -> Control:
+        """What becomes of ``control`` inside a loop or branch (``where``) whose predicate has the fact ``decision``."""
+        return control
+
+    def sliced(self, facts: list[Fact]) -> list[Fact]:
+        """The facts on the slices that a turn of a scan gets of what it goes over."""
+        return facts
+
+    def stacked(self, facts: list[Fact], over: list[Fact]) -> list[Fact]:
+        """The facts on what a scan makes of its turns' results, which goes ``over`` values of these facts."""
+        return facts
+
+    # --- programs -----------------------------------------------------------------------------------------
+
+    def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Fact], control: Control = None, *, final: bool) -> Found[Fact]:
+        """The facts on the outputs of a program, and on its inputs afterwards."""
+        key = (id(jaxpr), tuple(inputs), control is not None)
+        if not final and key in self._known:
+            return self._known[key]
+        env: dict[Any, Fact] = dict.fromkeys(jaxpr.constvars, self.constant)
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Fact:
+            return self.constant if isinstance(atom, _jax.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            facts = [read(v) for v in equation.invars]
+            results, after = self.equation(equation, facts, control, final)
+            if after is not facts:
+                for v, fact in zip(equation.invars, after, strict=True):
+                    if _jax.is_mutable(v):
+                        env[v] = self.join((env[v], fact))
+            env.update(zip(equation.outvars, results, strict=True))
+        if final and self.found is not None:
+            for v, fact in env.items():
+                self.found[v] = self.join((self.found.get(v, self.constant), fact))
+        self._known[key] = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
+        return self._known[key]
+
+    def equation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
+        """The facts on an equation's results, and on its operands afterwards."""
+        inner = _jax.control_flow_of(equation)
+        if inner is None:
+            called = _jax.called_program(equation)
+            if called is not None:
+                return self.run(called, facts, control, final=final)
+            return self.operation(equation, facts, control, final)
+        if isinstance(inner, _jax.Scan):
+            return self._scan(inner, equation, facts, control, final)
+        if isinstance(inner, _jax.While):
+            return self._while(inner, equation, facts, control, final)
+        return self._branches(inner, equation, facts, control, final)
+
+    def _scan(
+        self, inner: _jax.Scan, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
+    ) -> Found[Fact]:
+        n, m = inner.constants, inner.constants + inner.carried
+        while True:
+            given = [*facts[:m], *self.sliced(facts[m:])]
+            results, touched = self.run(inner.body, given, control, final=False)
+            after = self._written(equation.invars, facts, touched)
+            after[n:m] = [self.join(pair) for pair in zip(facts[n:m], results[: m - n], strict=True)]
+            if after == facts:
+                break
+            facts = after
+        if final:
+            self.run(inner.body, given, control, final=True)
+        return [*facts[n:m], *self.stacked(results[m - n :], facts[m:])], facts
+
+    def _while(
+        self, inner: _jax.While, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
+    ) -> Found[Fact]:
+        n, m = inner.test_constants, inner.test_constants + inner.body_constants
+        decision = self.constant
+
+        def turn(final: bool) -> tuple[Fact, list[Fact], list[Fact]]:
+            within = self.inside("inside a while loop", decision, control)
+            [decided], tested = self.run(inner.test, [*facts[:n], *facts[m:]], within, final=final)
+            results, turned = self.run(inner.body, facts[n:], within, final=final)
+            return decided, results, [*tested[:n], *turned]
+
+        while True:
+            decided, results, touched = turn(final=False)
+            decision = self.join((decision, decided))
+            after = self._written(equation.invars, facts, touched)
+            carried = zip(facts[m:], results, strict=True)
+            after[m:] = [self.decided(self.join(pair), decision) for pair in carried]
+            if after == facts:
+                break
+            facts = after
+        if final:
+            turn(final=True)
+        return facts[m:], facts
+
+    def _branches(
+        self, inner: _jax.Branches, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
+    ) -> Found[Fact]:
+        decision, given = facts[0], facts[1:]
+        within = self.inside("inside a branch (jax.lax.cond or switch)", decision, control)
+        found = [self.run(program, given, within, final=final) for program in inner.programs]
+        results = [self.decided(self.join(column), decision) for column in zip(*(r for r, _ in found), strict=True)]
+        for _, touched in found:
+            facts = self._written(equation.invars, facts, [decision, *touched])
+        return results, facts
+
+    def _written(self, atoms: Sequence[Any], before: Sequence[Fact], after: Sequence[Fact]) -> list[Fact]:
+        """The facts on operands when mutable arrays among them have been written to."""
+        result = list(before)
+        for i, atom in enumerate(atoms):
+            if _jax.is_mutable(atom):
+                result[i] = self.join((before[i], after[i]))
+        return result
