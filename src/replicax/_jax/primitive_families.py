@@ -189,6 +189,3 @@ COTANGENT_SUMS = primitives_named("add_any")
 
 JITTED = primitives_named("jit")
 """Calls of functions that are jitted, and nothing else."""
-
-SPLITS = primitives_named("sharding_constraint")
-"""They say how a value is split over devices."""
