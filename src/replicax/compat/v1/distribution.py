@@ -20,10 +20,12 @@ from replicax.compat.v1.towers import TowerContext, back_in, left_tower, own
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
 from replicax.extended.locations import destination as location
+from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function
 from replicax.values import PerReplica
+from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
 
@@ -338,7 +340,7 @@ class DistributionStrategy:
         """
         self._check_across("update")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _inferred((args, kwargs))
+        args, kwargs = _same("update", args, kwargs)
         return self.strategy.extended.update(var, fn, args, kwargs, grouped)
 
     @in_tower_words
@@ -346,7 +348,7 @@ class DistributionStrategy:
         """The same for variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _inferred((args, kwargs))
+        args, kwargs = _same("update_non_slot", args, kwargs)
         return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
 
     # --- the machine ------------------------------------------------------------------------------------
@@ -377,10 +379,22 @@ class DistributionStrategy:
         jax.effects_barrier()
 
 
-def _inferred(tree: Any) -> Any:
-    """Inside a step, values without their wrapping: whether towers differ in them is inferred, and an error if so."""
+def _same(method: str, args: Any, kwargs: Any) -> Any:
+    """Inside a step, ``(args, kwargs)`` as this tower has them, after asking that all have the same.
+
+    What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
+    """
     replica = left_tower()
-    return tree if replica is None else own(replica, tree)
+    if replica is None:
+        return args, kwargs
+    leaves, tree = jax.tree_util.tree_flatten_with_path(known((args, kwargs)), is_leaf=is_leaf)
+    mine = own(replica, [leaf for _, leaf in leaves])
+    for i, (path, leaf) in enumerate(leaves):
+        if isinstance(leaf, PerReplica):
+            name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+            problem = f"distribution.{method}: {name} differs between towers: reduce it first"
+            [mine[i]] = current_store().expect([mine[i]], frozenset({T}), problem)
+    return jax.tree_util.tree_unflatten(tree, mine)
 
 
 def _tower_id() -> Any:

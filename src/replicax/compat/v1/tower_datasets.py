@@ -14,7 +14,6 @@ from replicax.data import DistributedIterator
 from replicax.errors import ContextError
 from replicax.nests import known
 from replicax.strategy import Strategy
-from replicax.values import PerReplica
 
 
 class PerDeviceDataset:
@@ -103,11 +102,7 @@ class PerDeviceIterator:
     def get_next(self, name: str | None = None) -> Any:
         """The next element of each tower (T), or a ``StopIteration``; ``next`` of ``replicax.DistributedIterator``."""
         element = next(self.iterator)
-        leaves, tree = jax.tree_util.tree_flatten(known(element), is_leaf=_is_value)
-        return jax.tree_util.tree_unflatten(
-            tree,
-            [x if i not in self._rounds.scalars else self._strategy.run(_first, (x,)) for i, x in enumerate(leaves)],
-        )
+        return self._strategy.run(_unpacked, (element,)) if self._rounds.packed else element
 
     __next__ = get_next
 
@@ -116,23 +111,23 @@ class PerDeviceIterator:
 
     def of_tower(self, element: Any) -> Any:
         """One tower's element, as it is in the dataset, from what a ``replicax.DistributedIterator`` gives a step."""
-        leaves, tree = jax.tree_util.tree_flatten(known(element))
-        return jax.tree_util.tree_unflatten(
-            tree, [x[0] if i in self._rounds.scalars else x for i, x in enumerate(leaves)]
-        )
+        return _unpacked(element) if self._rounds.packed else element
 
 
 class _Rounds:
-    """The elements of a dataset in rounds, of one for each tower of this worker; scalars as arrays of size 1.
+    """The elements of a dataset in rounds, of one for each tower of this worker.
+
+    What replicas are fed has rows, in all arrays as many. So elements of which that is not so are packed: each is the
+    one row of an array.
 
     Attributes:
-      scalars: which leaves are scalars, known when the first element has been read.
+      packed: whether they are; known when the first element has been read.
     """
 
     def __init__(self, strategy: Strategy, dataset_fn: Any) -> None:
         self._towers = len(strategy.extended.local_replicas)
         self._make = _maker(strategy, dataset_fn)
-        self.scalars: frozenset[int] = frozenset()
+        self.packed: bool | None = None
 
     def __iter__(self) -> Iterator[Any]:
         elements = iter(self._make())
@@ -142,8 +137,13 @@ class _Rounds:
     def _with_rows(self, element: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(known(element))
         arrays = [np.asarray(leaf) for leaf in leaves]
-        self.scalars = frozenset(i for i, array in enumerate(arrays) if not array.ndim)
-        return jax.tree_util.tree_unflatten(tree, [a if a.ndim else a[None] for a in arrays])
+        if self.packed is None:
+            self.packed = len({a.shape[:1] for a in arrays}) > 1 or any(not a.ndim for a in arrays)
+        return jax.tree_util.tree_unflatten(tree, [a[None] for a in arrays] if self.packed else arrays)
+
+
+def _unpacked(element: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: x[0], known(element))
 
 
 def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
@@ -169,11 +169,3 @@ def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
         wanted = "dataset_fn() must return a dataset" if is_function else "expected a dataset or a function of none"
         raise ValueError(f"distribute_dataset: {wanted}, got {dataset!r}")
     return lambda: dataset
-
-
-def _first(x: Any) -> Any:
-    return x[0]
-
-
-def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, PerReplica)

@@ -13,7 +13,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 # From the longest to the shortest. A word that is part of a path or of another name stays as it is.
-_START, _END = r"(?<![\w/\\.'-])", r"(?![\w/\\]|\.\w)"
+_START, _END = r"(?<![\w/\\.'-])", r"(?![\w/\\]|[.-]\w)"
 _WORDS = [
     (r"replicax\.get_replica_context\(\)\.all_reduce", "get_tower_context().merge_call, and in it distribution.reduce"),
     (r", or its all_reduce and all_gather", ""),
