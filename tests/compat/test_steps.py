@@ -176,6 +176,43 @@ def test_towers_in_the_merge_fn_of_a_tower_that_was_entered_again(executor: Exec
         assert numbers(d, d.call_for_each_tower(lambda x: down(3, x), 1.0)) == [1, 2]
 
 
+@on_both
+def test_variables_in_a_merge_fn(executor: Executor) -> None:
+    """What is there for cross-tower context is there inside a step, too."""
+    d = two_towers()
+
+    def merge_fn(distribution: Any, x: Any) -> Any:
+        assert distribution.group(x) is None
+        result = distribution.update(v, lambda v, s: v.assign_add(s).value, distribution.reduce("mean", x))
+        lists = distribution.update_non_slot(distribution.non_slot_devices([v]), lambda: v.value, grouped=False)
+        index = distribution.call_for_each_tower(lambda i: i + 0, distribution.worker_device_index)
+        return {
+            "v": distribution.fetch(v, fn=lambda v: v * 2.0),
+            "local": distribution.fetch(local),
+            "first": distribution.read_var(first),
+            "result": result,
+            "lists": len(lists),
+            "broadcast": distribution.broadcast(result, v),
+            "sizes": [len(distribution.unwrap(value)) for value in (x, local, result, index)],
+        }
+
+    def fn(i: Any) -> Any:
+        local.assign(jnp.float32(1 + i))
+        first.assign(jnp.float32(1 + i))
+        return tf.get_tower_context().merge_call(merge_fn, jnp.float32(2 * i))
+
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=1.0)
+        with d.tower_local_var_scope("sum"):
+            local = tf.get_variable("local", initializer=0.0)
+        with d.tower_local_var_scope(tf.VariableAggregation.ONLY_FIRST_TOWER):
+            first = tf.get_variable("first", initializer=0.0)
+        found = d.call_for_each_tower(fn, d.worker_device_index)
+        assert (found["lists"], found["sizes"]) == (2, [2, 2, 2, 2])
+        numbers_found = {name: float(found[name]) for name in ("v", "local", "first", "result", "broadcast")}
+        assert numbers_found == {"v": 4, "local": 3, "first": 1, "result": 2, "broadcast": 2}
+
+
 def test_in_the_default_tower_a_merge_fn_may_call_towers() -> None:
     def merge_fn(d: tf.DistributionStrategy, x: Any) -> Any:
         return d.call_for_each_tower(lambda x: x + 1, x)

@@ -214,6 +214,18 @@ def test_applying_from_across(executor: Any) -> None:
         assert (float(v), int(step)) == (0.25, 1)
 
 
+@on_both
+def test_code_that_knows_of_no_strategy(executor: Any) -> None:
+    """It works as before, in the default tower."""
+    with executor():
+        v = tf.get_variable(f"without a strategy, {executor.__name__}", initializer=1.0)
+        step, optimizer = tf.get_or_create_global_step(), tf.Optimizer(optax.sgd(0.25))
+        before = int(step)
+        for _ in range(2):
+            optimizer.minimize(lambda: v.value**2, global_step=step, var_list=[v])
+        assert (float(v), int(step)) == (0.25, before + 2)
+
+
 def test_variables_by_default() -> None:
     d = two_towers()
     with d.scope():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -65,8 +66,6 @@ class DistributionStrategy:
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributionStrategy:
-        import copy
-
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         twin._begin(copy.deepcopy(self.strategy, memo))
