@@ -192,19 +192,17 @@ def get_variable(
         )
     if known is None and scope.reuse is True:
         raise ValueError(f"get_variable: there is no variable {name!r} to reuse; known are {sorted(names)}")
-    options: dict[str, Any] = {"synchronization": synchronization}
     combined = parse(aggregation, f"get_variable({name!r}): aggregation", none=True)
     if _scopes.tower_local:
-        options, combined = {"synchronization": "on_read"}, _scopes.tower_local[-1]
-        trainable = False
+        synchronization, combined, trainable = "on_read", _scopes.tower_local[-1], False
     variable = Variable(
         _initial(name, shape, dtype, initializer),
         trainable=trainable,
         name=name,
         dtype=dtype,
         partitioner=partitioner,
+        synchronization=synchronization,
         aggregation=combined.aggregation,
-        **options,
     )
     if known is not None and variable is not known:
         if scope.reuse == AUTO_REUSE:
@@ -265,13 +263,7 @@ def create_global_step() -> Variable:
     Raises:
       ValueError: there is one already.
     """
-    with variable_scope(VariableScope()):
-        return get_variable(
-            _GLOBAL_STEP,
-            initializer=0,
-            trainable=False,
-            aggregation=VariableAggregation.ONLY_FIRST_TOWER,
-        )
+    return _global_step(False)
 
 
 def get_or_create_global_step() -> Variable:
@@ -282,10 +274,10 @@ def get_or_create_global_step() -> Variable:
     ...     v1.get_or_create_global_step() is v1.get_global_step()
     True
     """
-    with variable_scope(VariableScope(reuse=AUTO_REUSE)):
-        return get_variable(
-            _GLOBAL_STEP,
-            initializer=0,
-            trainable=False,
-            aggregation=VariableAggregation.ONLY_FIRST_TOWER,
-        )
+    return _global_step(AUTO_REUSE)
+
+
+def _global_step(reuse: bool | str) -> Variable:
+    first = VariableAggregation.ONLY_FIRST_TOWER
+    with variable_scope(VariableScope(reuse=reuse)):
+        return get_variable(_GLOBAL_STEP, initializer=0, trainable=False, aggregation=first)
