@@ -187,6 +187,31 @@ def test_the_scale_of_losses(executor: Any) -> None:
 
 
 @on_both
+def test_a_loss_that_goes_across(executor: Any) -> None:
+    """As layers do that share their statistics; and metrics may be updated in it."""
+    d = two_towers()
+
+    def fn(i: Any) -> Any:
+        def loss() -> Any:
+            y = jnp.float32(1 + i) * v.value
+            mean = tf.get_tower_context().merge_call(lambda d, y: d.reduce("mean", y), y)
+            metric.assign_add(y)
+            return (y - mean) ** 2 + y
+
+        [(gradient, _)] = tf.Optimizer(optax.sgd(1.0)).compute_gradients(loss, [v])
+        return gradient
+
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=2.0)
+        with d.tower_local_var_scope("sum"):
+            metric = tf.get_variable("metric", initializer=0.0)
+        gradients = d.call_for_each_tower(fn, d.worker_device_index)
+        # The sum is the derivative of (0.5 v)² + (v + 2 v) / 2 at 2.
+        assert float(d.reduce("sum", gradients)) == 2.5
+        assert float(d.fetch(metric)) == 6.0
+
+
+@on_both
 def test_gradients_that_are_not_there(executor: Any) -> None:
     d = two_towers()
     with entered(d, executor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -124,12 +124,9 @@ class DistributionStrategy:
         """Whether this worker writes summaries; ``strategy.extended.should_save_summary``."""
         return self.strategy.extended.should_save_summary
 
-    @contextlib.contextmanager
-    @in_tower_words
-    def scope(self) -> Iterator[DistributionStrategy]:
+    def scope(self) -> contextlib.AbstractContextManager[DistributionStrategy]:
         """Enter the strategy's cross-tower context; ``replicax.Strategy.scope``."""
-        with self.strategy.scope():
-            yield self
+        return _TowerScope(self)
 
     def _check_across(self, method: str) -> None:
         """Raise unless we are in this strategy's cross-tower context.
@@ -376,6 +373,19 @@ class DistributionStrategy:
     def finalize(self) -> None:
         """Wait for all that has been begun; ``replicax.TPUStrategy.finalize``, or ``jax.effects_barrier``."""
         jax.effects_barrier()
+
+
+class _TowerScope(context.Scope):
+    """The scope of the strategy, as which its tower words are entered."""
+
+    def __init__(self, distribution: DistributionStrategy) -> None:
+        super().__init__(distribution.strategy)
+        self._distribution = distribution
+
+    @in_tower_words
+    def __enter__(self) -> DistributionStrategy:
+        super().__enter__()
+        return self._distribution
 
 
 def _same(method: str, args: Any, kwargs: Any) -> Any:
