@@ -317,6 +317,19 @@ def test_words_that_are_parts_of_others_stay() -> None:
     assert translated(translated(text)) == translated(text)
 
 
+@pytest.mark.parametrize("filtering", ["off", "remove_frames"])
+def test_what_jax_raises_is_explained_in_tower_words(filtering: str) -> None:
+    """Whether JAX leaves its own frames out of tracebacks, as it does by default, or not."""
+    before = jax.config.values["jax_traceback_filtering"]
+    jax.config.update("jax_traceback_filtering", filtering)
+    d = two_towers()
+    try:
+        with d.scope(), pytest.raises(jax.errors.TracerBoolConversionError, match="for all towers and calls"):
+            d.call_for_each_tower(lambda x: 1 if x > 0 else 2, d.worker_device_index)
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
 @on_both
 def test_a_collective_on_which_towers_disagree(executor: Executor) -> None:
     d = two_towers()

@@ -18,7 +18,7 @@ _WORDS = [
     (r"replicax\.get_replica_context\(\)\.all_reduce", "get_tower_context().merge_call, and in it distribution.reduce"),
     (r", or its all_reduce and all_gather", ""),
     (r"(?:replicax\.)?get_replica_context\(\)", "get_tower_context()"),
-    (r"strategy\.run\(step, args=\(value,\)\)", "distribution.call_for_each_tower(step, value)"),
+    (r"strategy\.run\(step, args=\((\w+),\)\)", r"distribution.call_for_each_tower(step, \1)"),
     (r"strategy\.run_steps\(fn, iterator, steps\)", "distribution.run_steps_on_dataset(fn, iterator, iterations)"),
     (r"strategy\.reduce\(op, value, axis\)", "distribution.reduce(aggregation, value)"),
     (r"strategy\.run_steps", "distribution.run_steps_on_dataset"),
@@ -63,18 +63,19 @@ class TowerWords(contextlib.ContextDecorator):
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: types.TracebackType | None) -> None:
-        if error is not None and error.args and isinstance(error.args[0], str) and _is_ours(traceback):
+        if error is not None and error.args and isinstance(error.args[0], str) and _is_ours(error, traceback):
             error.args = (translated(error.args[0]), *error.args[1:])
 
 
 in_tower_words = TowerWords()
 
 
-def _is_ours(traceback: types.TracebackType | None) -> bool:
-    """Whether the frame that raised belongs to Replicax."""
+def _is_ours(error: BaseException, traceback: types.TracebackType | None) -> bool:
+    """Whether the frame that raised belongs to Replicax; or it is an error of JAX's, which Replicax explains."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("replicax.")
+    raised_by = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__"))
+    return raised_by.startswith("replicax.") or type(error).__module__.startswith("jax.")
 
 
 def also(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
