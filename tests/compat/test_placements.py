@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ def test_a_tpu_strategy() -> None:
     with pytest.raises(ValueError, match="there is no host 1"):
         d.get_host_cpu_device(1)
     assert isinstance(d.strategy, replicax.TPUStrategy)
+    twin = copy.deepcopy(d)
+    assert (twin.steps_per_run, twin.num_hosts, twin.strategy is d.strategy) == (100, 1, False)
 
 
 @pytest.mark.parametrize("cores", [1, 4, 8])

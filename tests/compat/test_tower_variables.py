@@ -43,6 +43,11 @@ def test_names_and_reuse() -> None:
         assert [v.name for v in tf.trainable_variables()] == ["a/w", "a/b/w", "a/v"]
 
 
+def test_arguments_that_there_are_not() -> None:
+    with two_towers().scope(), pytest.raises(TypeError, match="regularizer.*add what it makes of the variable to the"):
+        tf.get_variable("v", shape=[2], regularizer=jnp.sum)
+
+
 def test_each_strategy_has_names_of_its_own() -> None:
     d = two_towers()
     with d.scope():

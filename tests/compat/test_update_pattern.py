@@ -255,7 +255,10 @@ def test_variables_by_default() -> None:
     d = two_towers()
     with d.scope():
         optimizer = tf.Optimizer(optax.sgd(1.0))
-        with pytest.raises(ValueError, match="there are no variables; get_variable has made none, or pass var_list"):
+        with pytest.raises(ValueError, match="there are no variables yet; call the model before"):
             d.call_for_each_tower(lambda: optimizer.minimize(lambda: 1.0))
+        tf.get_variable("v", initializer=1.0)
+        with pytest.raises(ValueError, match=r"the loss has created the variables \['w'\]; call the model before"):
+            d.call_for_each_tower(lambda: optimizer.minimize(lambda: tf.get_variable("w", initializer=1.0).value))
         with pytest.raises(TypeError, match="expected a function that returns the loss"):
             d.call_for_each_tower(lambda: optimizer.minimize(1.0))

@@ -68,6 +68,7 @@ class DistributionStrategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributionStrategy:
         twin = object.__new__(type(self))
         memo[id(self)] = twin
+        vars(twin).update(vars(self))
         twin._begin(copy.deepcopy(self.strategy, memo))
         return twin
 

@@ -18,6 +18,8 @@ from replicax.variables.variable import Variable
 if TYPE_CHECKING:
     import optax
 
+_BEFORE = "call the model before, so that get_variable makes them, or pass var_list"
+
 Pairs = Iterable[tuple[Any, Variable]]
 
 
@@ -63,6 +65,9 @@ class Optimizer:
         Args:
           loss: a function without arguments that returns this tower's loss, a scalar.
           var_list: by default all trainable variables that ``get_variable`` has made.
+
+        Raises:
+          ValueError: there are none, or the loss itself makes further ones: make them before, or name them all.
         """
         tower = get_tower_context()
         if tower is None:
@@ -71,12 +76,15 @@ class Optimizer:
             raise TypeError(f"compute_gradients(loss): expected a function that returns the loss, got {loss!r}")
         variables = trainable_variables() if var_list is None else list(var_list)
         if not variables:
-            raise ValueError("compute_gradients: there are no variables; get_variable has made none, or pass var_list")
+            raise ValueError(f"compute_gradients: there are no variables yet; {_BEFORE}")
 
         def share() -> Any:
             return scale_regularization_loss(loss()) if self._scales else loss()
 
         _, gradients = value_and_grad(share, variables)()
+        late = [] if var_list is not None else [v.name for v in trainable_variables()[len(variables) :]]
+        if late:
+            raise ValueError(f"compute_gradients: the loss has created the variables {late}; {_BEFORE}")
         return list(zip(gradients, variables, strict=True))
 
     @in_tower_words

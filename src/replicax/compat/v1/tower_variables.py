@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from replicax import context
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.variables.aggregation import Synchronization
 from replicax.variables.partitioners import Partitioner
@@ -140,6 +141,15 @@ def creating(fn: Callable[..., Any]) -> Callable[..., Any]:
     return tower
 
 
+@keywords_renamed(
+    regularizer="add what it makes of the variable to the loss",
+    collections="keep variables in a pytree of your own",
+    caching_device="leave it out: programs keep what they read",
+    validate_shape="leave it out: a variable keeps its shape",
+    use_resource="leave it out",
+    custom_getter="make the variable by a function of your own",
+    constraint="assign what the constraint makes of the value, after the update",
+)
 def get_variable(
     name: str,
     shape: Sequence[int] | None = None,
