@@ -17,6 +17,7 @@ import pytest
 import replicax
 from tests import processes
 from tests._jax.contexts import keep_contexts
+from tests.compat import documents
 from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
@@ -61,6 +62,10 @@ def no_context_left_behind():
     yield
     assert not replicax.has_strategy()
     assert not replicax.in_cross_replica_context()
+
+
+def pytest_report_header() -> str:
+    return documents.where()
 
 
 def pytest_collection_finish() -> None:

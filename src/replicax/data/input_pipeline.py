@@ -19,9 +19,10 @@ from replicax.data.elements.announcements import Announcement, check_read
 from replicax.data.elements.batch_rows import BatchRows, Checker, own_rows
 from replicax.data.elements.elements import WHY_EMPTY, Division, Elements
 from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.input_workers import InputContext, InputWorkers, Sharing, sharing_of
+from replicax.data.input_workers import InputContext, InputWorkers
 from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
 from replicax.data.reading.sources import as_source
+from replicax.data.sharing import Sharing, sharing_of
 from replicax.execution.array_specs import PaddedShapeDtypeStruct
 
 
@@ -124,9 +125,7 @@ class InputPipeline:
 
     def files_of(self, worker: int) -> tuple[str, ...] | None:
         """The files that only this worker reads; ``None`` if there are none."""
-        if self.sharing.policy is not AutoShardPolicy.FILE or self.reading.files is None:
-            return None
-        return self.reading.files[worker :: self.workers.count]
+        return self.sharing.files_of(worker, self.workers.count, self.reading.files)
 
     def fresh(self) -> list[State]:
         """The states of all streams at the start: of each worker's, or of the one that all go through."""

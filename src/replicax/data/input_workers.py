@@ -1,4 +1,4 @@
-"""The workers that a dataset is for, the replicas of each, and how they share it."""
+"""The workers that a dataset is for, and the replicas of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.data.elements.batch_rows import shares
 from replicax.data.elements.to_devices import placer
-from replicax.data.input_options import AutoShardPolicy
 from replicax.workers.exchange import Series
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
@@ -18,7 +17,6 @@ from replicax.workers.replicas import Replicas
 if TYPE_CHECKING:
     from replicax.data.elements.chunks import Staged
     from replicax.data.elements.elements import Element
-    from replicax.data.reading.batches import Reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,48 +134,3 @@ def workers_of(replicas: Replicas) -> InputWorkers:
         ranges.append(range(mine[0], mine[-1] + 1))
     number = next(_numbers.setdefault(replicas, itertools.count()))
     return InputWorkers(replicas.lockstep, tuple(ranges), lambda: placer(replicas.mesh), f"dataset {number}", replicas)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sharing:
-    """How workers share a dataset.
-
-    Attributes:
-      policy: FILE, DATA or OFF.
-      why: in words.
-      shared: whether all workers go through one and the same stream of batches.
-    """
-
-    policy: AutoShardPolicy
-    why: str
-
-    @property
-    def shared(self) -> bool:
-        return self.policy is AutoShardPolicy.DATA
-
-
-def sharing_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers) -> Sharing:
-    """How ``workers`` share what ``reading`` reads.
-
-    Raises:
-      ValueError: FILE, and there are fewer files than workers, or none at all.
-    """
-    files, count = reading.files, workers.count
-    enough = files is not None and len(files) >= count
-    if policy is AutoShardPolicy.AUTO:
-        if files is None:
-            return Sharing(AutoShardPolicy.DATA, "AUTO: the source is no files that workers could share")
-        if not enough:
-            return Sharing(AutoShardPolicy.DATA, f"AUTO: {len(files)} file(s) are too few for {count} workers")
-        if reading.examples is not None and not all(workers.rows_of_workers(reading.examples)):
-            return Sharing(
-                AutoShardPolicy.DATA, f"AUTO: batches of {reading.examples} are too small for {count} workers"
-            )
-        return Sharing(AutoShardPolicy.FILE, f"AUTO: there are {len(files)} files for {count} worker(s)")
-    if policy is AutoShardPolicy.FILE and not enough:
-        have = "the source is no files that workers could share" if files is None else f"there are {len(files)} file(s)"
-        raise ValueError(
-            f"auto_shard_policy='file' gives each of {count} workers at least one file, but {have}. Make more files, "
-            "or share by 'data'."
-        )
-    return Sharing(policy, "as asked for")

@@ -1,4 +1,4 @@
-"""Signals are kept waiting while a program is launched.
+"""Signals are kept waiting while JAX runs Python of its own in a launch; see :mod:`replicax.execution.launch`.
 
 A signal's handler runs between two operations of Python in the main thread, and may raise, as the one for Ctrl-C does.
 Between the moment when a program has been given the arrays of its variables and the one when the new arrays are stored,

@@ -1,0 +1,128 @@
+"""Train on handwritten digits with a script of 2018: towers, merge_call, tower-local variables, steps on a dataset.
+
+    python examples/towers.py
+
+It is written for ``tf.contrib.distribute`` of TensorFlow 1.x. What was changed to run it here are its imports, and its
+tensor operations, which are JAX's. Everything else (``tf.…`` and ``distribution.…``) stands as it stood, and runs as
+one compiled program for all towers. Needs scikit-learn for the data.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax
+from replicax.compat import v1 as tf
+
+TOWERS = 4
+BATCH = 128  # of all towers together
+EPOCHS = 20
+LEARNING_RATE = 0.5
+CLIP_NORM = 1.0
+
+
+def load_data():
+    """The 1797 images that scikit-learn ships, 64 numbers from 0 to 1 each, and their labels."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype(np.float32), labels.astype(np.int32)
+
+
+def model(images):
+    with tf.variable_scope("hidden", reuse=tf.AUTO_REUSE):
+        kernel = tf.get_variable("kernel", shape=[64, 32])
+        bias = tf.get_variable("bias", shape=[32], initializer=jnp.zeros)
+        hidden = jax.nn.relu(images @ kernel + bias)
+    with tf.variable_scope("logits", reuse=tf.AUTO_REUSE):
+        kernel = tf.get_variable("kernel", shape=[32, 10])
+        bias = tf.get_variable("bias", shape=[10], initializer=jnp.zeros)
+        return hidden @ kernel + bias
+
+
+class TowerLocalMean:
+    """A metric: each tower adds to sums of its own, and nobody communicates until they are fetched."""
+
+    def __init__(self, distribution, name):
+        self.distribution = distribution
+        with distribution.tower_local_var_scope("sum"), tf.variable_scope(name):
+            self.total = tf.get_variable("total", shape=[], initializer=jnp.zeros)
+            self.count = tf.get_variable("count", shape=[], initializer=jnp.zeros)
+
+    def update(self, values):
+        self.total.assign_add(jnp.sum(values))
+        self.count.assign_add(jnp.float32(values.size))
+
+    def result(self):
+        return self.distribution.fetch(self.total) / self.distribution.fetch(self.count)
+
+    def reset(self):
+        self.total.assign(0.0)
+        self.count.assign(0.0)
+
+
+def clip_by_global_norm(distribution, gradients):
+    """Called once for all towers, with what each has: scale by the norm of the sum of their gradients."""
+    sums = distribution.batch_reduce("sum", [(gradient, gradient) for gradient in gradients])
+    norm = jnp.sqrt(sum(jnp.sum(total**2) for total in sums))
+    return CLIP_NORM / jnp.maximum(norm, CLIP_NORM)
+
+
+def make_step(distribution):
+    optimizer = tf.Optimizer(optax.sgd(LEARNING_RATE))  # GradientDescentOptimizer(LEARNING_RATE)
+    accuracy = TowerLocalMean(distribution, "accuracy")
+    global_step = tf.get_or_create_global_step()
+
+    def tower_fn(images, labels):
+        def loss_fn():  # the mean over this tower's examples; compute_gradients scales it by the number of towers
+            losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
+            return jnp.mean(losses)
+
+        accuracy.update((jnp.argmax(model(images), axis=-1) == labels).astype(jnp.float32))
+        grads_and_vars = optimizer.compute_gradients(loss_fn)
+        gradients = [gradient for gradient, _ in grads_and_vars]
+        scale = tf.get_tower_context().merge_call(clip_by_global_norm, gradients)
+        optimizer.apply_gradients([(scale * g, v) for g, v in grads_and_vars], global_step=global_step)
+        return loss_fn()
+
+    def step_fn(context, images, labels):
+        losses = distribution.call_for_each_tower(tower_fn, images, labels)
+        context.set_last_step_output("loss", losses, tf.VariableAggregation.MEAN)
+
+    return step_fn, accuracy, global_step
+
+
+def train(distribution, epochs=EPOCHS):
+    """What is printed, epoch by epoch: the loss of the last step, and the accuracy in training."""
+    images, labels = load_data()
+    steps = len(images) // BATCH
+
+    def dataset_fn():  # a tower's batches
+        size = BATCH // distribution.num_towers
+        return [(images[i : i + size], labels[i : i + size]) for i in range(0, steps * BATCH, size)]
+
+    history = []
+    with distribution.scope():
+        step_fn, accuracy, global_step = make_step(distribution)
+        iterator = distribution.distribute_dataset(dataset_fn).make_initializable_iterator()
+        for _ in range(epochs):
+            accuracy.reset()
+            iterator.initializer.run()  # session.run(iterator.initializer)
+            context = distribution.run_steps_on_dataset(step_fn, iterator, iterations=steps)
+            loss = context.last_step_outputs["loss"]
+            history.append((int(distribution.fetch(global_step)), float(loss), float(accuracy.result())))
+    return history
+
+
+def main():
+    replicax.use_cpu_devices(TOWERS)
+    distribution = tf.MirroredStrategy([f"/device:CPU:{i}" for i in range(TOWERS)])
+    for step, loss, accuracy in train(distribution):
+        print(f"step {step:4d}: loss {loss:.4f}, accuracy {accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The tower words: programs for ``DistributionStrategy`` (1.9) and ``contrib.distribute`` (1.10 to 1.12), on this core.
+
+A thin translation: each name says what it is in Replicax, whose own objects it takes and returns. Signatures are those
+of the original; where its revisions differ, each of them works. What a graph would do later happens when it is called,
+as it does when the original runs eagerly.
+
+>>> from replicax.compat import v1 as tf
+>>> def merge_fn(distribution, three_plus_tower_id):
+...     return sum(distribution.unwrap(three_plus_tower_id))
+>>> def fn(three):
+...     tower = tf.get_tower_context()
+...     v = three + tower.tower_id
+...     return tower.merge_call(merge_fn, v) + v
+>>> distribution = tf.MirroredStrategy(["cpu:0", "cpu:1"])
+>>> with distribution.scope():
+...     merged_results = distribution.call_for_each_tower(fn, 3)
+...     [int(v) for v in distribution.unwrap(merged_results)]
+[10, 11]
+"""
+
+from replicax.compat.v1.distribution import (
+    DistributionStrategy,
+    get_cross_tower_context,
+    get_distribution_strategy,
+    get_tower_context,
+    has_distribution_strategy,
+)
+from replicax.compat.v1.placements import MirroredStrategy, OneDeviceStrategy, TPUStrategy
+from replicax.compat.v1.tower_aggregation import VariableAggregation
+from replicax.compat.v1.tower_datasets import Operation, PerDeviceDataset, PerDeviceIterator
+from replicax.compat.v1.tower_map import MapOutput
+from replicax.compat.v1.tower_optimizer import Optimizer
+from replicax.compat.v1.tower_steps import MultiStepContext
+from replicax.compat.v1.tower_values import Mirrored, PerDevice
+from replicax.compat.v1.tower_variables import (
+    AUTO_REUSE,
+    VariableScope,
+    create_global_step,
+    get_global_step,
+    get_or_create_global_step,
+    get_variable,
+    get_variable_scope,
+    trainable_variables,
+    variable_scope,
+)
+from replicax.compat.v1.towers import TowerContext
+from replicax.tpu.resolver import TPUClusterResolver
+
+__all__ = [
+    "AUTO_REUSE",
+    "DistributionStrategy",
+    "MapOutput",
+    "Mirrored",
+    "MirroredStrategy",
+    "MultiStepContext",
+    "OneDeviceStrategy",
+    "Operation",
+    "Optimizer",
+    "PerDevice",
+    "PerDeviceDataset",
+    "PerDeviceIterator",
+    "TPUClusterResolver",
+    "TPUStrategy",
+    "TowerContext",
+    "VariableAggregation",
+    "VariableScope",
+    "create_global_step",
+    "get_cross_tower_context",
+    "get_distribution_strategy",
+    "get_global_step",
+    "get_or_create_global_step",
+    "get_tower_context",
+    "get_variable",
+    "get_variable_scope",
+    "has_distribution_strategy",
+    "trainable_variables",
+    "variable_scope",
+]

@@ -1,0 +1,458 @@
+"""``DistributionStrategy``: the contract, in tower words."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from replicax import context
+from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.compat.v1.tower_datasets import PerDeviceDataset, PerDeviceIterator
+from replicax.compat.v1.tower_map import MapOutput, mapped
+from replicax.compat.v1.tower_steps import MultiStepContext
+from replicax.compat.v1.tower_variables import creating, tower_local
+from replicax.compat.v1.tower_words import also, in_tower_words
+from replicax.compat.v1.towers import TowerContext, back_in, left_tower, own
+from replicax.errors import ContextError, LocalityError
+from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
+from replicax.extended.locations import destination as location
+from replicax.locality import T
+from replicax.nests import is_leaf, known
+from replicax.strategy import Strategy
+from replicax.user_functions import checked_function
+from replicax.values import PerReplica
+from replicax.variables.store import current_store
+from replicax.variables.variable import Variable
+
+
+class DistributionStrategy:
+    """Where towers run and variables live: a :class:`replicax.Strategy`, which is :attr:`strategy`, in tower words.
+
+    This one is the default: one tower. The others are made from devices, or by :meth:`of` from any other strategy.
+
+    Attributes:
+      strategy: the strategy of Replicax; both may be used at the same time.
+
+    >>> import replicax
+    >>> from replicax.compat import v1
+    >>> distribution = v1.DistributionStrategy.of(replicax.ShardedStrategy(["cpu:0", "cpu:1"]))
+    >>> distribution.num_towers, v1.DistributionStrategy().num_towers
+    (2, 1)
+    """
+
+    strategy: Strategy
+
+    def __init__(self) -> None:
+        self._begin(context.default_strategy())
+
+    def _begin(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        vars(strategy).setdefault("_in_tower_words", self)
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> DistributionStrategy:
+        """The tower words of a :class:`replicax.Strategy` of any kind, always the same object."""
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"DistributionStrategy.of: expected a replicax.Strategy, got {strategy!r}")
+        found: DistributionStrategy | None = vars(strategy).get("_in_tower_words")
+        if found is None:
+            found = object.__new__(DistributionStrategy)
+            found._begin(strategy)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributionStrategy:
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(vars(self))
+        twin._begin(copy.deepcopy(self.strategy, memo))
+        return twin
+
+    def __repr__(self) -> str:
+        return f"v1.{type(self).__name__}({self.strategy!r})"
+
+    # --- what it is -------------------------------------------------------------------------------------
+
+    @property
+    def num_towers(self) -> int:
+        """How many towers there are; ``replicax.Strategy.num_replicas_in_sync``."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether there is one tower only: ``replicax.Strategy.num_replicas_in_sync == 1``."""
+        return self.num_towers == 1
+
+    @property
+    def worker_devices(self) -> list[jax.Device]:
+        """The devices of the towers; ``strategy.extended.worker_devices``."""
+        return list(self.strategy.extended.worker_devices)
+
+    @property
+    def parameter_devices(self) -> list[jax.Device]:
+        """The devices of variables; ``strategy.extended.parameter_devices``."""
+        return list(self.strategy.extended.parameter_devices)
+
+    @property
+    def worker_device_index(self) -> Any:
+        """Each tower's number (T), to be passed on; ``replicax.ReplicaContext.replica_id_in_sync_group`` in a step."""
+        if self.is_single_tower:
+            return 0
+        with contextlib.nullcontext() if context.in_step() else self.scope():
+            return self.call_for_each_tower(_tower_id)
+
+    @property
+    def between_graph(self) -> bool:
+        """Whether each worker builds a program of its own: no; ``strategy.extended.between_graph``."""
+        return self.strategy.extended.between_graph
+
+    @property
+    def should_init(self) -> bool:
+        """Whether this worker initialises variables; ``strategy.extended.should_init``."""
+        return self.strategy.extended.should_init
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker writes checkpoints; ``strategy.extended.should_checkpoint``."""
+        return self.strategy.extended.should_checkpoint
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker writes summaries; ``strategy.extended.should_save_summary``."""
+        return self.strategy.extended.should_save_summary
+
+    def scope(self) -> contextlib.AbstractContextManager[DistributionStrategy]:
+        """Enter the strategy's cross-tower context; ``replicax.Strategy.scope``."""
+        return _TowerScope(self)
+
+    def _check_across(self, method: str) -> None:
+        """Raise unless we are in this strategy's cross-tower context.
+
+        Raises:
+          ContextError: we are in a tower, be it the default one outside every scope, or in another strategy's scope.
+        """
+        if context.in_cross_replica_context():
+            if context.get_strategy() is not self.strategy:
+                raise ContextError(
+                    f"mixing different strategies: {method} of {self!r} was called inside the scope of "
+                    f"{self.of(context.get_strategy())!r}"
+                )
+        elif context.has_strategy() or context.in_step():
+            raise ContextError(
+                f"distribution.{method} is for cross-tower context, but was called in a tower context. There use "
+                "get_tower_context().merge_call(lambda distribution, value: …, value)"
+            )
+        else:
+            raise ContextError(
+                f"distribution.{method} is for cross-tower context, but was called in the default tower context, "
+                "outside every scope: call it inside `with distribution.scope():`"
+            )
+
+    # --- towers -----------------------------------------------------------------------------------------
+
+    @in_tower_words
+    def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``fn(*args, **kwargs)`` once in each tower; ``replicax.Strategy.run``.
+
+        ``run_concurrently`` among ``kwargs`` is taken out: it says how, and one program has them all run.
+        """
+        self._check_across("call_for_each_tower")
+        kwargs.pop("run_concurrently", None)
+        checked_function(fn, "call_for_each_tower(fn, *args)")
+        step = creating(fn)
+        replica = left_tower()
+        if replica is not None:
+            return back_in(replica, step, args, kwargs)
+        return self.strategy.run(step, args, kwargs)
+
+    @in_tower_words
+    def run_steps_on_dataset(
+        self,
+        fn: Callable[..., Any],
+        iterator: PerDeviceIterator,
+        iterations: int = 1,
+        initial_loop_values: Any = None,
+    ) -> MultiStepContext:
+        """Run ``fn(ctx, *inputs)`` for ``iterations`` elements, in one dispatch; ``replicax.Strategy.run_steps``.
+
+        ``fn`` is in cross-tower context, so it uses ``call_for_each_tower``. The steps have run when this returns.
+        """
+        self._check_across("run_steps_on_dataset")
+        if not isinstance(iterator, PerDeviceIterator):
+            raise TypeError(
+                "run_steps_on_dataset(fn, iterator): expected an iterator, "
+                f"distribution.distribute_dataset(dataset_fn).make_one_shot_iterator(), got {iterator!r}"
+            )
+        checked_function(fn, "run_steps_on_dataset(fn, iterator)")
+        inner = creating(fn)
+
+        @functools.wraps(fn)
+        def step(ctx: StepOutputs, *inputs: Any) -> None:
+            def across(_: DistributionStrategy, *inputs: Any) -> None:
+                inner(MultiStepContext(ctx), *inputs)
+
+            replica = context.get_replica_context()
+            assert replica is not None
+            TowerContext(self, replica).merge_call(across, *iterator.of_tower(inputs))
+
+        return MultiStepContext(self.strategy.run_steps(step, iterator.iterator, iterations, initial_loop_values))
+
+    def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
+        """Feed the towers from a dataset, or a function that makes one: ``strategy.distribute_datasets_from_function``.
+
+        Each tower gets a whole element. A dataset is what ``replicax.Strategy.distribute_dataset`` takes.
+
+        Raises:
+          ValueError: it is no dataset, and makes none.
+        """
+        self._check_across("distribute_dataset")
+        return PerDeviceDataset(self.strategy, dataset_fn)
+
+    # --- values across towers ---------------------------------------------------------------------------
+
+    @also(aggregation="method_string")
+    @in_tower_words
+    def reduce(self, method_string: VariableAggregation | str, value: Any, destinations: Any = None) -> Any:
+        """Combine the towers' values (T), mirrored to ``destinations``; ``strategy.extended.reduce_to``.
+
+        Of what is not PerDevice, a 0 stays 0, the mean is the value, and a sum is an error unless there is one tower.
+        """
+        return self._reduce("reduce", method_string, [(value, destinations)])[0]
+
+    @also(aggregation="method_string")
+    @in_tower_words
+    def batch_reduce(
+        self, method_string: VariableAggregation | str, value_destination_pairs: Iterable[tuple[Any, Any]]
+    ) -> list[Any]:
+        """Several ``reduce`` as one all-reduce, a list in their order; ``strategy.extended.batch_reduce_to``."""
+        pairs = list(value_destination_pairs) if isinstance(value_destination_pairs, Iterable) else [None]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise TypeError(
+                f"batch_reduce: expected a list of pairs (value, destinations), got {value_destination_pairs!r}"
+            )
+        return self._reduce("batch_reduce", method_string, pairs)
+
+    def _reduce(self, method: str, method_string: Any, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+        self._check_across(method)
+        how = parse(method_string, f"distribution.{method}")
+        results: list[Any] = [None] * len(pairs)
+        others = []
+        for i, (value, destinations) in enumerate(pairs):
+            if isinstance(value, MapOutput):
+                results[i] = self.strategy.extended.broadcast_to(value.reduced(how), destinations)
+            elif isinstance(value, int | float) and value == 0:
+                results[i] = 0
+            else:
+                others.append(i)
+        reduced = self.strategy.extended.batch_reduce_to(how.aggregation, [pairs[i] for i in others])
+        for i, result in zip(others, reduced, strict=True):
+            results[i] = result
+        return results
+
+    @in_tower_words
+    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+        """Mirror a plain value to ``destinations``: M, or V(v); ``strategy.extended.broadcast_to``."""
+        self._check_across("broadcast")
+        return self.strategy.extended.broadcast_to(tensor, destinations)
+
+    @in_tower_words
+    def map(self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MapOutput:
+        """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; in Replicax a step of several items.
+
+        ``fn`` is a function of its arguments and changes no variables. A mean of the result is over the items.
+        """
+        self._check_across("map")
+        checked_function(fn, "map(map_over, fn)")
+        return mapped(self.strategy, map_over, fn, args, kwargs)
+
+    @in_tower_words
+    def unwrap(self, value: Any) -> list[Any]:
+        """The components of a value, in the towers' order; ``replicax.Strategy.local_results``."""
+        if isinstance(value, MapOutput):
+            return value.of_towers()
+        return list(self.strategy.local_results(value))
+
+    def value_container(self, value: Any) -> Any:
+        """The PerDevice value that ``value`` is a component of, or itself; ``strategy.extended.value_container``."""
+        return self.strategy.extended.value_container(value)
+
+    @in_tower_words
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Wait until ``value`` is there. Replicax has no operations to group; ``jax.block_until_ready`` waits."""
+        if not context.in_step():
+            jax.block_until_ready(self.unwrap(value))
+
+    @in_tower_words
+    def fetch(self, val: Any, destination: Any = "/device:CPU:0", fn: Callable[[Any], Any] = (lambda x: x)) -> Any:
+        """``fn(val)`` on a device, of a tower-local variable the aggregate. In Replicax ``jax.device_put`` does it.
+
+        Inside a step the result is on the devices of all towers.
+
+        Raises:
+          LocalityError: ``val`` is PerDevice, and so has no single value.
+        """
+        self._check_across("fetch")
+        value = self.read_var(val) if isinstance(val, Variable) else val
+        if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(known(value), is_leaf=is_leaf)):
+            raise LocalityError(
+                "distribution.fetch: a PerDevice value has no single value to copy: reduce it first, or take it apart "
+                "with distribution.unwrap"
+            )
+        result = fn(value)
+        if context.in_step():
+            return result
+        return jax.device_put(result, location(self.strategy.extended.replicas, destination, "distribution.fetch"))
+
+    # --- variables --------------------------------------------------------------------------------------
+
+    def tower_local_var_scope(self, reduce_method: Any) -> contextlib.AbstractContextManager[None]:
+        """New variables are tower-local: ``replicax.Variable(…, synchronization="on_read", aggregation=…)``."""
+        return tower_local(reduce_method)
+
+    @in_tower_words
+    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
+        """Create variables where that one is, with its locality V(v); ``strategy.extended.colocate_vars_with``."""
+        return self.strategy.extended.colocate_vars_with(colocate_with_variable)
+
+    @in_tower_words
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[jax.Device]:
+        """The devices of variables that belong to no other (locality N); ``strategy.extended.non_slot_devices``."""
+        return self.strategy.extended.non_slot_devices(var_list)
+
+    @also(tower_local_var="var")
+    @in_tower_words
+    def read_var(self, var: Variable) -> Any:
+        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``."""
+        return self.strategy.extended.read_var(var)
+
+    @in_tower_words
+    def update(self, var: Variable, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Change ``var`` by ``fn(var, *args, **kwargs)``; ``strategy.extended.update``.
+
+        ``grouped=False`` among ``kwargs``: a list of the results at each leaf. Inputs and results have locality V(var).
+        """
+        self._check_across("update")
+        grouped = bool(kwargs.pop("grouped", True))
+        args, kwargs = _same("update", args, kwargs)
+        return self.strategy.extended.update(var, fn, args, kwargs, grouped)
+
+    @in_tower_words
+    def update_non_slot(self, colocate_with: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same for variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
+        self._check_across("update_non_slot")
+        grouped = bool(kwargs.pop("grouped", True))
+        args, kwargs = _same("update_non_slot", args, kwargs)
+        return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
+
+    # --- the machine ------------------------------------------------------------------------------------
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Nothing, as in Replicax: devices are ready when JAX has made them.
+
+        Raises:
+          ValueError: a cluster is given, which would be too late.
+        """
+        if cluster_spec:
+            raise ValueError(
+                "distribution.configure: a cluster is made by jax.distributed.initialize, at the top of each worker's "
+                "program, and its strategy is replicax.MultiWorkerMirroredStrategy, which DistributionStrategy.of takes"
+            )
+
+    def initialize(self) -> None:
+        """Nothing to return, as when running eagerly; ``replicax.TPUStrategy.initialize`` looks at the devices."""
+
+    def finalize(self) -> None:
+        """Wait for all that has been begun; ``replicax.TPUStrategy.finalize``, or ``jax.effects_barrier``."""
+        jax.effects_barrier()
+
+
+class _TowerScope(context.Scope):
+    """The scope of the strategy, as which its tower words are entered."""
+
+    def __init__(self, distribution: DistributionStrategy) -> None:
+        super().__init__(distribution.strategy.extended.replicas)
+        self._distribution = distribution
+
+    @in_tower_words
+    def __enter__(self) -> DistributionStrategy:
+        super().__enter__()
+        return self._distribution
+
+
+def _same(method: str, args: Any, kwargs: Any) -> Any:
+    """Inside a step, ``(args, kwargs)`` as this tower has them, after asking that all have the same.
+
+    What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
+    """
+    replica = left_tower()
+    if replica is None:
+        return args, kwargs
+    leaves, tree = jax.tree_util.tree_flatten_with_path(known((args, kwargs)), is_leaf=is_leaf)
+    mine = own(replica, [leaf for _, leaf in leaves])
+    for i, (path, leaf) in enumerate(leaves):
+        if isinstance(leaf, PerReplica):
+            name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+            problem = f"distribution.{method}: {name} differs between towers: reduce it first"
+            [mine[i]] = current_store().expect([mine[i]], frozenset({T}), problem)
+    return jax.tree_util.tree_unflatten(tree, mine)
+
+
+def _tower_id() -> Any:
+    replica = context.get_replica_context()
+    assert replica is not None
+    return replica.replica_id_in_sync_group
+
+
+# --- the current one ------------------------------------------------------------------------------------
+
+
+def get_distribution_strategy() -> DistributionStrategy:
+    """The strategy whose scope or step we are in, or the default one; ``replicax.get_strategy``.
+
+    >>> from replicax.compat import v1
+    >>> v1.get_distribution_strategy().is_single_tower
+    True
+    """
+    return DistributionStrategy.of(context.get_strategy())
+
+
+def has_distribution_strategy() -> bool:
+    """Whether the current strategy is one that somebody chose; ``replicax.has_strategy``.
+
+    >>> from replicax.compat import v1
+    >>> v1.has_distribution_strategy()
+    False
+    """
+    return context.has_strategy()
+
+
+def get_tower_context() -> TowerContext | None:
+    """The current tower's context, or ``None`` in cross-tower context; ``replicax.get_replica_context``.
+
+    >>> from replicax.compat import v1
+    >>> v1.get_tower_context().num_towers  # outside every scope: the default one
+    1
+    """
+    replica = context.get_replica_context()
+    return None if replica is None else TowerContext(DistributionStrategy.of(replica.strategy), replica)
+
+
+def get_cross_tower_context() -> DistributionStrategy | None:
+    """The strategy in cross-tower context, or ``None`` in a tower; ``replicax.in_cross_replica_context``.
+
+    >>> from replicax.compat import v1
+    >>> with v1.MirroredStrategy(["cpu:0", "cpu:1"]).scope() as distribution:
+    ...     v1.get_cross_tower_context() is distribution
+    True
+    """
+    return get_distribution_strategy() if context.in_cross_replica_context() else None

@@ -1,0 +1,104 @@
+"""The strategies that the documents name, each on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from replicax import strategies
+from replicax.compat.v1.distribution import DistributionStrategy
+from replicax.compat.v1.tower_words import in_tower_words
+from replicax.strategies import tpu
+from replicax.tpu.assignment import DeviceAssignment
+from replicax.tpu.resolver import TPUClusterResolver
+
+
+class OneDeviceStrategy(DistributionStrategy):
+    """One tower, on a device of your choice; :class:`replicax.OneDeviceStrategy`.
+
+    >>> from replicax.compat import v1
+    >>> v1.OneDeviceStrategy("/device:CPU:1").worker_devices
+    [CpuDevice(id=1)]
+    """
+
+    @in_tower_words
+    def __init__(self, device: str | jax.Device) -> None:
+        self._begin(strategies.OneDeviceStrategy(device))
+
+
+class MirroredStrategy(DistributionStrategy):
+    """A tower on each of several devices, with a copy of each variable; :class:`replicax.MirroredStrategy`.
+
+    Args:
+      devices: JAX devices, or their names; ``None`` means all.
+      num_gpus: instead, how many GPUs.
+
+    >>> from replicax.compat import v1
+    >>> v1.MirroredStrategy(["/device:CPU:0", "/device:CPU:1"]).num_towers
+    2
+    """
+
+    @in_tower_words
+    def __init__(self, devices: Sequence[str | jax.Device] | None = None, num_gpus: int | None = None) -> None:
+        if num_gpus is not None:
+            if devices is not None:
+                raise ValueError("MirroredStrategy: pass devices or num_gpus, and not both")
+            devices = [f"gpu:{i}" for i in range(num_gpus)]
+        self._begin(strategies.MirroredStrategy(devices))
+
+
+class TPUStrategy(OneDeviceStrategy):
+    """A tower on each core of a TPU slice; :class:`replicax.TPUStrategy`.
+
+    Args:
+      tpu_cluster_resolver: a :class:`replicax.TPUClusterResolver`.
+      steps_per_run: how many steps ``run_steps_on_dataset`` is meant to run; kept, and used by nobody.
+      num_cores: how many cores to use; ``None`` means all.
+
+    Attributes:
+      steps_per_run: as given.
+
+    >>> import replicax
+    >>> from replicax.compat import v1
+    >>> v1.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2"), steps_per_run=10, num_cores=4).num_towers
+    4
+    """
+
+    strategy: tpu.TPUStrategy
+
+    @in_tower_words
+    def __init__(
+        self, tpu_cluster_resolver: TPUClusterResolver, steps_per_run: int, num_cores: int | None = None
+    ) -> None:
+        self.steps_per_run = steps_per_run
+        assignment = None
+        if num_cores is not None:
+            topology = tpu_cluster_resolver.topology
+            assignment = DeviceAssignment.build(topology, num_replicas=num_cores)
+        self._begin(tpu.TPUStrategy(tpu_cluster_resolver, assignment))
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts drive the cores; ``replicax.TPUStrategy.num_hosts``."""
+        return self.strategy.num_hosts
+
+    @property
+    def num_towers_per_host(self) -> int:
+        """How many towers a host feeds; ``replicax.TPUStrategy.num_replicas_per_host``."""
+        return self.strategy.num_replicas_per_host
+
+    @in_tower_words
+    def get_host_cpu_device(self, host_id: int) -> jax.Device:
+        """The CPU of a host; ``replicax.TPUStrategy.get_host_cpu_device``."""
+        return self.strategy.get_host_cpu_device(host_id)
+
+    @in_tower_words
+    def initialize(self) -> None:
+        """Wait until every core answers; ``replicax.TPUStrategy.initialize``."""
+        self.strategy.initialize()
+
+    @in_tower_words
+    def finalize(self) -> None:
+        """Wait until every core has done all that it was given; ``replicax.TPUStrategy.finalize``."""
+        self.strategy.finalize()

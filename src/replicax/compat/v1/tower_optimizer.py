@@ -1,0 +1,152 @@
+"""``Optimizer``: gradients in towers, updates across them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.compat.v1.distribution import DistributionStrategy, get_tower_context
+from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.compat.v1.tower_variables import trainable_variables
+from replicax.compat.v1.tower_words import in_tower_words
+from replicax.errors import ContextError
+from replicax.training.gradients import value_and_grad
+from replicax.training.losses import scale_regularization_loss
+from replicax.training.optimizer import Optimizer as CoreOptimizer
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    import optax
+
+_BEFORE = "call the model before, so that get_variable makes them, or pass var_list"
+
+Pairs = Iterable[tuple[Any, Variable]]
+
+
+class Optimizer:
+    """Any Optax transformation, with the methods of a 1.x optimizer; :class:`replicax.Optimizer`.
+
+    Args:
+      tx: an ``optax.GradientTransformation``.
+      name: of its slots.
+      loss_reduction: how the loss comes from the examples. Of a ``"mean"`` over a tower's examples
+        ``compute_gradients`` takes the tower's share (``replicax.scale_regularization_loss``), so that the gradients
+        add up to that of the mean over all; a ``"sum"`` is left as it is, as is right for ``compute_average_loss``.
+
+    Attributes:
+      optimizer: the :class:`replicax.Optimizer`.
+
+    >>> import optax
+    >>> from replicax.compat import v1
+    >>> distribution = v1.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with distribution.scope():
+    ...     w = v1.get_variable("w", initializer=1.0)
+    ...     optimizer = v1.Optimizer(optax.sgd(0.5))
+    ...     distribution.call_for_each_tower(lambda x: optimizer.minimize(lambda: x * w.value, var_list=[w]), 1.0)
+    >>> float(w)
+    0.5
+    """
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        name: str = "optimizer",
+        loss_reduction: VariableAggregation | str = VariableAggregation.MEAN,
+    ) -> None:
+        self.optimizer = CoreOptimizer(tx, name)
+        self._scales = parse(loss_reduction, "Optimizer(loss_reduction)") is VariableAggregation.MEAN
+
+    @in_tower_words
+    def compute_gradients(
+        self, loss: Callable[[], Any], var_list: Sequence[Variable] | None = None
+    ) -> list[tuple[Any, Variable]]:
+        """This tower's gradients (T), each with its variable; ``replicax.value_and_grad``.
+
+        Args:
+          loss: a function without arguments that returns this tower's loss, a scalar.
+          var_list: by default all trainable variables that ``get_variable`` has made.
+
+        Raises:
+          ValueError: there are none, or the loss itself makes further ones: make them before, or name them all.
+        """
+        tower = get_tower_context()
+        if tower is None:
+            raise ContextError("Optimizer.compute_gradients is for a tower, but was called in cross-tower context")
+        if not callable(loss):
+            raise TypeError(f"compute_gradients(loss): expected a function that returns the loss, got {loss!r}")
+        variables = trainable_variables() if var_list is None else list(var_list)
+        if not variables:
+            raise ValueError(f"compute_gradients: there are no variables yet; {_BEFORE}")
+
+        def share() -> Any:
+            return scale_regularization_loss(loss()) if self._scales else loss()
+
+        _, gradients = value_and_grad(share, variables)()
+        late = [] if var_list is not None else [v.name for v in trainable_variables()[len(variables) :]]
+        if late:
+            raise ValueError(f"compute_gradients: the loss has created the variables {late}; {_BEFORE}")
+        return list(zip(gradients, variables, strict=True))
+
+    @in_tower_words
+    def apply_gradients(
+        self, grads_and_vars: Pairs, global_step: Variable | None = None, name: str | None = None
+    ) -> None:
+        """Change variables by the sum of all towers' gradients; ``replicax.Optimizer.apply_gradients``.
+
+        Raises:
+          ContextError: called across, where there is ``_distributed_apply``.
+          ValueError: there is no gradient at all.
+        """
+        tower = get_tower_context()
+        if tower is None:
+            raise ContextError(
+                "Optimizer.apply_gradients is for a tower, but was called in cross-tower context: there use "
+                "optimizer._distributed_apply(distribution, grads_and_vars)"
+            )
+        tower.merge_call(self._distributed_apply, _present(grads_and_vars), global_step, name)
+
+    @in_tower_words
+    def _distributed_apply(
+        self,
+        distribution: DistributionStrategy,
+        grads_and_vars: Pairs,
+        global_step: Variable | None = None,
+        name: str | None = None,
+    ) -> None:
+        """The same across: reduce gradients (T) to their variables, update these, and count."""
+        distribution._check_across("_distributed_apply")
+        pairs = _present(grads_and_vars)
+        variables = [v for _, v in pairs]
+        reduced = distribution.batch_reduce(VariableAggregation.SUM, pairs)
+        distribution.call_for_each_tower(self._apply_reduced, reduced, variables)
+        if global_step is not None:
+            distribution.update(global_step, _count)
+
+    def _apply_reduced(self, reduced: list[Any], variables: list[Variable]) -> None:
+        self.optimizer.apply_gradients(zip(reduced, variables, strict=True), aggregate=False)
+
+    def minimize(
+        self,
+        loss: Callable[[], Any],
+        global_step: Variable | None = None,
+        var_list: Sequence[Variable] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """``compute_gradients``, and ``apply_gradients``; in Replicax ``value_and_grad`` and ``apply_gradients``."""
+        self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
+
+    def variables(self) -> list[Variable]:
+        """Its slots and counters; ``replicax.Optimizer.variables``."""
+        return self.optimizer.variables
+
+
+def _present(grads_and_vars: Pairs) -> list[tuple[Any, Variable]]:
+    pairs = [(gradient, v) for gradient, v in grads_and_vars if gradient is not None]
+    if not pairs:
+        raise ValueError("Optimizer: there is no gradient for any variable")
+    return pairs
+
+
+def _count(step: Variable) -> Variable:
+    step.assign_add(1)
+    return step

@@ -1,0 +1,293 @@
+"""Variables by name, as ``get_variable`` makes and finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.old_names import keywords_renamed
+from replicax.strategy import Strategy
+from replicax.variables.aggregation import Synchronization
+from replicax.variables.partitioners import Partitioner
+from replicax.variables.variable import Variable
+
+AUTO_REUSE = "auto_reuse"
+"""For ``reuse=``: a variable that is there is found, and one that is not is created."""
+
+
+@dataclasses.dataclass
+class VariableScope:
+    """What :func:`variable_scope` enters: a prefix of names, and what :func:`get_variable` does with known ones.
+
+    In Replicax variables are objects that are passed around, and names are for people.
+
+    Attributes:
+      name: the prefix.
+      reuse: ``False`` (names are new), ``True`` (they are known), or :data:`AUTO_REUSE`.
+    """
+
+    name: str = ""
+    reuse: bool | str = False
+
+    def reuse_variables(self) -> None:
+        """From here on names are known; keep the ``replicax.Variable`` instead."""
+        self.reuse = True
+
+
+class _Names:
+    """The variables of a strategy by name, each with the step that created it, if one did."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, tuple[Variable, Any]] = {}
+
+    def __deepcopy__(self, memo: Any) -> _Names:
+        return _Names()  # a copy of a strategy has none of its variables
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[VariableScope] = [VariableScope()]
+        self.tower_local: list[VariableAggregation] = []
+        self.step: Any = None
+
+
+_scopes = _Scopes()
+
+
+def _names_of(strategy: Strategy) -> dict[str, tuple[Variable, Any]]:
+    names: _Names = vars(strategy).setdefault("_names_of_towers", _Names())
+    return names.variables
+
+
+def get_variable_scope() -> VariableScope:
+    """The innermost :class:`VariableScope` of this thread; Replicax has none, as variables are passed around."""
+    return _scopes.stack[-1]
+
+
+@contextlib.contextmanager
+def variable_scope(name_or_scope: str | VariableScope, reuse: bool | str | None = None) -> Iterator[VariableScope]:
+    """Begin names with a prefix, and say whether they are new; in Replicax pass ``replicax.Variable`` objects around.
+
+    Args:
+      name_or_scope: what to add to the prefix; or a scope, to enter it again.
+      reuse: ``True``: names are known; :data:`AUTO_REUSE`: they may be; ``None``: as around.
+
+    >>> from replicax.compat import v1
+    >>> with v1.variable_scope("layer"):
+    ...     w = v1.get_variable("w", shape=[2])
+    >>> with v1.variable_scope("layer", reuse=True):
+    ...     w.name, v1.get_variable("w") is w
+    ('layer/w', True)
+    """
+    outer = _scopes.stack[-1]
+    if isinstance(name_or_scope, VariableScope):
+        name = name_or_scope.name
+        inherited = name_or_scope.reuse or outer.reuse
+    elif isinstance(name_or_scope, str):
+        name = f"{outer.name}/{name_or_scope}" if outer.name else name_or_scope
+        inherited = outer.reuse
+    else:
+        raise TypeError(f"variable_scope: expected a name or a VariableScope, got {name_or_scope!r}")
+    if reuse not in (None, True, False, AUTO_REUSE):
+        raise ValueError(f"variable_scope: reuse must be True, False, AUTO_REUSE or None, got {reuse!r}")
+    _scopes.stack.append(VariableScope(name, reuse or inherited))
+    try:
+        yield _scopes.stack[-1]
+    finally:
+        _scopes.stack.pop()
+
+
+@contextlib.contextmanager
+def tower_local(reduce_method: Any) -> Iterator[None]:
+    """New variables are tower-local, and combined by ``reduce_method`` where they are seen from across."""
+    _scopes.tower_local.append(parse(reduce_method, "tower_local_var_scope(reduce_method)"))
+    try:
+        yield
+    finally:
+        _scopes.tower_local.pop()
+
+
+def creating(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` as a step, whose variables are known to be its own; in each tower's thread with the scopes of this one."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    step = getattr(inner, "__code__", inner)
+    name, reuse = _scopes.stack[-1].name, _scopes.stack[-1].reuse
+    local = tuple(aggregation.value for aggregation in _scopes.tower_local)
+
+    @functools.wraps(fn)
+    def tower(*args: Any, **kwargs: Any) -> Any:
+        outer = vars(_scopes).copy()
+        _scopes.stack = [VariableScope(name, reuse)]
+        _scopes.tower_local = [VariableAggregation(value) for value in local]
+        _scopes.step = step
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            vars(_scopes).update(outer)
+
+    return tower
+
+
+@keywords_renamed(
+    regularizer="add what it makes of the variable to the loss",
+    collections="keep variables in a pytree of your own",
+    caching_device="leave it out: programs keep what they read",
+    validate_shape="leave it out: a variable keeps its shape",
+    use_resource="leave it out",
+    custom_getter="make the variable by a function of your own",
+    constraint="assign what the constraint makes of the value, after the update",
+)
+def get_variable(
+    name: str,
+    shape: Sequence[int] | None = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    trainable: bool | None = None,
+    partitioner: Partitioner | None = None,
+    synchronization: Synchronization | str = "auto",
+    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+) -> Variable:
+    """The variable of that name under the current strategy, new or known: a :class:`replicax.Variable`.
+
+    Args:
+      name: follows the prefix of :func:`variable_scope`, whose ``reuse`` says whether there is such a variable.
+      shape: of a new one.
+      dtype: of a new one; by default that of an initial value that is given, or float32.
+      initializer: the initial value; or a function of ``(shape, dtype)``, such as ``jnp.zeros``, or of nothing; by
+        default Glorot's uniform one, and zeros for integers.
+      trainable: see :class:`replicax.Variable`, as for ``partitioner``, ``synchronization`` and ``aggregation``.
+      partitioner: likewise.
+      synchronization: likewise.
+      aggregation: likewise; of a tower-local variable that of ``tower_local_var_scope``.
+
+    Raises:
+      ValueError: there is such a variable already, or none to reuse; it has another shape or dtype; nothing says what
+        its shape is.
+
+    >>> import jax.numpy as jnp
+    >>> from replicax.compat import v1
+    >>> with v1.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     v1.get_variable("v", shape=[2], initializer=jnp.zeros)
+    <Variable 'v' float32[2] mirrored on 2 replicas: [0. 0.]>
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"get_variable(name): expected a name, got {name!r}")
+    scope = _scopes.stack[-1]
+    name = f"{scope.name}/{name}" if scope.name else name
+    names = _names_of(context.get_strategy())
+    known, creator = names.get(name, (None, None))
+    step = _scopes.step if context.in_step() else None
+    # The step that creates a variable comes upon it again whenever its Python is run, and must ask for it again.
+    is_own = known is not None and step is not None and step == creator
+    if known is not None and scope.reuse and not (scope.reuse == AUTO_REUSE and is_own):
+        _check_same(known, name, shape, dtype)
+        return known
+    if known is not None and not is_own:
+        raise ValueError(
+            f"get_variable: there is a variable {name!r} already: to have it again, say so with "
+            "variable_scope(…, reuse=True), or AUTO_REUSE"
+        )
+    if known is None and scope.reuse is True:
+        raise ValueError(f"get_variable: there is no variable {name!r} to reuse; known are {sorted(names)}")
+    combined = parse(aggregation, f"get_variable({name!r}): aggregation", none=True)
+    if _scopes.tower_local:
+        synchronization, combined, trainable = "on_read", _scopes.tower_local[-1], False
+    variable = Variable(
+        _initial(name, shape, dtype, initializer),
+        trainable=trainable,
+        name=name,
+        dtype=dtype,
+        partitioner=partitioner,
+        synchronization=synchronization,
+        aggregation=combined.aggregation,
+    )
+    if known is not None and variable is not known:
+        if scope.reuse == AUTO_REUSE:
+            return known
+        raise ValueError(f"get_variable: another step of the same code has created a variable {name!r} already")
+    names[name] = variable, step
+    return variable
+
+
+def trainable_variables() -> list[Variable]:
+    """The trainable variables that :func:`get_variable` has made for the current strategy; in Replicax keep a list."""
+    return [v for v, _ in _names_of(context.get_strategy()).values() if v.trainable]
+
+
+def _check_same(known: Variable, name: str, shape: Sequence[int] | None, dtype: Any) -> None:
+    if shape is not None and tuple(shape) != known.shape:
+        raise ValueError(f"get_variable: variable {name!r} has shape {known.shape}, and not {tuple(shape)}")
+    if dtype is not None and jnp.dtype(dtype) != known.dtype:
+        raise ValueError(f"get_variable: variable {name!r} has dtype {known.dtype}, and not {jnp.dtype(dtype)}")
+
+
+def _initial(name: str, shape: Sequence[int] | None, dtype: Any, initializer: Any) -> Any:
+    """What ``replicax.Variable`` takes."""
+    if callable(initializer):
+        takes = inspect.signature(initializer).parameters.values()
+        if shape is None or not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in takes):
+            return initializer
+        return lambda: initializer(tuple(shape), dtype or jnp.float32)
+    if initializer is not None:
+        if shape is None:
+            return initializer
+        return lambda: jnp.broadcast_to(jnp.asarray(initializer, dtype), tuple(shape))
+    if shape is None:
+        raise ValueError(f"get_variable: a new variable {name!r} needs a shape, or an initializer that is a value")
+    kind = jnp.dtype(dtype or jnp.float32)
+    if not jnp.issubdtype(kind, jnp.floating):
+        return lambda: jnp.zeros(tuple(shape), kind)
+    key = zlib.crc32(name.encode())  # the same in every process
+    if len(shape) < 2:
+        limit = (6 / (1 + sum(shape))) ** 0.5
+        return lambda: jax.random.uniform(jax.random.key(key), tuple(shape), kind, -limit, limit)
+    return lambda: jax.nn.initializers.glorot_uniform()(jax.random.key(key), tuple(shape), kind)
+
+
+# --- the step's number ----------------------------------------------------------------------------------
+
+_GLOBAL_STEP = "global_step"
+
+
+def get_global_step() -> Variable | None:
+    """The number of updates so far, if it is counted: a ``replicax.Variable`` of one's own in Replicax."""
+    return _names_of(context.get_strategy()).get(_GLOBAL_STEP, (None, None))[0]
+
+
+def create_global_step() -> Variable:
+    """A variable that counts updates: ``replicax.Variable(0, aggregation="only_first_replica")``.
+
+    Raises:
+      ValueError: there is one already.
+    """
+    return _global_step(False)
+
+
+def get_or_create_global_step() -> Variable:
+    """The variable that counts updates; ``replicax.Variable(0, aggregation="only_first_replica")``.
+
+    >>> from replicax.compat import v1
+    >>> with v1.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     v1.get_or_create_global_step() is v1.get_global_step()
+    True
+    """
+    return _global_step(AUTO_REUSE)
+
+
+def _global_step(reuse: bool | str) -> Variable:
+    first = VariableAggregation.ONLY_FIRST_TOWER
+    with variable_scope(VariableScope(reuse=reuse)):
+        return get_variable(_GLOBAL_STEP, initializer=0, trainable=False, aggregation=first)

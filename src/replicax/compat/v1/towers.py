@@ -1,0 +1,137 @@
+"""One tower's view of a distributed step, and the way back into it from across."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import context
+from replicax.compat.v1.tower_variables import tower_local
+from replicax.compat.v1.tower_words import in_tower_words
+from replicax.errors import ContextError
+from replicax.user_functions import checked_function
+
+if TYPE_CHECKING:
+    from replicax.compat.v1.distribution import DistributionStrategy
+
+
+class TowerContext:
+    """One tower's view of a step; see :func:`get_tower_context`. Here it is :class:`replicax.ReplicaContext`.
+
+    >>> from replicax.compat import v1
+    >>> distribution = v1.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def fn(x):
+    ...     tower = v1.get_tower_context()
+    ...     return tower.merge_call(lambda d, v: d.reduce("sum", v), x + tower.tower_id)
+    >>> with distribution.scope():
+    ...     int(distribution.call_for_each_tower(fn, 1))
+    3
+    """
+
+    def __init__(self, distribution: DistributionStrategy, replica: context.ReplicaContext) -> None:
+        self._distribution = distribution
+        self._replica = replica
+
+    @property
+    def distribution_strategy(self) -> DistributionStrategy:
+        """The strategy that runs this tower; ``replicax.ReplicaContext.strategy``."""
+        return self._distribution
+
+    @property
+    def num_towers(self) -> int:
+        """How many towers run the step together; ``replicax.ReplicaContext.num_replicas_in_sync``."""
+        return self._replica.num_replicas_in_sync
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether there is one tower only: ``replicax.ReplicaContext.num_replicas_in_sync == 1``."""
+        return self.num_towers == 1
+
+    @property
+    def tower_id(self) -> Any:
+        """This tower's number, from 0: T; ``replicax.ReplicaContext.replica_id_in_sync_group``."""
+        return self._replica.replica_id_in_sync_group
+
+    @property
+    def device(self) -> jax.Device:
+        """The device of this tower; ``replicax.ReplicaContext.devices`` has those of all.
+
+        Raises:
+          ContextError: in a compiled step of several towers, which is one program for all of their devices.
+        """
+        if self.is_single_tower:
+            return self._replica.devices[0]
+        number = self.tower_id
+        try:
+            return self._replica.devices[int(number)]
+        except jax.errors.ConcretizationTypeError:
+            raise ContextError(
+                "device: a compiled step is one program for the devices of all towers, which are "
+                "distribution.worker_devices; inside replicax.debug() each tower has its own"
+            ) from None
+
+    @in_tower_words
+    def merge_call(self, merge_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Go across: call ``merge_fn(distribution, *args, **kwargs)`` once; ``replicax.ReplicaContext.merge_call``."""
+        checked_function(merge_fn, "merge_call(merge_fn, *args)", "merge_fn")
+
+        @functools.wraps(merge_fn)
+        def across(_: Any, *args: Any, **kwargs: Any) -> Any:
+            with _left_for_across(self._replica):
+                return merge_fn(self._distribution, *args, **kwargs)
+
+        return self._replica.merge_call(across, args, kwargs)
+
+    def tower_local_var_scope(self, reduce_method: Any) -> contextlib.AbstractContextManager[None]:
+        """New variables are tower-local: ``replicax.Variable(…, synchronization="on_read", aggregation=…)``."""
+        return tower_local(reduce_method)
+
+
+# --- and back -------------------------------------------------------------------------------------------
+
+
+class _Left(threading.local):
+    def __init__(self) -> None:
+        self.replicas: list[context.ReplicaContext] = []
+
+
+_left = _Left()
+
+
+@contextlib.contextmanager
+def _left_for_across(replica: context.ReplicaContext) -> Iterator[None]:
+    _left.replicas.append(replica)
+    try:
+        yield
+    finally:
+        _left.replicas.pop()
+
+
+def left_tower() -> context.ReplicaContext | None:
+    """The tower that this thread has left for across by a ``merge_call``, in a step that is running."""
+    return _left.replicas[-1] if _left.replicas and context.in_step() else None
+
+
+def back_in(replica: context.ReplicaContext, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call ``fn`` in the tower that was left for across: what ``call_for_each_tower`` is there.
+
+    ``merge_call`` knows both ways of a value: what goes into it is wrapped as it is seen from across, and what comes
+    back is this tower's own.
+    """
+    wrapped: list[Any] = []
+    with context.replica(replica):
+        own_args, own_kwargs = replica.merge_call(lambda _: (args, kwargs))
+        result = fn(*own_args, **own_kwargs)
+        replica.merge_call(lambda _, seen: wrapped.append(seen), (result,))
+    return wrapped[0]
+
+
+def own(replica: context.ReplicaContext, tree: Any) -> Any:
+    """What the tower that was left for across has of a pytree, without the wrapping."""
+    with context.replica(replica):
+        return replica.merge_call(lambda _: tree)

@@ -1,0 +1,61 @@
+"""How workers share a dataset: by files, by rows of its batches, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from replicax.data.input_options import AutoShardPolicy
+
+if TYPE_CHECKING:
+    from replicax.data.input_workers import InputWorkers
+    from replicax.data.reading.batches import Reading
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How workers share a dataset.
+
+    Attributes:
+      policy: FILE, DATA or OFF.
+      why: in words.
+      shared: whether all workers go through one and the same stream of batches.
+    """
+
+    policy: AutoShardPolicy
+    why: str
+
+    @property
+    def shared(self) -> bool:
+        return self.policy is AutoShardPolicy.DATA
+
+    def files_of(self, worker: int, workers: int, files: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Those of a dataset's ``files`` that only this one of the ``workers`` reads; ``None`` if there are none."""
+        return files[worker::workers] if self.policy is AutoShardPolicy.FILE and files is not None else None
+
+
+def sharing_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers) -> Sharing:
+    """How ``workers`` share what ``reading`` reads.
+
+    Raises:
+      ValueError: FILE, and there are fewer files than workers, or none at all.
+    """
+    files, count = reading.files, workers.count
+    enough = files is not None and len(files) >= count
+    if policy is AutoShardPolicy.AUTO:
+        if files is None:
+            return Sharing(AutoShardPolicy.DATA, "AUTO: the source is no files that workers could share")
+        if not enough:
+            return Sharing(AutoShardPolicy.DATA, f"AUTO: {len(files)} file(s) are too few for {count} workers")
+        if reading.examples is not None and not all(workers.rows_of_workers(reading.examples)):
+            return Sharing(
+                AutoShardPolicy.DATA, f"AUTO: batches of {reading.examples} are too small for {count} workers"
+            )
+        return Sharing(AutoShardPolicy.FILE, f"AUTO: there are {len(files)} files for {count} worker(s)")
+    if policy is AutoShardPolicy.FILE and not enough:
+        have = "the source is no files that workers could share" if files is None else f"there are {len(files)} file(s)"
+        raise ValueError(
+            f"auto_shard_policy='file' gives each of {count} workers at least one file, but {have}. Make more files, "
+            "or share by 'data'."
+        )
+    return Sharing(policy, "as asked for")

@@ -1,0 +1,264 @@
+"""The standard pattern for updating variables, by hand and by ``Optimizer``, against the modern API: on digits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from examples.digits import load_data
+from replicax.compat import v1 as tf
+from tests.compat.executors import entered, on_both, two_towers
+
+STEPS, BATCH, TOWERS = 20, 32, 4
+SHAPES = {"w": (64, 10), "b": (10,)}
+DEVICES = [f"cpu:{i}" for i in range(TOWERS)]
+
+
+def on_tpu() -> tf.DistributionStrategy:
+    return tf.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2"), steps_per_run=1, num_cores=TOWERS)
+
+
+PLACEMENTS: dict[str, Callable[[], tf.DistributionStrategy]] = {
+    "mirrored": lambda: tf.MirroredStrategy(DEVICES),
+    "sharded": lambda: tf.DistributionStrategy.of(
+        replicax.Strategy(replicax.StrategyExtended(jax.devices()[:TOWERS], replicax.FixedShardsPartitioner(TOWERS)))
+    ),
+    "central storage": lambda: tf.DistributionStrategy.of(replicax.CentralStorageStrategy(DEVICES, "cpu:7")),
+    "TPU": on_tpu,
+}
+
+
+@functools.cache
+def data() -> tuple[np.ndarray, np.ndarray]:
+    (images, labels), _ = load_data()
+    return images.reshape(-1, 64)[: STEPS * BATCH * TOWERS], labels
+
+
+def dataset_fn(*_: Any) -> list[Any]:
+    """A tower's batch for each element."""
+    images, labels = data()
+    count = len(images) // BATCH
+    return [
+        (images[k * BATCH : (k + 1) * BATCH], labels[k * BATCH : (k + 1) * BATCH])
+        for k in (i % count for i in range(STEPS * TOWERS))
+    ]
+
+
+def initial(name: str) -> np.ndarray:
+    rng = np.random.default_rng(sorted(SHAPES).index(name))
+    return (rng.normal(size=SHAPES[name]) / 8).astype(np.float32)
+
+
+def loss(variables: Any, images: Any, labels: Any) -> Any:
+    w, b = [v.value for v in variables]
+    return optax.softmax_cross_entropy_with_integer_labels(images @ w + b[None], labels).mean()
+
+
+def rate(step: Any) -> Any:
+    return 0.5 / (1.0 + 0.125 * jnp.asarray(step, jnp.float32))
+
+
+def modern(strategy: replicax.Strategy, steps: int = STEPS) -> list[np.ndarray]:
+    """What a program of today does."""
+    with strategy.scope():
+        variables = [replicax.Variable(initial(name), name=name) for name in SHAPES]
+        optimizer = replicax.Optimizer(optax.sgd(rate, momentum=0.875))
+
+    def step(batch: Any) -> None:
+        share = lambda: loss(variables, *batch) / TOWERS  # noqa: E731
+        _, gradients = replicax.value_and_grad(share, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    batches = iter(strategy.distribute_datasets_from_function(dataset_fn))
+    for _ in range(steps):
+        strategy.run(step, args=(next(batches),))
+    return [v.numpy() for v in variables]
+
+
+def by_hand(d: tf.DistributionStrategy, steps: int = STEPS) -> list[np.ndarray]:
+    """The five steps of the document, for gradient descent with momentum and a falling rate."""
+    with d.scope():
+        variables = [tf.get_variable(name, initializer=initial(name)) for name in SHAPES]
+        slots = []
+        for v in variables:
+            with d.colocate_vars_with(v):
+                slots.append(tf.get_variable(f"{v.name}/momentum", v.shape, initializer=jnp.zeros, trainable=False))
+        with d.colocate_vars_with(d.non_slot_devices(variables)):
+            count = tf.get_variable("count", initializer=0, trainable=False)
+
+        # 1. Wrap your input dataset in `d.distribute_dataset()` and create an iterator.
+        iterator = d.distribute_dataset(dataset_fn).make_one_shot_iterator()
+
+        def tower_fn(batch: Any) -> Any:
+            share = lambda: loss(variables, *batch) / TOWERS  # noqa: E731
+            _, gradients = replicax.value_and_grad(share, variables)()
+            return list(zip(gradients, variables, strict=True))
+
+        def apply(v: Any, gradient: Any, slot: Any, step: Any) -> None:
+            slot.assign(gradient + 0.875 * slot.value)
+            v.assign_add(-rate(step) * slot.value)
+
+        for _ in range(steps):
+            # 2. Define each tower up to the point of getting a list of gradient, variable pairs.
+            grads_and_vars = d.call_for_each_tower(tower_fn, iterator.get_next())
+            # 3. Sum the gradients (with locality T) into values with locality V(v).
+            sums = d.batch_reduce("sum", [(g, v) for g, v in grads_and_vars])
+            # 4. Call `d.update(v)` for each variable to update its value.
+            for (_, v), gradient, slot in zip(grads_and_vars, sums, slots, strict=True):
+                d.update(v, apply, gradient, slot, count.value)
+            # 5. What belongs to no variable.
+            d.update_non_slot(d.non_slot_devices(variables), lambda: count.assign_add(1))
+        assert int(d.fetch(count)) == steps
+        return [v.numpy() for v in variables]
+
+
+def check_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for name, ours, theirs in zip(SHAPES, found, expected, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max(), name
+        assert np.abs(theirs - initial(name)).max() > 0.01  # they have moved
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_update_pattern_by_hand(placement: str) -> None:
+    d = PLACEMENTS[placement]()
+    assert d.num_towers == TOWERS
+    found = by_hand(d)
+    check_same(found, modern(PLACEMENTS[placement]().strategy))
+    images, labels = data()
+    assert np.mean((images @ found[0] + found[1]).argmax(1) == labels[: len(images)]) > 0.75  # it has learnt
+
+
+def test_the_update_pattern_by_hand_on_the_exact_executor() -> None:
+    expected = modern(PLACEMENTS["sharded"]().strategy, steps=2)
+    with replicax.debug():
+        check_same(by_hand(PLACEMENTS["sharded"](), steps=2), expected)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_pattern_inside_a_step(placement: str) -> None:
+    """What ``Optimizer`` does in a tower: pairs go across, are reduced there, and update variables."""
+    d = PLACEMENTS[placement]()
+    with d.scope():
+        variables = [tf.get_variable(name, initializer=initial(name)) for name in SHAPES]
+        optimizer = tf.Optimizer(optax.sgd(rate, momentum=0.875))
+        step = tf.get_or_create_global_step()
+        iterator = d.distribute_dataset(dataset_fn).make_one_shot_iterator()
+
+        def step_fn(ctx: tf.MultiStepContext, images: Any, labels: Any) -> None:
+            d.call_for_each_tower(tower_fn, images, labels)
+
+        def tower_fn(images: Any, labels: Any) -> None:
+            optimizer.minimize(lambda: loss(variables, images, labels), global_step=step)  # means over a tower's own
+
+        d.run_steps_on_dataset(step_fn, iterator, iterations=STEPS)
+        assert int(step) == STEPS
+    check_same([v.numpy() for v in variables], modern(PLACEMENTS[placement]().strategy))
+
+
+# --- Optimizer ------------------------------------------------------------------------------------------
+
+
+@on_both
+def test_the_scale_of_losses(executor: Any) -> None:
+    d = two_towers()
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=3.0)
+        mean, total = tf.Optimizer(optax.sgd(1.0)), tf.Optimizer(optax.sgd(1.0), loss_reduction="sum")
+
+        def gradients(optimizer: tf.Optimizer, x: Any) -> Any:
+            [(gradient, variable)] = optimizer.compute_gradients(lambda: v.value * x, [v])
+            assert variable is v
+            return gradient
+
+        x = d.call_for_each_tower(lambda i: jnp.float32(2 + i), d.worker_device_index)
+        assert [float(g) for g in d.unwrap(d.call_for_each_tower(gradients, mean, x))] == [1, 1.5]
+        assert [float(g) for g in d.unwrap(d.call_for_each_tower(gradients, total, x))] == [2, 3]
+        # A loss that is the same on all towers counts once.
+        d.call_for_each_tower(lambda: mean.minimize(lambda: v.value * 1.0))
+        assert float(v) == 2.0
+
+
+@on_both
+def test_a_loss_that_goes_across(executor: Any) -> None:
+    """As layers do that share their statistics; and metrics may be updated in it."""
+    d = two_towers()
+
+    def fn(i: Any) -> Any:
+        def loss() -> Any:
+            y = jnp.float32(1 + i) * v.value
+            mean = tf.get_tower_context().merge_call(lambda d, y: d.reduce("mean", y), y)
+            metric.assign_add(y)
+            return (y - mean) ** 2 + y
+
+        [(gradient, _)] = tf.Optimizer(optax.sgd(1.0)).compute_gradients(loss, [v])
+        return gradient
+
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=2.0)
+        with d.tower_local_var_scope("sum"):
+            metric = tf.get_variable("metric", initializer=0.0)
+        gradients = d.call_for_each_tower(fn, d.worker_device_index)
+        # The sum is the derivative of (0.5 v)² + (v + 2 v) / 2 at 2.
+        assert float(d.reduce("sum", gradients)) == 2.5
+        assert float(d.fetch(metric)) == 6.0
+
+
+@on_both
+def test_gradients_that_are_not_there(executor: Any) -> None:
+    d = two_towers()
+    with entered(d, executor):
+        v, w = tf.get_variable("v", initializer=3.0), tf.get_variable("w", initializer=3.0)
+        optimizer = tf.Optimizer(optax.sgd(1.0, momentum=0.5))
+
+        def fn(x: Any) -> None:
+            [pair] = optimizer.compute_gradients(lambda: v.value * x, [v])
+            optimizer.apply_gradients([pair, (None, w)], name="step")
+
+        d.call_for_each_tower(fn, 1.0)
+        assert (float(v), float(w)) == (2.0, 3.0)
+        assert [slot.name for slot in optimizer.variables()] == [slot.name for slot in optimizer.optimizer.variables]
+
+
+@on_both
+def test_applying_from_across(executor: Any) -> None:
+    """``_distributed_apply``, outside a step: with values that towers have returned."""
+    d = two_towers()
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=1.0)
+        step, optimizer = tf.create_global_step(), tf.Optimizer(optax.sgd(0.25))
+        gradients = d.call_for_each_tower(lambda i: jnp.float32(1 + i), d.worker_device_index)
+        optimizer._distributed_apply(d, [(gradients, v)], global_step=step)
+        assert (float(v), int(step)) == (0.25, 1)
+
+
+@on_both
+def test_code_that_knows_of_no_strategy(executor: Any) -> None:
+    """It works as before, in the default tower."""
+    with executor():
+        v = tf.get_variable(f"without a strategy, {executor.__name__}", initializer=1.0)
+        step, optimizer = tf.get_or_create_global_step(), tf.Optimizer(optax.sgd(0.25))
+        before = int(step)
+        for _ in range(2):
+            optimizer.minimize(lambda: v.value**2, global_step=step, var_list=[v])
+        assert (float(v), int(step)) == (0.25, before + 2)
+
+
+def test_variables_by_default() -> None:
+    d = two_towers()
+    with d.scope():
+        optimizer = tf.Optimizer(optax.sgd(1.0))
+        with pytest.raises(ValueError, match="there are no variables yet; call the model before"):
+            d.call_for_each_tower(lambda: optimizer.minimize(lambda: 1.0))
+        tf.get_variable("v", initializer=1.0)
+        with pytest.raises(ValueError, match=r"the loss has created the variables \['w'\]; call the model before"):
+            d.call_for_each_tower(lambda: optimizer.minimize(lambda: tf.get_variable("w", initializer=1.0).value))
+        with pytest.raises(TypeError, match="expected a function that returns the loss"):
+            d.call_for_each_tower(lambda: optimizer.minimize(1.0))
