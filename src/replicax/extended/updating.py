@@ -91,7 +91,7 @@ class Updating:
         if not holds_variables(self.replicas, self.parameter_devices, variable):
             raise ValueError(
                 f"{what}: expected a variable of {self.replicas!r}, or the result of its non_slot_devices; "
-                f"variables are not on {variable!r}"
+                f"its variables are not on {variable!r}"
             )
         return colocated(self.replicas, self.default_layout, "a non-slot variable")
 
