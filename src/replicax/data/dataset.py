@@ -18,6 +18,7 @@ from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.iterator import WHY_EMPTY, DistributedIterator
 from replicax.data.reading.sources import as_source
 from replicax.execution.array_specs import PaddedShapeDtypeStruct
+from replicax.old_names import Renamed
 
 if TYPE_CHECKING:
     from replicax.data.elements.batch_rows import BatchRows
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from replicax.data.reading.batches import State
 
 
-class DistributedDataset:
+class DistributedDataset(Renamed):
     """A re-iterable of pytrees with ``PerReplica`` leaves; see ``Strategy.distribute_dataset``.
 
     Each iteration is a pass of its own, from the start.

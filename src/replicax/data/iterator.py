@@ -13,6 +13,7 @@ from replicax.data.elements.pass_reader import PassReader
 from replicax.data.input_options import AutoShardPolicy
 from replicax.data.reading.saved_counts import check_count
 from replicax.errors import ContextError
+from replicax.old_names import Renamed
 
 if TYPE_CHECKING:
     from replicax.data.dataset import DistributedDataset
@@ -26,7 +27,7 @@ WHY_EMPTY = (
 )
 
 
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(Iterator[Any], Renamed):
     """One pass over a :class:`DistributedDataset`.
 
     Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the

@@ -11,13 +11,14 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.selection import use_cpu_devices
+from replicax.old_names import Renamed
 from replicax.tpu.absent_devices import absent_devices
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import generation_of
 from replicax.tpu.topology import Topology
 
 
-class TPUClusterResolver:
+class TPUClusterResolver(Renamed):
     """Which TPUs there are: their devices, their topology, and the addresses of their hosts.
 
     Args:
