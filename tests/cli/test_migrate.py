@@ -73,6 +73,16 @@ def test_every_public_name_has_an_answer(name: str) -> None:
         assert of_member(kind or "", member, is_tower) is not None or not whole.is_renaming, member
 
 
+def test_all_that_the_documents_name_has_an_answer() -> None:
+    """By the table that the tests of the tower API have made of the four documents."""
+    table = ROOT / "tests" / "compat" / "documents.json"
+    for document in json.loads(table.read_text()).values() if table.exists() else ():
+        is_tower = "contrib" in document["path"]
+        assert of_path(document["path"].removeprefix("tf."), is_tower) is not None
+        for member in {*document["properties"], *document["methods"]} - {"__init__"}:
+            assert of_member("Strategy", member, is_tower) is not None, member
+
+
 @pytest.mark.parametrize("kind", sorted({*MEMBERS, *TOWER_MEMBERS}))
 def test_no_member_is_invented(kind: str) -> None:
     released = {m for n, (_, members) in RELEASED.items() if KINDS.get(n.rpartition(".")[2]) == kind for m in members}
@@ -464,6 +474,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: pathlib.Path, monkeypat
     assert os.listdir(tmp_path) == ["program.py"]
 
 
+def test_a_file_that_may_not_be_written_is_left_alone(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(STRATEGY)
+    monkeypatch.setattr(rewriting.os, "access", lambda *args: False)
+    assert main(["migrate", "--write", str(path)]) == 3
+    assert "can't be written (Permission denied)" in capsys.readouterr().err
+    assert path.read_text() == STRATEGY
+
+
 def test_a_file_that_has_changed_meanwhile_is_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(STRATEGY)
@@ -552,7 +571,7 @@ def test_folders_and_json(tmp_path: pathlib.Path, capsys) -> None:
         (tmp_path / name).write_text(STRATEGY)
     report = tmp_path / "report.json"
     assert main(["migrate", str(tmp_path), str(tmp_path / "a.py"), "--json", str(report)]) == 0
-    assert "2 uses of 1 names in 2 files" in capsys.readouterr().out
+    assert "2 uses of 1 name in 2 files: 2 with a name of today" in capsys.readouterr().out
     data = json.loads(report.read_text())
     assert [use["place"] for use in data] == [f"{tmp_path}/a.py:2:5", f"{tmp_path}/inner/b.py:2:5"]
     assert data[0]["today"] == "replicax.MirroredStrategy"

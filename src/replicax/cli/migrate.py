@@ -36,8 +36,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "migrate",
         help="read a program for tf.distribute, and say what takes the place of what",
-        description="Read TensorFlow programs, which need not be installed or run, and print each use of a name of "
-        "tf.distribute or tf.contrib.distribute with what takes its place.",
+        description="Read programs for TensorFlow, without running them, and print each use of a name of tf.distribute "
+        "or tf.contrib.distribute with what takes its place. TensorFlow need not be installed.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -144,8 +144,12 @@ def _summary(read: int, uses: list[NameUse], is_written: bool) -> str:
     names = len({use.name.rpartition(".")[2] for use in uses})
     edits = sum(use.edit is not None for use in uses)
     write = "" if is_written or not edits else f" --write can rename {edits}."
-    found = f"{len(uses)} uses of {names} names in {read} file{'s' if read != 1 else ''}"
+    found = f"{_counted(len(uses), 'use')} of {_counted(names, 'name')} in {_counted(read, 'file')}"
     return f"{found}: {', '.join(parts)}.{write}" if parts else f"{found}."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _status(use: NameUse) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import shutil
 import tempfile
@@ -43,6 +44,8 @@ def write_program(program: SourceProgram, text: str) -> None:
     target = Path(os.path.realpath(program.path))  # a link stays a link
     if target.read_bytes() != program.raw:
         raise UnreadableError("has changed while it was read")
+    if not os.access(target, os.W_OK):  # to replace it would be permitted all the same
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
