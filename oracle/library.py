@@ -104,6 +104,14 @@ class Library(abc.ABC):
         """Whether ``value`` has a component for each replica."""
 
     @abc.abstractmethod
+    def towers(self) -> Any:
+        """The strategy in the words of the tower API, 1.9 to 1.12."""
+
+    @abc.abstractmethod
+    def tower_context(self) -> Any:
+        """The current tower context; ``None`` across towers."""
+
+    @abc.abstractmethod
     def array(self, value: Any) -> Any:
         """An array, of float32 or int32."""
 

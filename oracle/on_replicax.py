@@ -32,6 +32,16 @@ class Replicax(Library):
     def is_per_replica(self, value: Any) -> bool:
         return isinstance(value, replicax.PerReplica)
 
+    def towers(self) -> Any:
+        from replicax.compat import v1
+
+        return v1.MirroredStrategy([f"cpu:{i}" for i in range(self.replicas)])
+
+    def tower_context(self) -> Any:
+        from replicax.compat import v1
+
+        return v1.get_tower_context()
+
     def array(self, value: Any) -> Any:
         return jnp.asarray(value)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from oracle.library import Library
+from oracle.towers_on_tensorflow import Distribution, tower_context
 
 MOST_REPLICAS = 4
 
@@ -59,6 +60,12 @@ class TensorFlow(Library):
 
     def is_per_replica(self, value: Any) -> bool:
         return isinstance(value, DISTRIBUTED) and not isinstance(value, tf.Variable)
+
+    def towers(self) -> Any:
+        return Distribution(self.strategy)
+
+    def tower_context(self) -> Any:
+        return tower_context()
 
     def array(self, value: Any) -> Any:
         return tf.constant(value)

@@ -19,6 +19,7 @@ def owners():
     strategy = strategy_of(2)
     with strategy.scope():
         v = replicax.Variable(1.0)
+    dataset = strategy.distribute_dataset([np.zeros(4)])
     return {
         "replicax": replicax,
         "Strategy": strategy,
@@ -27,6 +28,11 @@ def owners():
         "MultiStepContext": replicax.MultiStepContext(),
         "Variable": v,
         "Aggregation": replicax.Aggregation,
+        "AutoShardPolicy": replicax.AutoShardPolicy,
+        "DistributedDataset": dataset,
+        "DistributedIterator": iter(dataset),
+        "InputOptions": replicax.InputOptions(),
+        "TPUClusterResolver": replicax.TPUClusterResolver(emulate="2x1x1x1"),
         "PerReplica": strategy.distribute_values_from_function(lambda ctx: 1.0),
     }
 

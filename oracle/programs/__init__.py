@@ -10,6 +10,7 @@ from oracle.programs import (
     nests,
     reducing,
     running,
+    towers,
     training,
     variable_details,
     variables,
@@ -28,6 +29,7 @@ TOPICS = [
     extended.topic,
     training.topic,
     inputs.topic,
+    towers.topic,
 ]
 
 PROGRAMS = [program for topic in TOPICS for program in topic.programs]

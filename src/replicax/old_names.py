@@ -1,7 +1,8 @@
 """Old names: what ``tf.distribute`` called things, in all its versions, and what they are called here.
 
 A program that uses one gets an error that says today's name. Old names do not work, and none is looked up as long as
-the names are right.
+the names are right. ``replicax migrate`` reads the same table: an entry that is only a dotted name is a renaming,
+which it can do; an entry that begins with "nothing" has no counterpart.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ _STEPS = "strategy.run_steps(fn, iterator, steps)"
 _LOCAL = "strategy.local_results(value)"
 _SIZE = "strategy.num_replicas_in_sync"
 _PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
+_CLUSTER = (
+    "nothing: jax.distributed.initialize finds Slurm, Kubernetes and TPU clusters, or is told the chief's address"
+)
+_PROCESSES = "nothing: workers are processes of one program, which begins with jax.distributed.initialize"
+_ESTIMATOR = "nothing: there are no estimators; a training loop calls strategy.run"
+_SYNCHRONOUS = "nothing: all training is synchronous, in steps that all workers run"
+_PREEMPTED = "nothing yet: save the variables and iterator.get_state(), and start again with the workers that are left"
+_CONNECTED = "nothing to do: JAX finds its devices by itself"
+_ITERATED = "nothing: an iterator is ready when it has been made"
+_EMBEDDING = "nothing yet: a replicax.ShardedVariable holds a table in pieces"
 
 _ON_EXTENDED = (
     "batch_reduce_to between_graph broadcast_to colocate_vars_with non_slot_devices parameter_devices reduce_to "
@@ -39,36 +50,98 @@ _ANY_STRATEGY = {
 
 NAMES: dict[str, dict[str, str]] = {
     "replicax": {
+        "AdagradParameters": _EMBEDDING,
+        "AdamParameters": _EMBEDDING,
+        "AllReduceCrossDeviceOps": _OPTIONS,
+        "AllReduceCrossTowerOps": _OPTIONS,
         "CentralStorage": "replicax.CentralStorageStrategy",
-        "ClusterCoordinator": _PARAMETERS,
+        "Client": _PROCESSES,
+        "ClusterCoordinator": _SYNCHRONOUS,
+        "ClusterResolver": _CLUSTER,
         "CollectiveAllReduceStrategy": "replicax.MultiWorkerMirroredStrategy",
         "CollectiveCommunication": "replicax.CommunicationImplementation",
         "CollectiveHints": "replicax.CommunicationOptions",
         "CrossDeviceOps": _OPTIONS,
+        "CrossShardOptimizer": "replicax.Optimizer, which sums gradients over the replicas",
         "CrossTowerOps": _OPTIONS,
+        "DeviceOrderMode": "the strings 'auto', 'ring' and 'mesh'",
+        "DistributeConfig": _ESTIMATOR,
+        "DistributeOptions": "replicax.InputOptions, an argument of strategy.distribute_dataset",
         "DistributedValues": "replicax.PerReplica",
         "DistributionStrategy": "replicax.Strategy",
         "DistributionStrategyExtended": "replicax.StrategyExtended",
+        "FtrlParameters": _EMBEDDING,
+        "GCEClusterResolver": _CLUSTER,
+        "HardwareFeature": _EMBEDDING,
         "HierarchicalCopyAllReduce": _OPTIONS,
         "InputReplicationMode": "strategy.distribute_dataset, or distribute_datasets_from_function",
+        "KubernetesClusterResolver": _CLUSTER,
+        "KubernetesExecutableLocation": _CLUSTER,
         "Mirrored": "an ordinary jax.Array: what is the same on every replica needs no wrapper",
+        "Monitor": "a loop that calls strategy.run_steps",
+        "MultiWorkerAllReduce": _OPTIONS,
         "NcclAllReduce": _OPTIONS,
+        "PaddingSpec": "replicax.InputOptions(partial_batch='pad')",
         "ParameterServerStrategy": _PARAMETERS,
+        "Partitioner": "replicax.FixedShardsPartitioner, replicax.MinSizePartitioner or replicax.MaxSizePartitioner",
         "PerDevice": "replicax.PerReplica",
+        "PerWorkerValue": _SYNCHRONOUS,
+        "PerWorkerValues": _SYNCHRONOUS,
+        "PreemptionCheckpointHandler": _PREEMPTED,
+        "PreemptionWatcher": _PREEMPTED,
         "ReductionToOneDevice": _OPTIONS,
-        "TowerContext": "replicax.ReplicaContext",
+        "ReductionToOneDeviceCrossDeviceOps": _OPTIONS,
+        "ReductionToOneDeviceCrossTowerOps": _OPTIONS,
+        "RemoteValue": _SYNCHRONOUS,
+        "Server": _PROCESSES,
+        "SimpleClusterResolver": _CLUSTER,
+        "SlurmClusterResolver": _CLUSTER,
+        "StandardInputStep": "a function for one replica, run by strategy.run",
+        "StandardSingleLossStep": "a function for one replica, run by strategy.run",
+        "Step": "a function for one replica, run by strategy.run",
+        "StochasticGradientDescentParameters": _EMBEDDING,
+        "TFConfigClusterResolver": _CLUSTER,
+        "TPUEmbedding": _EMBEDDING,
+        "TPUEmbeddingForServing": _EMBEDDING,
+        "TPUEmbeddingV0": _EMBEDDING,
+        "TPUEmbeddingV2": _EMBEDDING,
         "TPUStrategyV1": "replicax.TPUStrategy",
+        "TPUSystemMetadata": "replicax.Topology, which replicax.TPUClusterResolver() has",
+        "TerminationConfig": _PREEMPTED,
+        "TowerContext": "replicax.ReplicaContext",
+        "UnionResolver": _CLUSTER,
+        "UpdateContext": "nothing: an update needs no device",
         "VariableAggregation": "replicax.Aggregation",
         "VariableSynchronization": "replicax.Synchronization",
+        "XLAOptions": "nothing: the options of the compiler are JAX's",
+        "batch_parallel": "strategy.run(fn, args), with the arguments from strategy.distribute_dataset",
+        "bfloat16_scope": "nothing: give variables and arrays the dtype bfloat16",
+        "core": "strategy.assign_to_logical_device(tensor, logical_device_id)",
+        "cross_replica_sum": "replicax.get_replica_context().all_reduce('sum', value)",
+        "embedding_column": _EMBEDDING,
         "experimental": "replicax itself: its names carry no 'experimental'",
+        "experimental_connect_to_cluster": _CONNECTED,
+        "experimental_connect_to_host": _CONNECTED,
+        "experimental_get_current_worker_index": "jax.process_index()",
         "experimental_set_strategy": "replicax.set_strategy",
+        "get_cross_replica_context": "replicax.get_strategy, where replicax.in_cross_replica_context() is true",
         "get_cross_tower_context": "replicax.get_strategy, where replicax.in_cross_replica_context() is true",
         "get_distribution_strategy": "replicax.get_strategy",
         "get_loss_reduction": "replicax.compute_average_loss, which needs none",
         "get_tower_context": "replicax.get_replica_context",
         "has_distribution_strategy": "replicax.has_strategy",
         "in_cross_tower_context": "replicax.in_cross_replica_context",
+        "initialize_system": _CONNECTED,
         "initialize_tpu_system": _NOTHING,
+        "outside_compilation": "jax.pure_callback or jax.debug.callback",
+        "replicate": "strategy.run(fn, args)",
+        "require_replica_context": "nothing: what has its place in a step says so when it is called elsewhere",
+        "require_tower_context": "nothing: what has its place in a step says so when it is called elsewhere",
+        "rewrite": "strategy.run(fn, args)",
+        "run_standard_tensorflow_server": _PROCESSES,
+        "shard": "strategy.run(fn, args), with the arguments from strategy.distribute_dataset",
+        "shared_embedding_columns": _EMBEDDING,
+        "shutdown_system": "nothing to do: JAX gives its devices back when the program ends",
         "shutdown_tpu_system": "nothing to do: JAX gives its devices back when the program ends",
     },
     "Strategy": {
@@ -78,26 +151,35 @@ NAMES: dict[str, dict[str, str]] = {
         "broadcast": "strategy.extended.broadcast_to(tensor, destinations)",
         "call_for_each_replica": "strategy.run(fn, args, kwargs)",
         "call_for_each_tower": "strategy.run(fn, args=(…,)), with the arguments in a tuple",
+        "cluster_resolver": "nothing: jax.process_index() and jax.process_count() say which worker this is",
         "configure": _NOTHING,
         "distribute_dataset_fn": _FROM_FUNCTION,
+        "experimental_finalize": _NOTHING,
+        "experimental_initialize": _NOTHING,
         "experimental_make_numpy_iterator": "strategy.distribute_dataset(strategy.make_numpy_dataset(arrays).batch(n))",
         "experimental_run": "strategy.run(fn, args=(next(iterator),))",
-        "experimental_run_v2": "strategy.run(fn, args, kwargs)",
+        "experimental_run_v2": "strategy.run",
         "fetch": "the value itself: jax.device_get(value), or strategy.local_results(value)",
         "finalize": _NOTHING,
+        "get_finalize_ops": _NOTHING,
+        "get_host_cpu_device": "strategy.get_host_cpu_device, of a TPUStrategy",
+        "get_initialization_ops": _NOTHING,
         "group": "what was returned: steps run when they are called, and there is no operation to group",
         "initialize": _NOTHING,
         "is_single_replica": f"{_SIZE} == 1",
         "is_single_tower": f"{_SIZE} == 1",
         "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
         "make_input_fn_iterator": _FROM_FUNCTION,
+        "map": "strategy.run(fn, args), with items from strategy.distribute_values_from_function",
         "merge_call": "replicax.get_replica_context().merge_call(merge_fn, args)",
+        "num_hosts": "strategy.num_hosts, of a TPUStrategy",
         "num_replicas": _SIZE,
         "num_towers_per_host": "strategy.num_replicas_per_host, of a TPUStrategy",
         "read_var": "variable.read_value(), or strategy.extended.read_var(variable)",
         "update": "strategy.extended.update(var, fn, args)",
         "update_config_proto": _NOTHING,
         "update_non_slot": "strategy.extended.update_non_slot(colocate_with, fn, args)",
+        "worker_device_index": "replicax.get_replica_context().replica_id_in_sync_group, inside the step",
     },
     "StrategyExtended": {
         **_ANY_STRATEGY,
@@ -108,6 +190,7 @@ NAMES: dict[str, dict[str, str]] = {
         "experimental_require_static_shapes": "nothing: replicas may differ in size, also in compiled steps",
         "reduce": "strategy.reduce(reduce_op, value, axis), or extended.reduce_to(reduce_op, value, destinations)",
         "run": "strategy.run(fn, args, kwargs)",
+        "tpu_hardware_feature": _EMBEDDING,
     },
     "ReplicaContext": {
         "device": "devices: a compiled step is one program for all of them",
@@ -121,6 +204,33 @@ NAMES: dict[str, dict[str, str]] = {
         "replica_id": "replica_id_in_sync_group",
         "tower_id": "replica_id_in_sync_group",
         "tower_local_var_scope": _ON_READ,
+    },
+    "InputOptions": {
+        "experimental_fetch_to_device": "nothing: elements are put on the devices, as many ahead as prefetch says",
+        "experimental_per_replica_buffer_size": "prefetch, in elements",
+        "experimental_place_dataset_on_device": "nothing: datasets are read on the host",
+        "experimental_prefetch_to_device": "prefetch, in elements; 0 for none",
+        "experimental_replication_mode": "strategy.distribute_datasets_from_function for one batch a replica",
+    },
+    "DistributedDataset": {
+        "initializer": _ITERATED,
+        "make_initializable_iterator": "iter(dataset)",
+        "make_one_shot_iterator": "iter(dataset)",
+        "reduce": "a Python loop over the dataset",
+    },
+    "DistributedIterator": {
+        "get_next_as_optional": "next(iterator), which ends with StopIteration",
+        "initialize": _ITERATED,
+        "initializer": _ITERATED,
+    },
+    "TPUClusterResolver": {
+        "get_coordination_service_leader": "nothing: jax.distributed.initialize knows it",
+        "get_tpu_system_metadata": "the attribute topology",
+        "set_tpu_topology": "nothing: JAX says what the topology is",
+        "tpu_hardware_feature": _EMBEDDING,
+    },
+    "AutoShardPolicy": {
+        "HINT": "replicax.AutoShardPolicy.DATA, or a dataset_fn that looks at its InputContext",
     },
     "MultiStepContext": {
         "run_op": "nothing: the steps have run when run_steps returns",
@@ -197,7 +307,8 @@ def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     """Let a function's old keyword arguments be errors that name today's.
 
     Args:
-      old: by the old keyword, what to say: today's keyword, or a sentence if there is none.
+      old: by the old keyword, what to say: today's keyword, or a sentence if there is none. The function that comes
+        back has them as ``old_keywords``.
 
     >>> from replicax.old_names import keywords_renamed
     >>> @keywords_renamed(grouped="group")
@@ -219,6 +330,7 @@ def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R
                 raise TypeError(f"{name}: {keyword!r} is a keyword of tf.distribute's; {here}")
             return function(*args, **kwargs)
 
+        checked.old_keywords = old  # type: ignore[attr-defined]
         return checked
 
     return decorate

@@ -100,6 +100,8 @@ def test_the_number_must_be_a_positive_integer(n) -> None:
         "cpu:3",
         "CPU:3",
         "/device:CPU:3",
+        "/cpu:3",
+        "/job:worker/replica:0/task:0/cpu:3",
         "/job:worker/task:0/device:CPU:3",
         "/job:localhost/replica:0/task:0/device:CPU:3",
         "device:cpu:3",

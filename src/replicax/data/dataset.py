@@ -13,6 +13,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.input_workers import InputContext, InputWorkers
 from replicax.errors import ContextError
+from replicax.old_names import Renamed
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from replicax.data.reading.batches import State
 
 
-class DistributedDataset:
+class DistributedDataset(Renamed):
     """A re-iterable of pytrees with ``PerReplica`` leaves; see ``Strategy.distribute_dataset``.
 
     Each iteration is a pass of its own, from the start.
@@ -89,7 +90,7 @@ class DistributedDataset:
         return plan
 
 
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(Iterator[Any], Renamed):
     """One pass over a :class:`DistributedDataset`.
 
     Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the

@@ -6,9 +6,10 @@ import dataclasses
 import enum
 
 from replicax.enums import parse_enum
+from replicax.old_names import Renamed, RenamedMembers
 
 
-class AutoShardPolicy(enum.Enum):
+class AutoShardPolicy(enum.Enum, metaclass=RenamedMembers):
     """What each worker reads. Strings in any case work wherever an ``AutoShardPolicy`` does.
 
     >>> import replicax
@@ -44,7 +45,7 @@ class PartialBatch(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class InputOptions:
+class InputOptions(Renamed):
     """How ``distribute_dataset`` and ``distribute_datasets_from_function`` feed the replicas.
 
     Args:

@@ -54,7 +54,7 @@ def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Dev
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
     Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``, ``"gpu:0"``, ``"/device:GPU:0"`` or
+      devices: JAX devices, or strings such as ``"cpu:1"``, ``"/gpu:0"``, ``"/device:GPU:0"`` or
         ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name.
 
     Raises:
@@ -91,7 +91,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         return device
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
-    match = re.fullmatch(r"(?:/?(?P<owner>(?:\w+:\w+/)*)device:)?([a-zA-Z]+)(?::(\d+))?", device)
+    match = re.fullmatch(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?([a-zA-Z]+)(?::(\d+))?", device)
     available = list(_local_devices())
     if match:
         _check_owner(match["owner"] or "", device)

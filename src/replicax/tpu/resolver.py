@@ -15,12 +15,13 @@ from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.devices.selection import use_cpu_devices
+from replicax.old_names import Renamed
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice
 from replicax.tpu.topology import Topology
 
 
-class TPUClusterResolver:
+class TPUClusterResolver(Renamed):
     """Which TPUs there are: their devices, their topology, and the addresses of their hosts.
 
     Args:

@@ -1,0 +1,168 @@
+"""``replicax migrate``: what takes the place of each use of ``tf.distribute`` in a program."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replicax.cli.command_line import NOT_WRITTEN, CommandError, why_not_writable, written
+
+if TYPE_CHECKING:
+    from replicax.cli.migration.source_files import SourceProgram
+    from replicax.cli.migration.uses import NameUse
+
+_PROG = "replicax migrate"
+_EPILOG = """\
+One line for each use: FILE:LINE:COLUMN  the name as it is written → what takes its place; what behaves differently
+there, the first time in a file. Programs for the tower API of TensorFlow 1.9 to 1.12 are shown their names in
+replicax.compat.v1, and today's. A "?" marks what is taken for a strategy or a context because of its name alone.
+
+--write changes what is no more than a name, and adds the import that it needs. All else stays as it is, byte for byte;
+tensors, variables, models and optimizers are for you to change. It leaves notebooks alone, and may be used again.
+
+Exit status: 0 if every use has a counterpart; 1 if one has none, or a file could not be read; 2 if a file that was
+named is not there, and nothing was done; 3 if a file could not be written after all.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command to ``argparse``."""
+    parser = subparsers.add_parser(
+        "migrate",
+        help="read a program for tf.distribute, and say what takes the place of what",
+        description="Read programs for TensorFlow, without running them, and print each use of a name of tf.distribute "
+        "or tf.contrib.distribute with what takes its place. TensorFlow need not be installed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a Python file, a notebook, or a folder")
+    parser.add_argument("--write", action="store_true", help="change the names that are sure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0, 1 if something has no counterpart or can't be read, or 3 if it can't be written."""
+    for path in args.files:
+        if not path.exists():
+            raise CommandError(f"{_PROG}: error: there is no file {path}")
+        if path.is_file() and path.suffix not in (".py", ".ipynb"):
+            raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
+    if args.json is not None and (why := why_not_writable(args.json)) is not None:
+        raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
+
+    from replicax.cli.migration.source_files import UnreadableError, program_files, read_program
+    from replicax.cli.migration.uses import find_uses
+
+    files = program_files(args.files)
+    report, uses_of_all, read, failed, unwritten = [], [], 0, False, False
+    for path in files:
+        try:
+            program = read_program(path)
+        except UnreadableError as error:
+            print(f"{_PROG}: {path}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        for what in program.left_out:
+            print(f"{_PROG}: {path}: {what}", file=sys.stderr)
+            failed = True
+        read += 1
+        uses = find_uses(program.tree, program.lines)
+        uses_of_all += uses
+        _show(program, uses)
+        report += [_as_data(program, use) for use in uses]
+        unwritten |= args.write and not _write(program, uses)
+    print(_summary(read, uses_of_all, args.write))
+    if args.json is not None:
+        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        if (why := written(args.json, lambda path: path.write_text(text, encoding="utf-8"))) is not None:
+            print(f"{_PROG}: {why}", file=sys.stderr)
+            unwritten = True
+    failed |= any(use.counterpart.is_nothing for use in uses_of_all)
+    return NOT_WRITTEN if unwritten else int(failed)
+
+
+def _show(program: SourceProgram, uses: list[NameUse]) -> None:
+    seen: set[str] = set()
+    for use in uses:
+        line = f"{program.place(use.line, use.column)}  {use.name}{' ?' if use.is_assumed else ''} → {_words(use)}"
+        if use.counterpart.differs is not None and use.counterpart.differs not in seen:
+            seen.add(use.counterpart.differs)
+            line += f"; {use.counterpart.differs}"
+        print(line)
+
+
+def _words(use: NameUse) -> str:
+    counterpart = use.counterpart
+    if counterpart.modern is None:
+        return counterpart.today
+    where = " in replicax.compat.v1" if counterpart.today == "the same" else ""
+    return f"{counterpart.today}{where} (today: {counterpart.modern})"
+
+
+def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
+    """Write today's names into a program; returns whether that went well."""
+    from replicax.cli.migration.rewriting import rewritten, write_program
+    from replicax.cli.migration.source_files import UnreadableError
+
+    if program.cells:
+        if any(use.edit for use in uses):
+            print(f"{program.path}: a notebook, which --write leaves alone", file=sys.stderr)
+        return True
+    text = rewritten(program, uses)
+    if text == program.text:
+        return True
+    try:
+        write_program(program, text)
+    except (OSError, UnreadableError) as error:
+        reason = getattr(error, "strerror", None) or error
+        print(f"{_PROG}: {program.path}: can't be written ({reason})", file=sys.stderr)
+        return False
+    print(f"Written: {program.path}")
+    return True
+
+
+def _summary(read: int, uses: list[NameUse], is_written: bool) -> str:
+    kinds = collections.Counter(_status(use) for use in uses)
+    parts = [
+        f"{kinds[status]} {words}"
+        for status, words in (
+            ("name", "with a name of today"),
+            ("tower", "that stay in replicax.compat.v1"),
+            ("by hand", "to be changed by hand"),
+            ("leave out", "to be left out"),
+            ("nothing", "without a counterpart"),
+        )
+        if kinds[status]
+    ]
+    names = len({use.name.rpartition(".")[2] for use in uses})
+    edits = sum(use.edit is not None for use in uses)
+    write = "" if is_written or not edits else f" --write can rename {edits}."
+    found = f"{_counted(len(uses), 'use')} of {_counted(names, 'name')} in {_counted(read, 'file')}"
+    return f"{found}: {', '.join(parts)}.{write}" if parts else f"{found}."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _status(use: NameUse) -> str:
+    counterpart = use.counterpart
+    if counterpart.is_nothing:
+        return "nothing"
+    if counterpart.modern is not None:
+        return "tower"
+    if counterpart.today.startswith("nothing"):
+        return "leave out"
+    return "name" if counterpart.is_renaming else "by hand"
+
+
+def _as_data(program: SourceProgram, use: NameUse) -> dict[str, Any]:
+    found = dataclasses.asdict(use.counterpart)
+    where = {"place": program.place(use.line, use.column), "name": use.name, "status": _status(use)}
+    return {**where, **found, "is_assumed": use.is_assumed}

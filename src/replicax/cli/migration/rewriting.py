@@ -1,0 +1,88 @@
+"""Writing today's names into a program: those that are sure, and the import that they need, and not a byte beyond."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicax.cli.migration.counterparts import V1
+from replicax.cli.migration.source_files import SourceProgram, UnreadableError, endings, parse
+from replicax.cli.migration.uses import NameUse
+
+
+def rewritten(program: SourceProgram, uses: Sequence[NameUse]) -> str:
+    """The text of a program with the edits of its uses; the text as it is if there are none."""
+    edits = {use.edit for use in uses if use.edit is not None}
+    if not edits or _binds_replicax(program.tree):
+        return program.text
+    lines = list(endings(program.text))
+    for edit in sorted(edits, key=lambda edit: (edit.line, edit.start), reverse=True):
+        line = lines[edit.line - 1].encode()
+        lines[edit.line - 1] = (line[: edit.start] + edit.new.encode() + line[edit.end :]).decode()
+    paths = [edit.new for edit in edits if edit.new.startswith("replicax.")]
+    modules = {V1 if path.startswith(V1) else "replicax" for path in paths} - _imported(program.tree)
+    if modules:
+        at = _place_of_imports(program.tree)
+        end = lines[at][len(lines[at].rstrip("\r\n")) :] or "\n"
+        lines[at:at] = [f"import {module}{end}" for module in sorted(modules)]
+    return "".join(lines)
+
+
+def write_program(program: SourceProgram, text: str) -> None:
+    """Put ``text`` in the place of a program's file, whole or not at all.
+
+    Raises:
+      OSError: it can't be written.
+      UnreadableError: the result would be no Python, or the file is not what was read.
+    """
+    parse(text)
+    target = Path(os.path.realpath(program.path))  # a link stays a link
+    if target.read_bytes() != program.raw:
+        raise UnreadableError("has changed while it was read")
+    if not os.access(target, os.W_OK):  # to replace it would be permitted all the same
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode(program.encoding))
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _binds_replicax(tree: ast.Module) -> bool:
+    stored = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return any(name.id == "replicax" for name in stored)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    return {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names if a.asname is None}
+
+
+def _place_of_imports(tree: ast.Module) -> int:
+    """Before which line: that of the first import of TensorFlow, or else of the first statement after the docstring."""
+
+    def is_first(statement: ast.stmt) -> bool:
+        imports = (n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom))
+        names = (getattr(n, "module", None) or n.names[0].name for n in imports)
+        is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        return not is_definition and any(name.startswith("tensorflow") for name in names)
+
+    def may_follow(statement: ast.stmt) -> bool:
+        is_docstring = statement is tree.body[0] and ast.get_docstring(tree) is not None
+        return not is_docstring and getattr(statement, "module", None) != "__future__"
+
+    body = [s for i, s in enumerate(tree.body) if i == 0 or (tree.body[i - 1].end_lineno or 0) < s.lineno]
+    body = [s for s in body if may_follow(s)] or tree.body[-1:]
+    place = next((s for s in body if is_first(s)), body[0])
+    decorators = getattr(place, "decorator_list", [])
+    return min([place.lineno, *(d.lineno for d in decorators)]) - 1

@@ -1,0 +1,160 @@
+"""Programs as files: Python and notebooks, read so that nothing but what is meant to change ever does."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import io
+import json
+import os
+import re
+import tokenize
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_PYTHON_2 = re.compile(
+    r"""^\s*(print\s+[^(=\s]|print\s*$|exec\s+["'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)|`\w+`|<>|(?<![\w.])0[0-7]+\b(?!\.)|\bur["']""",
+    re.MULTILINE,
+)
+_MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|\w+\s*=\s*[!%])")
+
+
+class UnreadableError(Exception):
+    """A file can't be read as a program; the message says why, in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceProgram:
+    """A program that has been read.
+
+    Attributes:
+      path: of its file.
+      text: all of it; of a notebook, that of its code cells.
+      tree: the same, parsed.
+      raw: the file's bytes.
+      encoding: how they are to be read.
+      cells: of a notebook, the line that each code cell starts at; empty for a Python file.
+      left_out: what could not be read of a notebook.
+    """
+
+    path: Path
+    text: str
+    tree: ast.Module
+    raw: bytes = b""
+    encoding: str = "utf-8"
+    cells: tuple[int, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """Its lines, as :mod:`ast` counts them, without their ends."""
+        return _NEWLINE.split(self.text)
+
+    def place(self, line: int, column: int) -> str:
+        """Where something is, as editors understand it: ``file:line:column``."""
+        if not self.cells:
+            return f"{self.path}:{line}:{column}"
+        number = max(i for i, start in enumerate(self.cells, 1) if start <= line)
+        return f"{self.path}[cell {number}]:{line - self.cells[number - 1] + 1}:{column}"
+
+
+def program_files(arguments: Iterable[Path]) -> list[Path]:
+    """The files that arguments name: files as they are, folders with all Python files and notebooks in them."""
+    found: dict[Path, None] = {}
+    for argument in arguments:
+        if not argument.is_dir():
+            found[argument] = None
+            continue
+        for folder, folders, files in os.walk(argument):
+            folders[:] = sorted(f for f in folders if f not in _SKIPPED and not f.startswith("."))
+            found.update((Path(folder, f), None) for f in sorted(files) if f.endswith((".py", ".ipynb")))
+    return list(found)
+
+
+def read_program(path: Path) -> SourceProgram:
+    """Read a Python file or a notebook.
+
+    Raises:
+      UnreadableError: it is no text, no Python 3, or no notebook.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"can't be read ({error.strerror or error})") from error
+    if path.suffix == ".ipynb":
+        return _read_notebook(path, raw)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        text = raw.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise UnreadableError(f"is no text in the encoding that it names ({error})") from error
+    return SourceProgram(path, text, parse(text), raw, encoding)
+
+
+def parse(text: str) -> ast.Module:
+    """The tree of a program.
+
+    Raises:
+      UnreadableError: it is no Python 3.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the program's own strings
+            return ast.parse(text)
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        if _PYTHON_2.search(text):
+            raise UnreadableError(f"{where}is Python 2; convert it to Python 3 first, for example with 2to3") from error
+        raise UnreadableError(f"{where}is no Python ({error.msg})") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableError(f"is no Python that can be read ({error})") from error
+
+
+def _read_notebook(path: Path, raw: bytes) -> SourceProgram:
+    try:
+        cells = json.loads(raw)["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableError("is no notebook of version 4, which has cells with a source") from error
+    kept: list[str] = []
+    starts: list[int] = []
+    left_out = []
+    line = 1
+    for number, source in enumerate(sources, 1):
+        code = _without_magic(source)
+        try:
+            parse(code)
+        except UnreadableError as error:
+            left_out.append(f"cell {number}: {error}")
+            code = "\n" * (len(_NEWLINE.split(source)) - 1)
+        starts.append(line)
+        kept.append(code)
+        line += len(_NEWLINE.split(code))
+    text = "\n".join(kept)
+    return SourceProgram(path, text, parse(text), raw, cells=tuple(starts) or (1,), left_out=tuple(left_out))
+
+
+def _without_magic(source: str) -> str:
+    """A cell with ``pass`` for what is no Python in it, line by line."""
+    lines = _NEWLINE.split(source)
+    if lines[0].startswith("%%"):
+        if not re.match(r"%%(writefile\s+\S+\.py\b|time|timeit|capture)", lines[0]):
+            return "\n" * (len(lines) - 1)
+        lines[0] = "pass"
+    indent = re.match(r"\s*", next((line for line in lines if line.strip()), ""))
+    if indent and indent[0]:  # which IPython takes off, too
+        lines = [line.removeprefix(indent[0]) for line in lines]
+    goes_on = False
+    for i, line in enumerate(lines):
+        magic = _MAGIC.match(line)
+        if magic or goes_on:
+            lines[i] = f"{magic[1] if magic else ''}pass"
+            goes_on = line.endswith("\\")
+    return "\n".join(lines)
+
+
+def endings(text: str) -> Sequence[str]:
+    """The lines of a text with their ends."""
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)

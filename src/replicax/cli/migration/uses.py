@@ -1,0 +1,340 @@
+"""The uses of distribution in a program: where they stand, what takes their place, and what can be written instead."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+
+import replicax
+from replicax.cli.migration.bindings import last_name
+from replicax.cli.migration.counterparts import V1, Counterpart, has, keywords, of_member, of_path, paths
+from replicax.cli.migration.inference import Definition, DottedName, Inference, Instance, canonical
+from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.old_names import NAMES
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A replacement inside a line.
+
+    Attributes:
+      line: its number, from 1.
+      start: in bytes of UTF-8, from the start of the line, as :mod:`ast` counts.
+      end: behind the last byte.
+      old: what must stand there.
+      new: what takes its place.
+    """
+
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NameUse:
+    """One use of a name of distribution.
+
+    Attributes:
+      line: where it stands, from 1.
+      column: likewise, from 1.
+      name: as it is written.
+      counterpart: what takes its place.
+      is_assumed: whether only the name of a value says what it is.
+      edit: what ``--write`` does.
+    """
+
+    line: int
+    column: int
+    name: str
+    counterpart: Counterpart
+    is_assumed: bool = False
+    edit: Edit | None = None
+
+
+_STRATEGY_KINDS = ("Strategy", "StrategyExtended", "ReplicaContext")
+_UNMISTAKABLE = {
+    name: kind
+    for table in (MEMBERS, TOWER_MEMBERS)
+    for kind in ("InputContext", "DistributedDataset", "StrategyExtended", "ReplicaContext", "Strategy")
+    for name in table.get(kind, "").split()
+    if re.search(r"replica|tower|merge_call|logical_device|experimental_(run|dist|local|make)|datasets_from_fu", name)
+    or name in ("batch_reduce_to", "broadcast_to", "reduce_to", "run_steps_on_dataset", "update_non_slot")
+} | {"num_replicas_in_sync": "Strategy", "create_per_worker_dataset": "ClusterCoordinator"}
+"""Members that nothing else has, by the kind of what has them."""
+
+_SURELY_NAMED = re.compile(r"(distribution|distribute|dist|mirrored|tpu)_strategy(\.extended)?$")
+"""Values whose name is enough, also in a program that does not import TensorFlow itself."""
+
+_TOWER_WORDS = {"run_steps_on_dataset", "worker_device_index"}
+_MODERN_WORDS = {
+    name
+    for kind in _STRATEGY_KINDS
+    for name in MEMBERS[kind].split()
+    if name not in TOWER_MEMBERS.get(kind, "").split()
+} - {"configure", "strategy", "devices", "gather", "run"}
+_MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
+_KNOWN = {**paths(TOWER), **paths(MODERN)}
+
+_ESTIMATOR = Counterpart(NAMES["replicax"]["DistributeConfig"])
+_AGGREGATE = Counterpart("aggregate=False, of replicax.Optimizer.apply_gradients, for gradients that have been reduced")
+_KEYWORDS = {
+    "train_distribute": _ESTIMATOR,
+    "eval_distribute": _ESTIMATOR,
+    "experimental_distribute": _ESTIMATOR,
+    "experimental_aggregate_gradients": _AGGREGATE,
+    "skip_gradients_aggregation": _AGGREGATE,
+}
+"""Keyword arguments of functions outside distribution that are about it."""
+
+_ATTRIBUTES = {
+    "train_distribute": _ESTIMATOR,
+    "eval_distribute": _ESTIMATOR,
+    "experimental_distribute": Counterpart("replicax.InputOptions, an argument of strategy.distribute_dataset"),
+    "_distributed_apply": Counterpart("optimizer.apply_gradients(gradients, variables), in a step"),
+}
+"""Attributes of things outside distribution that are about it."""
+
+
+def find_uses(tree: ast.Module, source_lines: list[str]) -> list[NameUse]:
+    """All uses in a program, in the order of the source.
+
+    Args:
+      tree: the program.
+      source_lines: its lines.
+    """
+    return _Search(tree, source_lines).uses() if _may_use(tree) else []
+
+
+def _may_use(tree: ast.Module) -> bool:
+    """Whether a program is worth a closer look: most are not, and a folder may have thousands."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                names = {alias.name.partition(".")[0] for alias in node.names}
+            case ast.ImportFrom():
+                names = {(node.module or "").partition(".")[0]}
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                names = {name}
+            case _:
+                continue
+        if names & _SIGNS:
+            return True
+    return False
+
+
+def is_tower_program(tree: ast.Module) -> bool:
+    """Whether a program is written for the tower API of 1.9 to 1.12, and not for a later one."""
+    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
+    imported = {alias.name for node in imports for alias in node.names}
+    if any("tower" in word for word in words | imported if word in _TOWER_NAMES) or words & _TOWER_WORDS:
+        return True
+    modules = {getattr(node, "module", None) or "" for node in imports} | imported
+    is_contrib = "contrib" in words or any("contrib" in module for module in modules)
+    chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
+    is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
+    return is_contrib and not is_modern
+
+
+_SIGNS = {
+    "distribution_strategy",
+    "tensorflow",
+    "replicax",
+    "tf",
+    "tf1",
+    "tf2",
+    *_UNMISTAKABLE,
+    *_ATTRIBUTES,
+    *_KEYWORDS,
+}
+_TOWER_NAMES = {name for names in (*TOWER.values(), *TOWER_MEMBERS.values()) for name in names.split()}
+
+
+class _Search:
+    def __init__(self, tree: ast.Module, source_lines: list[str]) -> None:
+        self.tree = tree
+        self.lines = source_lines
+        self.inference = Inference(tree)
+        self.parents = self.inference.bindings.parents
+        self.is_tower = is_tower_program(tree)
+        self.imports_tensorflow = any(
+            re.match(r"tensorflow|tf_", name)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
+        )
+
+    def uses(self) -> list[NameUse]:
+        found: list[NameUse] = []
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Attribute():
+                    use = self._attribute(node)
+                    found.extend([use] if use else [])
+                case ast.Name(ctx=ast.Load()):
+                    use = self._path(node)
+                    found.extend([use] if use else [])
+                case ast.Import() | ast.ImportFrom():
+                    found.extend(self._import(node))
+                case ast.Call():
+                    found.extend([*self._keywords(node), *self._asked_for(node)])
+        return sorted(set(found), key=lambda use: (use.line, use.column, use.name))
+
+    # --- names of TensorFlow's modules --------------------------------------------------------------------
+
+    def _path(self, node: ast.Name | ast.Attribute) -> NameUse | None:
+        """The use that a dotted name of TensorFlow's is, if it is one, and no part of a longer one."""
+        known = self.inference.of(node)
+        if not isinstance(known, DottedName) or known.path.startswith("replicax"):
+            return None
+        if isinstance(node, ast.Name) and not self.inference.is_imported(node):
+            return None  # a name of the program's own
+        counterpart = of_path(known.path, self.is_tower)
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Attribute):
+            longer = self.inference.of(parent)
+            if isinstance(longer, DottedName) and of_path(longer.path, self.is_tower) is not None:
+                return None
+        if counterpart is None:
+            is_module = any(f"{each}.".startswith(f"{known.path}.") for each in _MODULES)
+            is_inside = any(known.path.startswith(f"{module}.") for module in _MODULES)
+            if is_module or not is_inside or isinstance(parent, ast.Attribute):
+                return None
+            counterpart = Counterpart("nothing: no public name of tf.distribute's that is known here")
+        return self._use(node, ast.unparse(node), counterpart, edit=self._replacing(node, counterpart))
+
+    def _replacing(self, node: ast.expr, counterpart: Counterpart) -> Edit | None:
+        if not counterpart.is_renaming or node.lineno != node.end_lineno or node.end_col_offset is None:
+            return None
+        return self._checked(
+            Edit(node.lineno, node.col_offset, node.end_col_offset, ast.unparse(node), counterpart.today)
+        )
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> list[NameUse]:
+        found = []
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+            path = None if getattr(node, "level", 0) else canonical(whole)
+            if not path:
+                continue
+            counterpart = of_path(path, self.is_tower)
+            if counterpart is not None:
+                counterpart = dataclasses.replace(counterpart, is_renaming=False)
+            elif path in _MODULES:
+                counterpart = Counterpart(f"import {V1}" if self.is_tower else "import replicax")
+            elif re.match(r"(python|contrib)\.(distribute|training\.distribut)", path):
+                counterpart = Counterpart("nothing: TensorFlow's own internals")
+            else:
+                continue
+            found.append(self._use(alias, f"import {alias.name}", counterpart))
+        return found
+
+    # --- members of strategies, contexts, … ---------------------------------------------------------------
+
+    def _attribute(self, node: ast.Attribute) -> NameUse | None:
+        owner = self.inference.of(node.value)
+        if isinstance(owner, DottedName):
+            return self._path(node)
+        if isinstance(owner, Instance):
+            return self._member(node, node.attr, owner)
+        parent = self.parents.get(node)
+        if node.attr in _ATTRIBUTES and not isinstance(owner, Definition):
+            whole = parent if isinstance(parent, ast.Attribute) else node
+            return self._use(
+                node, f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}", _ATTRIBUTES[node.attr]
+            )
+        if owner is None and isinstance(node.ctx, ast.Load) and node.attr in _UNMISTAKABLE:
+            return self._member(node, node.attr, Instance(_UNMISTAKABLE[node.attr]))
+        return None
+
+    def _asked_for(self, call: ast.Call) -> list[NameUse]:
+        """The use that ``getattr(strategy, "name")`` or ``hasattr`` is."""
+        match call:
+            case ast.Call(func=ast.Name("getattr" | "hasattr"), args=[value, ast.Constant(str(name)), *_]):
+                owner = self.inference.of(value)
+                if isinstance(owner, Instance) and of_member(owner.kind, name) is not None:
+                    use = self._member(ast.copy_location(ast.Attribute(value, name, ast.Load()), call), name, owner)
+                    return [dataclasses.replace(use, edit=None)] if use is not None else []
+        return []
+
+    def _member(self, node: ast.Attribute, name: str, owner: Instance) -> NameUse | None:
+        if not owner.is_sure and not self.imports_tensorflow and not _SURELY_NAMED.search(ast.unparse(node.value)):
+            return None
+        parent = self.parents.get(node)
+        if owner.kind == "PerReplica" and isinstance(parent, ast.Call) and parent.func is node:
+            return None  # a dict's
+        counterpart = of_member(owner.kind, name, self.is_tower)
+        is_there = has(getattr(replicax, owner.kind, None), name)
+        if owner.is_today and (is_there or (counterpart is not None and counterpart.today == "the same")):
+            return None
+        if counterpart is None and not is_there:
+            is_own = (isinstance(node.value, ast.Name) and node.value.id == "self") or name.startswith("__")
+            if is_own or not owner.is_sure or owner.kind not in _STRATEGY_KINDS or not isinstance(node.ctx, ast.Load):
+                return None
+            what = "TensorFlow's own internals" if name.startswith("_") else "not known here"
+            counterpart = Counterpart(f"nothing: {what}")
+        if counterpart is None:
+            return None
+        if name == "extended" and isinstance(parent, ast.Attribute) and self._attribute(parent) is not None:
+            return None
+        receiver = ast.unparse(node.value)
+        receiver = receiver if re.fullmatch(r"[\w.()]{1,60}", receiver) else "…"
+        edit = None
+        if counterpart.is_renaming:
+            end = node.end_col_offset or 0
+            edit = self._checked(Edit(node.end_lineno or 0, end - len(name.encode()), end, name, counterpart.today))
+            counterpart = dataclasses.replace(counterpart, today=f"{receiver}.{counterpart.today}")
+        edit = edit if owner.is_sure or name in _UNMISTAKABLE else None
+        is_assumed = not owner.is_sure and name not in _UNMISTAKABLE
+        return self._use(node, f"{receiver}.{name}", counterpart, is_assumed, edit)
+
+    def _keywords(self, call: ast.Call) -> list[NameUse]:
+        found = []
+        function = self.inference.of(call.func)
+        old: dict[str, str] = {}
+        if isinstance(function, DottedName) and not self.is_tower:
+            counterpart = of_path(function.path)
+            today = counterpart.today if counterpart else function.path
+            old = keywords(None, today.removeprefix("replicax."))
+        elif isinstance(call.func, ast.Attribute) and not self.is_tower:
+            owner = self.inference.of(call.func.value)
+            if isinstance(owner, Instance):
+                old = keywords(owner.kind, call.func.attr)
+        for keyword in call.keywords:
+            counterpart = None
+            if keyword.arg in old:
+                counterpart = Counterpart(old[keyword.arg])
+            elif keyword.arg in _KEYWORDS and not (isinstance(function, DottedName) and function.path in _KNOWN):
+                counterpart = _KEYWORDS[keyword.arg]
+            if counterpart is not None:
+                found.append(self._use(keyword, f"{last_name(call.func) or '…'}({keyword.arg}=)", counterpart))
+        return found
+
+    # --- all of them --------------------------------------------------------------------------------------
+
+    def _use(
+        self,
+        node: ast.expr | ast.alias | ast.keyword,
+        name: str,
+        counterpart: Counterpart,
+        is_assumed: bool = False,
+        edit: Edit | None = None,
+    ) -> NameUse:
+        line, offset = node.lineno, node.col_offset
+        if isinstance(node, ast.Attribute) and (node.end_lineno != line or name.startswith("…")) and node.end_lineno:
+            line, offset = node.end_lineno, (node.end_col_offset or 0) - len(node.attr.encode())
+        before = self.lines[line - 1].encode()[:offset].decode(errors="replace") if line <= len(self.lines) else ""
+        if edit is not None and edit.old == edit.new:
+            edit = None
+        return NameUse(line, len(before) + 1, name, counterpart, is_assumed, edit)
+
+    def _checked(self, edit: Edit) -> Edit | None:
+        """An edit whose place has the text that it expects (inside f-strings, Python 3.11 counts otherwise)."""
+        if not 0 < edit.line <= len(self.lines):
+            return None
+        there = self.lines[edit.line - 1].encode()[edit.start : edit.end]
+        return edit if there == edit.old.encode() else None
