@@ -1,4 +1,4 @@
-"""What ``replicax demo`` runs: train the network of ``digits.py`` twice, and report whether both learned the same.
+"""The demo, which ``replicax demo`` starts: train the network of ``digits.py`` twice, and compare.
 
 Once with a strategy, once on one device: from the same initial values, on the same batches. ``run`` trains; the report
 that it returns has a table of what was measured and what is promised, and draws the pictures.

@@ -167,7 +167,7 @@ def test_tensors_of_other_kinds() -> None:
 @pytest.mark.parametrize(
     ("element", "message"),
     [
-        ({"s": "text"}, r"element 1\['s'\] is str 'text', which is no array of numbers\. Leave it out"),
+        ({"s": "text"}, r"element 1\['s'\] is str 'text', which is not an array of numbers\. Leave it out"),
         ((1, {"s": ["a", "b"]}), r"element 1\[1\]\['s'\]\[0\] is str 'a'"),
         ({"o": object()}, r"element 1\['o'\] is object <object"),
         (np.array(["a"]), r"element 1 is an array of strings"),

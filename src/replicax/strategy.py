@@ -67,8 +67,8 @@ class Strategy(Input, LogicalDevices, Renamed):
             )
         if getattr(extended, "strategy", self) is not self:
             raise ValueError(
-                f"Strategy(extended): this StrategyExtended is that of {extended.strategy!r}: make another, as two "
-                "strategies would share one state"
+                f"Strategy(extended): this StrategyExtended belongs to {extended.strategy!r} already: make a new one, "
+                "because two strategies can't share variables and programs"
             )
         self.extended = extended
         extended.belong_to(self)

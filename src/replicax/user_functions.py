@@ -33,7 +33,7 @@ def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
     """``kwargs`` as a dict; of ``None`` an empty one.
 
     Raises:
-      TypeError: it is no mapping from strings.
+      TypeError: it is not a mapping from strings.
     """
     if kwargs is None:
         return {}

@@ -540,8 +540,8 @@ def test_exit_status(tmp_path: pathlib.Path, capsys, text: str, status: int) -> 
         ("try:\n    f()\nexcept E, e:\n    pass\n", "is Python 2"),
         ("raise E, 'x'\n", "is Python 2"),
         ("x = 0777\n", "is Python 2"),
-        ("# coding: no-such-code\n", "is no text in the encoding that it names"),
-        ("x = 'ü'\n".encode("latin-1"), "is no text in the encoding that it names"),
+        ("# coding: no-such-code\n", "is not text in the encoding that it names"),
+        ("x = 'ü'\n".encode("latin-1"), "is not text in the encoding that it names"),
         ("(" * 2000, "is no Python"),
     ],
 )
@@ -611,7 +611,7 @@ def test_what_is_no_notebook(tmp_path: pathlib.Path, capsys, text: str) -> None:
     path = tmp_path / "n.ipynb"
     path.write_text(text)
     assert main(["migrate", str(path)]) == 1
-    assert "is no notebook of version 4" in capsys.readouterr().err
+    assert "is not a notebook of version 4" in capsys.readouterr().err
 
 
 # --- the page -------------------------------------------------------------------------------------------

@@ -140,22 +140,22 @@ def test_an_iterator_ends(pair) -> None:
         (
             np.zeros(4, "m8[s]"),
             TypeError,
-            r"element 1 is an array of dtype timedelta64\[s\], which is no array of numbers",
+            r"element 1 is an array of dtype timedelta64\[s\], which is not an array of numbers",
         ),
         (
             np.zeros(4, [("a", "f4")]),
             TypeError,
-            r"element 1 is an array of dtype \[\('a', '<f4'\)\], which is no array",
+            r"element 1 is an array of dtype \[\('a', '<f4'\)\], which is not an array",
         ),
         (
             np.zeros(4, np.longdouble),
             TypeError,
-            "element 1 is an array of dtype float128, which is no array of numbers",
+            "element 1 is an array of dtype float128, which is not an array of numbers",
         ),
         (
             jax.random.split(jax.random.key(0), 4),
             TypeError,
-            "element 1 is an array of dtype key<fry>, which is no array",
+            "element 1 is an array of dtype key<fry>, which is not an array",
         ),
     ],
 )

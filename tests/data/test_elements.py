@@ -138,7 +138,7 @@ def test_a_step_runs_on_what_does_not_divide() -> None:
         (
             {"x": np.array(["a", "b"])},
             TypeError,
-            r"element 1\['x'\] is an array of dtype <U1, which is no array of numbers",
+            r"element 1\['x'\] is an array of dtype <U1, which is not an array of numbers",
         ),
     ],
 )

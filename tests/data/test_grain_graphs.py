@@ -15,6 +15,7 @@ from grain import experimental
 
 import replicax
 from replicax import InputOptions
+from replicax._grain import BatchedSource
 from tests.data.simulated import Run, steps_of
 
 
@@ -283,3 +284,27 @@ def test_graphs(name) -> None:
 @pytest.mark.parametrize("name", FILED)
 def test_graphs_over_files(name, lines) -> None:
     check_graph(lambda: FILED[name](lines()), may_refuse=name in ("batch, window", "batch, repeat"))
+
+
+class Rows(BatchedSource):
+    """Numbers that are read several at once."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index):
+        return np.float32(index)
+
+    def read_several(self, indices):
+        return [np.float32(index) for index in indices]
+
+
+class TenfoldRows(Rows):
+    def __getitem__(self, index):
+        return 10 * super().__getitem__(index)
+
+
+def test_a_source_with_a_getitem_of_its_own_is_read_one_by_one() -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0"])
+    rows, tenfold = (strategy.distribute_dataset(grain.MapDataset.source(s).batch(4)) for s in (Rows(), TenfoldRows()))
+    assert [np.asarray(next(iter(dataset))).tolist() for dataset in (rows, tenfold)] == [[0, 1, 2, 3], [0, 10, 20, 30]]

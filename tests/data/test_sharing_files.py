@@ -127,7 +127,7 @@ def test_too_few_files(folders) -> None:
 
 
 def test_no_files_at_all() -> None:
-    with pytest.raises(ValueError, match="the source is no files that workers could share"):
+    with pytest.raises(ValueError, match="the source does not consist of files"):
         Run(lambda context: [[1, 2]], 2, 1, InputOptions("file"))
 
 

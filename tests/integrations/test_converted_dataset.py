@@ -36,7 +36,7 @@ def test_numbers_pass(leaf) -> None:
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        ("text", r"^element 3\['x'\] is str 'text', which is no array of numbers\. Cure\.$"),
+        ("text", r"^element 3\['x'\] is str 'text', which is not an array of numbers\. Cure\.$"),
         (b"bytes", r"is bytes b'bytes', which"),
         (object(), r"is object <object"),
         ("long" * 100, r"is str 'long.{40,60}…, which"),

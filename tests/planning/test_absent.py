@@ -58,6 +58,11 @@ def test_initial_values_are_not_computed(strategy) -> None:
         assert replicax.Variable(initial).shape == (3,)
 
 
+def on_read(strategy, aggregation: str) -> replicax.Variable:
+    with strategy.scope():
+        return replicax.Variable(0.0, name="of_each", synchronization="on_read", aggregation=aggregation)
+
+
 @pytest.mark.parametrize(
     ("name", "use"),
     [
@@ -68,6 +73,9 @@ def test_initial_values_are_not_computed(strategy) -> None:
         ("reading variable 'v'", lambda s, v: s.local_results(v)),
         ("assigning variable 'v'", lambda s, v: v.assign(1.0)),
         ("reading variable 'v'", lambda s, v: v.assign_add(1.0)),
+        ("using variable 'of_each'", lambda s, v: on_read(s, "sum").assign(1.0)),
+        ("variable 'of_each'", lambda s, v: on_read(s, "mean").assign_add(1.0)),
+        ("variable 'of_each'", lambda s, v: on_read(s, "only_first_replica").assign(1.0)),
         ("strategy.run", lambda s, v: s.run(lambda: v.value)),
         ("strategy.run", lambda s, v: s.run(lambda: v.value, options=replicax.RunOptions("per_replica"))),
         ("strategy.distribute_dataset", lambda s, v: s.distribute_dataset([np.zeros(16)])),

@@ -120,8 +120,14 @@ def test_a_strategy_is_copied_deeply_or_not_at_all(pair) -> None:
         twin.run(lambda: 1)
 
 
+def test_an_extended_knows_its_devices_before_it_has_a_strategy() -> None:
+    extended = replicax.StrategyExtended(jax.devices()[:2])
+    assert extended.parameter_devices == tuple(jax.devices()[:2])
+    assert replicax.Strategy(extended).extended.parameter_devices == tuple(jax.devices()[:2])
+
+
 def test_a_strategy_has_its_extended_for_itself() -> None:
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    with pytest.raises(ValueError, match=r"this StrategyExtended is that of MirroredStrategy\(\[cpu:0, cpu:1\]\)"):
+    with pytest.raises(ValueError, match=r"StrategyExtended belongs to MirroredStrategy\(\[cpu:0, cpu:1\]\) already"):
         replicax.Strategy(strategy.extended)
     assert strategy.extended.strategy is strategy

@@ -45,7 +45,7 @@ def test_cubes_may_lie_in_a_row() -> None:
 
 def test_a_slice_that_is_twisted_has_other_links() -> None:
     assert parse_slice("v4:4x4x8_untwisted") == parse_slice("v4:4x4x8")
-    with pytest.raises(ValueError, match="'v4:4x4x8_twisted' is no TPU slice"):  # hops would be wrong
+    with pytest.raises(ValueError, match="'v4:4x4x8_twisted' is not a TPU slice"):  # hops would be wrong
         parse_slice("v4:4x4x8_twisted")
 
 
@@ -60,7 +60,7 @@ def test_unknown_devices() -> None:
         ("v5e", "expected a name such as 'v5e:4x4' .*\n.*Known slices: v2: 2x2"),
         ("v5e:4", "expected a name such as"),
         ("2x2x1x2", "expected a name such as"),
-        (4, "4 is no TPU slice: expected a name such as"),
+        (4, "4 is not a TPU slice: expected a name such as"),
         ("v5e:4x4x4", "v5e has at most 16x16 chips, not 4x4x4.\nKnown slices: v5e: 1x1"),
         ("v5e:32x2", "v5e has at most 16x16 chips, not 32x2x1"),
         ("v5p:24x24x24", "v5p has at most 8960 chips, not 24x24x24"),

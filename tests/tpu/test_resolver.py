@@ -153,7 +153,7 @@ def test_devices_that_make_no_topology() -> None:
         topology_of(two)
     with pytest.raises(ValueError, match="process 0 has 4, process 1 has 3"):
         topology_of([d for d in chips("v5e:2x4") if d.id != 7])
-    with pytest.raises(ValueError, match="CpuDevice.* is no TPU: it has no coordinates"):
+    with pytest.raises(ValueError, match="CpuDevice.* is not a TPU: it has no coordinates"):
         topology_of(jax.devices())
 
 
@@ -239,7 +239,7 @@ def test_a_slice_that_is_not_there(compiler) -> None:
 def test_a_slice_that_libtpu_does_not_know(compiler) -> None:
     with pytest.raises(ValueError, match="libtpu knows no TPU slice 'v5e:2x6': INVALID_ARGUMENT: no"):
         TPUClusterResolver(topology="v5e:2x6")
-    with pytest.raises(ValueError, match="'v9:2x2' is no TPU slice: .*v5e"):
+    with pytest.raises(ValueError, match="'v9:2x2' is not a TPU slice: .*v5e"):
         TPUClusterResolver(topology="v9:2x2")
     assert len(compiler) == 1
     assert "TPU_ACCELERATOR_TYPE" not in os.environ

@@ -112,7 +112,7 @@ def message(header: Any, buffers: bytes = b"") -> bytes:
     ],
 )
 def test_what_comes_can_only_become_what_is_known(data: bytes) -> None:
-    with pytest.raises(ValueError, match="this is no message of a worker's"):
+    with pytest.raises(ValueError, match="this is not a message of a worker"):
         loads(data)
 
 

@@ -18,5 +18,6 @@ class BatchedSource:
     _getitems: Any
 
     def __init_subclass__(cls) -> None:
-        # In the class itself: what inherits from it, and has a __getitem__ of its own, is asked one by one.
-        cls._getitems = cls.read_several
+        # Only where it is defined: a subclass with a __getitem__ of its own is read one by one.
+        if "read_several" in vars(cls):
+            cls._getitems = cls.read_several

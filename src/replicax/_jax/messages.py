@@ -19,7 +19,7 @@ def asked_for_a_value(error: Exception) -> str | None:
 
     Returns:
       ``"bool"``, for a branch or a loop; ``"number"``, such as a size or an index; ``"mask"``, to choose elements;
-      ``"array"``, for what is no function of JAX's. ``None`` if ``error`` is about something else.
+      ``"array"``, for what is not a function of JAX's. ``None`` if ``error`` is about something else.
     """
     if isinstance(error, jax.errors.TracerBoolConversionError):
         return "bool"

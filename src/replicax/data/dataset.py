@@ -77,7 +77,7 @@ class DistributedDataset(Renamed):
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> examples = strategy.make_numpy_dataset(np.arange(10.0))
         >>> plan = strategy.distribute_dataset(examples.batch(4)).plan()
-        policy   DATA (AUTO: the source is no files that workers could share)
+        policy   DATA (AUTO: the source does not consist of files)
         source   a Grain BatchMapDataset, 3 batches of 4
         partial  exact: each replica gets what there is
         resume   with any number of workers and replicas, and other batch sizes
@@ -126,7 +126,7 @@ class DistributedIterator(Iterator[Any], Renamed):
         Raises:
           StopIteration: there is none.
           ContextError: called inside a step.
-          ValueError, TypeError: an array has no dim 0, is no array of numbers, or is of another kind than before.
+          ValueError, TypeError: an array has no dim 0, is not an array of numbers, or is of another kind than before.
           Exception: whatever the dataset raised, with its traceback.
         """
         if context.in_step():
@@ -180,7 +180,7 @@ class DistributedIterator(Iterator[Any], Renamed):
           state: what :meth:`get_state` gave, of a dataset that differs in nothing but its batch size.
 
         Raises:
-          ValueError: this is no state, or none that this dataset can go on from, or another worker sets another; the
+          ValueError: this is not a state, or none that this dataset can go on from, or another worker sets another; the
             message says why. The iterator is as it was.
           DeadlockError: another worker sets none.
         """
@@ -197,7 +197,7 @@ def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
     """The elements of ``iterator``, if it is for ``replicas``.
 
     Raises:
-      TypeError: it is no iterator of a distributed dataset.
+      TypeError: it is not an iterator of a distributed dataset.
       ValueError: its dataset was distributed by another strategy; or it has been closed.
     """
     if not isinstance(iterator, DistributedIterator):

@@ -54,7 +54,7 @@ class InputOptions(Renamed):
       prefetch: how many elements wait on the devices, at least 0; with 0 nothing happens in the background.
 
     Raises:
-      ValueError: an unknown policy or mode; a prefetch depth that is no natural number.
+      ValueError: an unknown policy or mode; a prefetch depth that is not a natural number.
 
     >>> import replicax
     >>> replicax.InputOptions(partial_batch="drop").prefetch

@@ -90,7 +90,7 @@ class InputPipeline:
 
     @property
     def _drops(self) -> bool:
-        """Whether what is no full batch is left out."""
+        """Whether a batch that is not full is left out."""
         drops = self.reading.drops_remainder and not self.sharing.shared
         return drops or self.options.partial_batch is PartialBatch.DROP
 

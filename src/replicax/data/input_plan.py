@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PARTIAL = {
     PartialBatch.EXACT: "exact: each replica gets what there is",
     PartialBatch.PAD: "pad: filled up, and masked",
-    PartialBatch.DROP: "drop: what is no full batch is left out",
+    PartialBatch.DROP: "drop: a batch that is not full is left out",
 }
 
 
@@ -49,7 +49,7 @@ class InputPlan:
     >>> import replicax, numpy as np
     >>> strategy = replicax.OneDeviceStrategy("cpu:0")
     >>> plan = strategy.distribute_dataset([np.zeros(4)] * 2).plan()
-    policy   DATA (AUTO: the source is no files that workers could share)
+    policy   DATA (AUTO: the source does not consist of files)
     source   a list of batches, 2 batches of 4
     partial  exact: each replica gets what there is
     resume   with any number of workers and replicas, and other batch sizes

@@ -58,7 +58,7 @@ def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State]
 
     Raises:
       ValueError: the dataset can't go on from it.
-      KeyError, TypeError, IndexError, AttributeError: it is no state.
+      KeyError, TypeError, IndexError, AttributeError: it is not a state.
     """
     if state["format"] != _FORMAT:
         raise KeyError("format")
@@ -102,7 +102,7 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
             continue  # each worker's dataset is its own
         if stream["of"] != reading.known_by:
             raise ValueError(
-                f"this is the state of another dataset: of that one is known {stream['of']}, of this one "
+                f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "
                 f"{reading.known_by}"
             )
         files = {file for part in stream["parts"] or () for file in part["files"] or ()}

@@ -108,7 +108,7 @@ class Input:
           The pytree with ``PerReplica`` leaves, also with a single replica.
 
         Raises:
-          TypeError: ``value_fn`` is no function.
+          TypeError: ``value_fn`` is not a function.
           ValueError: the replicas' pytrees differ in structure.
           ContextError: called inside a replica.
 

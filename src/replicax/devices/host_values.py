@@ -104,7 +104,7 @@ def check_numbers(value: Any, where: Where) -> None:
     >>> from replicax.devices.host_values import check_numbers
     >>> check_numbers("abc", "x")
     Traceback (most recent call last):
-    TypeError: x is 'abc', and no array of numbers
+    TypeError: x is 'abc', and not an array of numbers
     """
     if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
         return
@@ -115,7 +115,7 @@ def check_numbers(value: Any, where: Where) -> None:
     if kind in "OSUMm":
         shown = repr(value)
         shown = shown if len(shown) < 200 else shown[:200] + "…"
-        raise TypeError(f"{where() if callable(where) else where} is {shown}, and no array of numbers")
+        raise TypeError(f"{where() if callable(where) else where} is {shown}, and not an array of numbers")
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:

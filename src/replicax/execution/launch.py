@@ -176,7 +176,7 @@ def _explain(error: Exception, lockstep: Lockstep, executable: Executable) -> No
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
-    """How many kinds of calls JAX knows of ``call``; ``None`` if that is no function of JAX's, or JAX does not say."""
+    """How many kinds of calls JAX knows of ``call``; ``None`` if it is not JAX's function, or JAX does not say."""
     size = getattr(call, "_cache_size", None)
     return None if size is None else size()
 
@@ -244,4 +244,5 @@ def _add_note(executable: Executable, lost: Sequence[Slot], error: BaseException
 
 
 def _name(executable: Executable, slot: Slot) -> str:
-    return executable.program.uses[slot].describe()
+    use = executable.program.uses.get(slot)
+    return "a variable" if use is None else use.describe()

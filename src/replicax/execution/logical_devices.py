@@ -65,7 +65,7 @@ class LogicalDevices:
         >>> [(c.kind, c.bytes) for c in program.collectives()][:1]  # partial sums of 32 rows each
         [('all-reduce', 1024)]
         """
-        count = self._replicas.logical_devices.shape[1]
+        count = self._replicas.num_logical_devices
 
         def split(value: Any, shape: tuple[int, ...], what: str) -> Any:
             axes = parted(shape, partition_dimensions, count, f"split_to_logical_devices: {what}")
@@ -149,7 +149,7 @@ class LogicalDevices:
         [1, 3, 5, 7]
         """
         method = "assign_to_logical_device"
-        device = checked_logical_device(logical_device_id, self._replicas.logical_devices.shape[1], method)
+        device = checked_logical_device(logical_device_id, self._replicas.num_logical_devices, method)
         if not context.in_step():
             raise ContextError(f"{method} says where a step's operations run: call it inside a step (strategy.run)")
 
@@ -193,7 +193,7 @@ def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tup
 
 
 def _spread(replicas: Replicas, value: Any, axes: Axes) -> Any:
-    if context.in_step() or replicas.logical_devices.shape[1] == 1:
+    if context.in_step() or replicas.num_logical_devices == 1:
         return value if isinstance(value, PerReplica) else constrained(jnp.asarray(value), axes)
     mesh = replicas.mesh
     if isinstance(value, PerReplica):

@@ -166,7 +166,7 @@ def check_call(
 
     Raises:
       ContextError: called inside a step, in another strategy's scope, or while JAX traces.
-      TypeError: ``fn`` is not callable, ``args`` no tuple, or ``kwargs`` no dict.
+      TypeError: ``fn`` is not callable, ``args`` not a tuple, or ``kwargs`` not a dict.
     """
     context.check_cross_replica(replicas, method, "A step can't run another: call the function itself.")
     if context.in_step():

@@ -49,7 +49,7 @@ def adapted(dataset: Any) -> Adapted | None:
       None if ``dataset`` is none of these.
 
     Raises:
-      TypeError: it holds what is no array of numbers, such as strings.
+      TypeError: it holds what is not an array of numbers, such as strings.
 
     >>> import numpy as np
     >>> adapted([np.zeros(3)]) is None
@@ -98,7 +98,7 @@ def check_array(leaf: Any, where: str, cure: str) -> Any:
     if isinstance(leaf, (bool, int, float, complex)):
         return leaf
     if not isinstance(leaf, (np.ndarray, np.generic)):
-        raise TypeError(f"{where} is {type(leaf).__name__} {_short(leaf)}, which is no array of numbers. {cure}")
+        raise TypeError(f"{where} is {type(leaf).__name__} {_short(leaf)}, which is not an array of numbers. {cure}")
     if leaf.dtype.kind in "OSUT":
         kind = "objects, such as rows that differ in length" if leaf.dtype.kind == "O" else "strings"
         raise TypeError(f"{where} is an array of {kind}, which can't be laid on a device. {cure}")

@@ -20,7 +20,7 @@ def adapt(dataset: Any) -> Adapted:
     Arrays are read-only views of TensorFlow's buffers. bfloat16 stays bfloat16, as ``ml_dtypes`` has it.
 
     Raises:
-      TypeError: a component is ragged, sparse, a string, or another thing that is no dense array of numbers.
+      TypeError: a component is ragged, sparse, a string, or another thing that is not a dense array of numbers.
     """
     for path, spec in jax.tree_util.tree_flatten_with_path(known(dataset.element_spec))[0]:
         _check(spec, "element" + jax.tree_util.keystr(path))

@@ -29,7 +29,7 @@ def adapt(dataset: Any) -> Adapted:
     of a process in which JAX runs may hang, as JAX warns.
 
     Raises:
-      TypeError: a Dataset has no length; and, while reading, an element holds something that is no dense array of
+      TypeError: a Dataset has no length; and, while reading, an element holds something that is not a dense array of
         numbers, with its path.
     """
     if isinstance(dataset, torch_data.DataLoader):
@@ -73,7 +73,7 @@ def to_numpy(element: Any, where: str) -> Any:
     """``element`` with arrays instead of tensors.
 
     Raises:
-      TypeError: a leaf is no dense array of numbers; the message has its path.
+      TypeError: a leaf is not a dense array of numbers; the message has its path.
     """
     return convert_leaves(element, where, _leaf)
 

@@ -184,7 +184,7 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
       name: what to call the topology.
 
     Raises:
-      ValueError: the devices are no TPUs, or of several slices, or processes drive different numbers of them.
+      ValueError: the devices are not TPUs, or of several slices, or processes drive different numbers of them.
     """
     slices = sorted({getattr(d, "slice_index", None) or 0 for d in devices})
     if len(slices) > 1:
@@ -193,7 +193,7 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
             "no links to lay replicas along."
         )
     if not all(hasattr(d, "coords") for d in devices):
-        raise ValueError(f"{devices[0]!r} is no TPU: it has no coordinates")
+        raise ValueError(f"{devices[0]!r} is not a TPU: it has no coordinates")
     driven: dict[int, list[jax.Device]] = {}
     for d in sorted(devices, key=lambda d: (d.process_index, d.id)):
         driven.setdefault(d.process_index, []).append(d)

@@ -57,7 +57,7 @@ class ArrayLike(Opaque, abc.ABC):
 
     def __getattr__(self, name: str) -> Any:
         # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable does not define itself.
-        if name.startswith("_") or name in {"slot", "strategy"}:
+        if name.startswith("_"):
             raise AttributeError(name)
         if not hasattr(jax.Array, name):
             otherwise = f"a Variable has no attribute {name!r}, and neither has an array"

@@ -31,7 +31,7 @@ class VariableCollection:
       replicas: on whose devices they lie.
       partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
       default_layout: of on-write variables that are not split.
-      run: runs a step on the replicas, from across: what is asked of copies that differ takes one.
+      run: runs a step in cross-replica context; needed to combine copies that differ.
     """
 
     def __init__(

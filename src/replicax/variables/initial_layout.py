@@ -100,7 +100,7 @@ def layout_for(
     if beside_another is not None:
         return beside_another
     if logical_device is not None:
-        count = variable.replicas.logical_devices.shape[1]
+        count = variable.replicas.num_logical_devices
         if partition_dimensions is not None:
             raise ValueError(
                 f"{variable.describe()} can't be split over the logical devices and live on one of them: choose one of "
@@ -136,7 +136,7 @@ def layout_for(
             f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
             "devices: leave partition_dimensions out"
         )
-    axes = parted(variable.shape, partition_dimensions, replicas.logical_devices.shape[1], variable.describe())
+    axes = parted(variable.shape, partition_dimensions, replicas.num_logical_devices, variable.describe())
     return Copies(replicas.count, axes=axes) if variable.is_on_read and replicas.count > 1 else Mirrored(axes=axes)
 
 

@@ -198,10 +198,16 @@ def current_collection() -> VariableCollection:
 
 
 def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
-    """Run ``step`` on the replicas of ``variable``, outside of every other step: what it takes to have its copies meet.
+    """Run ``step`` on the replicas of ``variable``, outside of every step, so that its copies can be combined.
 
     It is the strategy that runs steps; see :class:`~replicax.variables.collection.VariableCollection`.
+
+    Raises:
+      ContextError: the caller is inside another strategy's scope.
+      AbsentDeviceError: the devices of the replicas are only described.
     """
+    context.check_cross_replica(variable.replicas, f"using {variable.describe()}")
+    context.check_present(variable.replicas, f"using {variable.describe()}")
     return variable.collection.run(step, args)
 
 

@@ -56,7 +56,7 @@ def loads(data: bytes) -> Any:
     """What :func:`dumps` was given, with arrays on this worker's default device.
 
     Raises:
-      ValueError: the bytes are no such thing; says what is wrong.
+      ValueError: the bytes are not such a message; says what is wrong.
 
     >>> import jax.numpy as jnp
     >>> from replicax.workers.codec import dumps, loads
@@ -68,7 +68,7 @@ def loads(data: bytes) -> Any:
         start = _LENGTH.size
         return _decoded(json.loads(data[start : start + length]), memoryview(data)[start + length :])
     except (struct.error, TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
-        raise ValueError(f"this is no message of a worker's: {error}") from error
+        raise ValueError(f"this is not a message of a worker: {error}") from error
 
 
 def _encoded(item: Any, buffers: list[bytes]) -> Any:

@@ -23,7 +23,8 @@ class Replicas:
     A strategy has one of these, which no other has, so it tells strategies apart, too.
 
     Attributes:
-      strategy: whose they are. Steps and ``merge_call`` are given it; the rooms below ask nothing of it.
+      strategy: the one that has them. ``ReplicaContext.strategy`` and ``merge_call`` hand it out; the rooms below use
+        nothing else of it.
       count: how many run a step together.
       local: the numbers of this worker's.
       devices: the first device of each, in the order of the replicas.
@@ -48,6 +49,11 @@ class Replicas:
     is_absent: bool
     lockstep: Lockstep
     options: CommunicationOptions | None
+
+    @property
+    def num_logical_devices(self) -> int:
+        """How many devices each replica runs on."""
+        return int(self.logical_devices.shape[1])
 
     def __repr__(self) -> str:
         return repr(self.strategy)  # which is what users know them by

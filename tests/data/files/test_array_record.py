@@ -4,6 +4,7 @@ import pathlib
 import pickle
 
 import grain
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,12 @@ def test_several_at_once_and_in_other_processes(tmp_path) -> None:
     assert records._getitems([3, 0, 2]) == [b"d", b"a", b"c"]
     copy = pickle.loads(pickle.dumps(records))
     assert [copy[i] for i in range(4)] == [b"a", b"b", b"c", b"d"]
+
+
+def test_records_that_come_one_by_one_are_not_counted(tmp_path) -> None:
+    records = grain.MapDataset.source(source(tmp_path, [b"a", b"b"], [b"c", b"d"]))
+    one_by_one = records.map(lambda record: np.float32(len(record))).to_iter_dataset()
+    assert replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(one_by_one).cardinality is None
 
 
 def test_a_name_like_a_slice(tmp_path) -> None:

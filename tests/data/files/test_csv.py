@@ -133,15 +133,15 @@ def test_a_quote_that_takes_the_rest_of_the_file(rows) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("i", "2.5", r"'2.5' is no int64, which is what the first rows hold\. .*dtypes={'i': float}"),
-        ("i", "", r"'' is no int64.*dtypes={'i': float}"),
-        ("i", "many", r"'many' is no int64.*dtypes={'i': str}"),
-        ("i", "99999999999999999999", r".* is no int64"),
-        ("i", "1_000", r"'1_000' is no int64"),
-        ("i", "\u0661", r".* is no int64"),
-        ("f", "much", r"'much' is no float64.*dtypes={'f': str}"),
-        ("b", "yes", r"'yes' is no bool\. Mend the file"),
-        ("u", "300", r"'300' is no uint8\."),
+        ("i", "2.5", r"'2.5' is not int64, which is what the first rows hold\. .*dtypes={'i': float}"),
+        ("i", "", r"'' is not int64.*dtypes={'i': float}"),
+        ("i", "many", r"'many' is not int64.*dtypes={'i': str}"),
+        ("i", "99999999999999999999", r".* is not int64"),
+        ("i", "1_000", r"'1_000' is not int64"),
+        ("i", "\u0661", r".* is not int64"),
+        ("f", "much", r"'much' is not float64.*dtypes={'f': str}"),
+        ("b", "yes", r"'yes' is not bool\. Mend the file"),
+        ("u", "300", r"'300' is not uint8\."),
     ],
 )
 def test_values_that_are_none(rows, column, value, message) -> None:
@@ -169,14 +169,14 @@ def test_values_that_are_none(rows, column, value, message) -> None:
         ("a,b\n", {"columns": []}, ValueError, r"columns must be a list of at least one column, got \[\]"),
         ("a,b\n", {"columns": "a"}, ValueError, "columns must be a list of at least one column, got 'a'"),
         ("a,b\n", {"dtypes": {"c": int}}, ValueError, r"dtypes names \['c'\]"),
-        ("a,b\n", {"dtypes": {"a": "speed"}}, TypeError, "dtypes: 'a': 'speed' is no dtype"),
+        ("a,b\n", {"dtypes": {"a": "speed"}}, TypeError, "dtypes: 'a': 'speed' is not a dtype"),
         ("a,b\n", {"dtypes": complex}, TypeError, "dtypes: 'a': text can't be read as complex128"),
         ("a,a\n", {}, ValueError, r"a\.csv: the header row has the columns \['a'\] more than once"),
         ("1,2\n", {"names": ["a", "a"]}, ValueError, r"names has the columns \['a'\] more than once"),
         ("1,2\n", {"names": ["a"]}, ValueError, r"a\.csv: line 1: 1 fields are expected"),
         ("a,b\n", {"delimiter": "tab"}, ValueError, "delimiter must be one character"),
         ("a,b\n", {"encoding": "utf-16"}, ValueError, "csv_rows: in encoding 'utf-16'"),
-        (b"a,b\n\xff,1\n", {}, ValueError, r"a\.csv: byte 4: b'\\xff' is no utf-8"),
+        (b"a,b\n\xff,1\n", {}, ValueError, r"a\.csv: byte 4: b'\\xff' is not utf-8"),
     ],
 )
 def test_what_is_said_when_the_dataset_is_made(rows, text, options, error, message) -> None:

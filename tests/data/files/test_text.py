@@ -59,7 +59,7 @@ def test_bytes_that_are_no_text(tmp_path) -> None:
     state = iterator.get_state()
     for _ in range(2):  # the error doesn't go away
         with pytest.raises(
-            ValueError, match=r"a\.txt: byte 9: b'\\xff' is no utf-8: invalid start byte.*errors='replace'"
+            ValueError, match=r"a\.txt: byte 9: b'\\xff' is not utf-8: invalid start byte.*errors='replace'"
         ):
             next(iterator)
         assert iterator.get_state() == state

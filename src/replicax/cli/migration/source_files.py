@@ -78,7 +78,7 @@ def read_program(path: Path) -> SourceProgram:
     """Read a Python file or a notebook.
 
     Raises:
-      UnreadableError: it is no text, no Python 3, or no notebook.
+      UnreadableError: it is not text, not Python 3, or not a notebook.
     """
     try:
         raw = path.read_bytes()
@@ -90,7 +90,7 @@ def read_program(path: Path) -> SourceProgram:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise UnreadableError(f"is no text in the encoding that it names ({error})") from error
+        raise UnreadableError(f"is not text in the encoding that it names ({error})") from error
     return SourceProgram(path, text, parse(text), raw, encoding)
 
 
@@ -117,7 +117,7 @@ def _read_notebook(path: Path, raw: bytes) -> SourceProgram:
         cells = json.loads(raw)["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableError("is no notebook of version 4, which has cells with a source") from error
+        raise UnreadableError("is not a notebook of version 4, which has cells with a source") from error
     kept: list[str] = []
     starts: list[int] = []
     left_out = []

@@ -207,7 +207,7 @@ class DistributionStrategy:
         Each tower gets a whole element. A dataset is what ``replicax.Strategy.distribute_dataset`` takes.
 
         Raises:
-          ValueError: it is no dataset, and makes none.
+          ValueError: it is not a dataset, and makes none.
         """
         self._check_across("distribute_dataset")
         return PerDeviceDataset(self.strategy, dataset_fn)

@@ -155,7 +155,7 @@ class Checker:
             )
         if not _is_numeric(array.dtype):
             raise TypeError(
-                f"{name} is an array of dtype {array.dtype}, which is no array of numbers: make numbers of it in "
+                f"{name} is an array of dtype {array.dtype}, which is not an array of numbers: make numbers of it in "
                 "the dataset (Grain's map), before it is distributed"
             )
         return array

@@ -23,7 +23,7 @@ class Division:
       source: what the dataset is, for messages.
       replicas: how many there are on all workers.
       mine: which of them are this worker's.
-      partial: what to do with what is no full batch.
+      partial: what to do with a batch that is not full.
       whole: whether a batch is one replica's, rather than one for all.
       rows: what each replica gets of a full batch; ``None``: as much as of the first.
       new: whether each batch is in new arrays that nobody else has.

@@ -50,10 +50,10 @@ class Converter:
         if self.worked_out:
             wider = "float" if self.dtype.kind == "i" and (not text or _REAL.fullmatch(text)) else "str"
             return (
-                f"{text!r} is no {self.dtype}, which is what the first rows hold. "
+                f"{text!r} is not {self.dtype}, which is what the first rows hold. "
                 f"Say what the column holds, such as dtypes={{{column!r}: {wider}}}."
             )
-        return f"{text!r} is no {self.dtype}. Mend the file, or ask for another dtype, such as str."
+        return f"{text!r} is not {self.dtype}. Mend the file, or ask for another dtype, such as str."
 
 
 def _refuse(text: str) -> Any:
@@ -64,7 +64,7 @@ def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
     """The dtype of each column for which the caller asks for one.
 
     Raises:
-      TypeError: something is no dtype, or one that text can't be converted to.
+      TypeError: something is not a dtype, or one that text can't be converted to.
     """
     if dtypes is None:
         return {}
@@ -74,7 +74,7 @@ def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
         try:
             result[column] = np.dtype(dtype)
         except TypeError as error:
-            raise TypeError(f"csv_rows: dtypes: {column!r}: {dtype!r} is no dtype: {error}") from error
+            raise TypeError(f"csv_rows: dtypes: {column!r}: {dtype!r} is not a dtype: {error}") from error
         kind = result[column]
         if kind.kind not in "UbM" and not any(jnp.issubdtype(kind, k) for k in (np.integer, np.floating)):
             raise TypeError(f"csv_rows: dtypes: {column!r}: text can't be read as {kind}; use str, and a map after it")

@@ -26,7 +26,7 @@ class Bytes:
       is_plain: whether a file with these first bytes, which look like gzip, is not gzipped.
 
     Raises:
-      ValueError: the file is named ``.gz`` and is no gzip.
+      ValueError: the file is named ``.gz`` and is not a gzip.
     """
 
     def __init__(self, file: str, is_plain: Callable[[bytes], bool] = lambda head: False) -> None:
@@ -144,7 +144,7 @@ class Lines:
         except UnicodeDecodeError as error:
             bad = error.object[error.start : error.end]
             raise ValueError(
-                f"{self.file}: byte {self.byte + skip + error.start}: {bad!r} is no {self._encoding}: {error.reason}. "
+                f"{self.file}: byte {self.byte + skip + error.start}: {bad!r} is not {self._encoding}: {error.reason}. "
                 "Pass the encoding that the file has (encoding='latin-1'), or errors='replace'."
             ) from error
         self.byte += len(line)

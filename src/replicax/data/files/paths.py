@@ -19,14 +19,14 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
 
     Args:
       files: a path, a glob (with ``*``, ``?``, ``[…]`` and ``**``), or several of them. What exists by its literal name
-        is no glob.
+        is not a glob.
       what: the function that was called, for messages.
 
     Raises:
       FileNotFoundError: a file isn't there, or a glob matches no file.
       IsADirectoryError: a path is a directory.
       ValueError: ``files`` is an empty list, or names something on another machine.
-      TypeError: something is no path.
+      TypeError: something is not a path.
     """
     if isinstance(files, (str, os.PathLike)):
         patterns = [files]

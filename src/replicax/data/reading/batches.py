@@ -212,6 +212,7 @@ class Filed(Reading):
 
     def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         super().__init__(source, above if batch is not None else [], batch)
+        self.length = None  # files are shared and resumed by their records, which nobody has counted
         self._below = below if batch is not None else above
         self._root = self._below[-1]
         self.files = tuple(graph.file_source(self._root).files)

@@ -76,7 +76,7 @@ def check_count(number: Any, what: str, most: int | None = None, least: int = 0)
     """Raise unless ``number``, out of a state, is one that a pass over the dataset can have come to.
 
     Raises:
-      ValueError: it is no integer, or outside ``least`` and ``most``.
+      ValueError: it is not an integer, or outside ``least`` and ``most``.
 
     >>> from replicax.data.reading.elastic import check_count
     >>> check_count(-5, "the position of the state", 8)

@@ -166,7 +166,7 @@ def _stacked(path: Any, leaf: Any) -> Any:
         shapes = [getattr(entry, "shape", type(entry).__name__) for entry in leaf]
         raise ValueError(
             f"make_numpy_dataset: {name} is a list, which becomes one array with a row for each entry, but its entries "
-            f"are no arrays of one shape: {shapes}. Arrays that belong together, such as inputs and labels, go into a "
+            f"are not arrays of one shape: {shapes}. Arrays that belong together, such as inputs and labels, go into a "
             "tuple or a dict."
         )
     return array

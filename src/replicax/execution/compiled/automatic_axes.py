@@ -174,7 +174,7 @@ def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a program says of a value how to split it."""
-    return any(e.primitive.name in SPLITS or any(map(_splits, _jax.sub_jaxprs(e))) for e in jaxpr.eqns)
+    return _jax.contains(jaxpr, lambda equation: equation.primitive.name in SPLITS)
 
 
 def _counts(equation: Any) -> bool:

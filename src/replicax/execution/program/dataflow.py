@@ -20,7 +20,7 @@ Found = tuple[list[Fact], list[Fact]]
 """The facts on the results of an equation or program, and on its operands afterwards."""
 
 Control = str | None
-"""Where a program stands that may not run, or not so often, in a way that matters; ``None`` if there is no such way."""
+"""The loop or branch that a program stands in, if it matters that it may not run, or not so often; else ``None``."""
 
 
 class Dataflow(abc.ABC, Generic[Fact]):

@@ -114,7 +114,9 @@ class _Inference(Dataflow[Locality]):
         for jaxpr in inner:
             outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), control, final=final)
             joined = joined | join(outputs)
-        return result_localities(name, equation.params, [joined], count), [joined] * len(facts)
+        results = result_localities(name, equation.params, [joined], count)
+        is_known = _jax.is_function(name, equation.params) and not replicas_meet(equation)
+        return results, [joined if is_known else T] * len(facts)
 
     def _answer(self, mark: _jax.Equation, found: Locality) -> None:
         obligation = self.obligations.get(mark.params["mark_id"])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_CASTS, CALLS
+from replicax._jax.primitive_families import CALLS, SHARD_MAPS
 from replicax.execution.program.collective_operations import is_collective
 from replicax.execution.program.infer import infer_equation
 from replicax.execution.program.inlining import Inlining, needed
@@ -104,7 +104,7 @@ class Straight(Inlining[int]):
 
     def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
         name = call.primitive.name
-        return name in CALLS or (name not in AXIS_CASTS and is_collective(call))
+        return name in CALLS or (name not in SHARD_MAPS and is_collective(call))
 
     def refused(self, line: str) -> CantJoinError:
         return CantJoinError(f"of the mutable array (jax.new_ref) at {line}")
