@@ -31,7 +31,7 @@ INPUT = [
         "examples of several lengths",
         lambda w: w.s.make_numpy_dataset([np.ones(2), np.ones(3)]),
         ValueError,
-        "no arrays of one shape",
+        "not arrays of one shape",
     ),
     (
         "the state of nothing",
