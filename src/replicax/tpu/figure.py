@@ -19,7 +19,7 @@ from matplotlib.patches import BoxStyle
 from matplotlib.path import Path as Outline
 
 from replicax.tpu.assignment import DeviceAssignment
-from replicax.tpu.drawing import COLOURS, INK, LINE, MUTED, PAPER, SHARED, Drawing, drawing
+from replicax.tpu.core_owners import COLOURS, INK, LINE, MUTED, PAPER, SHARED, CoreOwners, core_owners
 from replicax.tpu.topology import Topology
 
 _WIDTH, _HEIGHT = 12.0, 8.0  # the room for the chips, in inches
@@ -35,7 +35,7 @@ def plot(topology: Topology, path: str | os.PathLike[str], assignment: DeviceAss
     """Draw a slice: planes of chips side by side, links, hosts; with an assignment, replicas and logical devices."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"plot: the path must end in .png or .svg, got {str(path)!r}")
-    page = _Page(drawing(topology, assignment))
+    page = _Page(core_owners(topology, assignment))
     page.hosts()
     page.links(assignment)
     page.cores()
@@ -51,7 +51,7 @@ def plot(topology: Topology, path: str | os.PathLike[str], assignment: DeviceAss
 class _Page:
     """A slice on paper. Positions are in chips, from the upper left one of the first plane; y goes down."""
 
-    def __init__(self, picture: Drawing) -> None:
+    def __init__(self, picture: CoreOwners) -> None:
         self.picture = picture
         x, y, z = picture.topology.torus.shape
         # As many planes side by side as make the chips largest.

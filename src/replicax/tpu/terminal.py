@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from replicax.tpu.assignment import DeviceAssignment
-from replicax.tpu.drawing import MUTED, PAPER, Drawing, drawing
+from replicax.tpu.core_owners import MUTED, PAPER, CoreOwners, core_owners
 from replicax.tpu.topology import Topology
 
 
 def show(topology: Topology, assignment: DeviceAssignment | None = None) -> None:
     """Print the slice: a row of chips for each y, the planes of chips side by side, hosts apart."""
-    picture = drawing(topology, assignment)
+    picture = core_owners(topology, assignment)
     console = Console(highlight=False)
     labels = max(len(picture.label(at)) for at in np.ndindex(picture.owner.shape)) + 2
     width, apart = next(
@@ -30,12 +30,12 @@ def show(topology: Topology, assignment: DeviceAssignment | None = None) -> None
     console.print(Text.assemble("\n", *_legend(picture, width, apart)))
 
 
-def _fits(picture: Drawing, width: int, room: int) -> bool:
+def _fits(picture: CoreOwners, width: int, room: int) -> bool:
     chips, _, _, cores = picture.owner.shape
     return chips * (cores * width + 1) + int(_apart(picture, axis=0).sum()) <= room
 
 
-def _apart(picture: Drawing, axis: int) -> np.ndarray:
+def _apart(picture: CoreOwners, axis: int) -> np.ndarray:
     """After which columns (``axis`` 0) or rows (1) of chips another host begins: bool ``[chips]``."""
     topology = picture.topology
     tasks = np.full(picture.owner.shape, -1)
@@ -45,7 +45,7 @@ def _apart(picture: Drawing, axis: int) -> np.ndarray:
     return np.append(changes, False)
 
 
-def _plane(picture: Drawing, z: int, width: int, apart: bool) -> Text:
+def _plane(picture: CoreOwners, z: int, width: int, apart: bool) -> Text:
     columns, rows = _apart(picture, axis=0), _apart(picture, axis=1)
     text = Text(no_wrap=True)
     if len(picture.layers()) > 1:
@@ -61,7 +61,7 @@ def _plane(picture: Drawing, z: int, width: int, apart: bool) -> Text:
     return text
 
 
-def _core(picture: Drawing, at: tuple[int, ...], width: int) -> tuple[str, str]:
+def _core(picture: CoreOwners, at: tuple[int, ...], width: int) -> tuple[str, str]:
     """What is written for a core, and its style."""
     owner = picture.owner[at]
     if owner < 0:
@@ -73,7 +73,7 @@ def _core(picture: Drawing, at: tuple[int, ...], width: int) -> tuple[str, str]:
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _legend(picture: Drawing, width: int, apart: bool) -> Iterator[str | tuple[str, str]]:
+def _legend(picture: CoreOwners, width: int, apart: bool) -> Iterator[str | tuple[str, str]]:
     if width > 1:
         yield f"a core: {picture.legend()}"
     else:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from replicax import context
 from replicax.enums import parse_enum
 from replicax.old_names import RenamedMembers
 
@@ -75,6 +77,15 @@ def parse_aggregation(value: Aggregation | str) -> Aggregation:
       ValueError: not an ``Aggregation``, nor the name of one.
     """
     return parse_enum(Aggregation, value, "aggregation")
+
+
+def combined(value: Any, aggregation: Aggregation) -> Any:
+    """One value from the arrays, or rows, of all replicas; inside a step, where a read from across runs it, too."""
+    replica = context.get_replica_context()
+    assert replica is not None
+    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        return jax.tree_util.tree_map(replica._communicator.from_first, value)
+    return replica.all_reduce(aggregation.value, value)
 
 
 def share_of(total: Any, replica: Any, num_replicas: int) -> Any:

@@ -34,6 +34,7 @@ from replicax.values import Local, PerReplica
 from replicax.variables.aggregation import (
     Aggregation,
     Synchronization,
+    combined,
     parse_aggregation,
     parse_synchronization,
     share_of,
@@ -313,7 +314,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
                 return communicator.from_first(mine)
             return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [mine])[0]
-        return run_across(self, _combined, copies, self.aggregation)
+        return run_across(self, combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:
         return context.is_in_replica(self.replicas)
@@ -392,7 +393,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The replicas' arrays, or rows, combined into one value."""
         if self.is_on_read or self.aggregation is Aggregation.NONE:
             return value
-        return _combined(value, self.aggregation)
+        return combined(value, self.aggregation)
 
     def _write(self, value: Any) -> Variable:
         if not (isinstance(value, np.ndarray) and isinstance(current_store(), ConcreteStore)):
@@ -460,15 +461,6 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
 
     __copy__ = __deepcopy__
-
-
-def _combined(value: Any, aggregation: Aggregation) -> Any:
-    """One value from the replicas' arrays, or rows, inside a step."""
-    replica = context.get_replica_context()
-    assert replica is not None
-    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
-        return jax.tree_util.tree_map(replica._communicator.from_first, value)
-    return replica.all_reduce(aggregation.value, value)
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes

@@ -15,7 +15,7 @@ INK, MUTED, LINE, SHARED, PAPER = "#22262B", "#6B7280", "#C4CAD3", "#E9ECF1", "#
 
 
 @dataclass(frozen=True)
-class Drawing:
+class CoreOwners:
     """Who has which core: replicas, if there is an assignment; and otherwise hosts.
 
     Attributes:
@@ -55,7 +55,7 @@ class Drawing:
         return f"{self.whose}" if self.single else f"{self.whose}·{self.what}"
 
 
-def drawing(topology: Topology, assignment: DeviceAssignment | None) -> Drawing:
+def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> CoreOwners:
     """What a picture of ``topology`` shows.
 
     Raises:
@@ -68,7 +68,7 @@ def drawing(topology: Topology, assignment: DeviceAssignment | None) -> Drawing:
     at = tuple(np.moveaxis(cores, -1, 0))
     owner[at], member[at] = np.indices(cores.shape[:2])
     owner[tuple(topology.missing_devices.T)] = -2
-    return Drawing(
+    return CoreOwners(
         topology,
         owner,
         member,

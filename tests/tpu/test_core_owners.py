@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax import DeviceAssignment, Topology
-from replicax.tpu.drawing import SHARED, drawing
+from replicax.tpu.core_owners import SHARED, core_owners
 
 
 def test_without_an_assignment_cores_belong_to_hosts() -> None:
     topology = Topology.from_name("v3:4x4")
-    picture = drawing(topology, None)
+    picture = core_owners(topology, None)
     assert picture.whose == "host"
     for at in itertools.product(range(4), range(4), [0], range(2)):
         task = topology.task_ordinal_at_coordinates(at)
@@ -24,13 +24,13 @@ def test_with_one_they_belong_to_replicas() -> None:
     whole = Topology.from_name("v5e:4x4")
     topology = Topology(mesh_shape=whole.mesh_shape, device_coordinates=whole.device_coordinates[1:])
     assignment = DeviceAssignment.build(topology, [1, 2, 1], num_replicas=2)
-    picture = drawing(topology, assignment)
+    picture = core_owners(topology, assignment)
     for replica, core in itertools.product(range(2), range(2)):
         assert picture.label(assignment.coordinates(replica, core)) == f"{replica}·{core}"
     assert (picture.owner == -2).sum() == 4
     assert (picture.owner == -1).sum() == 8
     assert (picture.label((3, 3, 0, 0)), picture.colour((3, 3, 0, 0))) == ("", SHARED)
-    assert drawing(topology, DeviceAssignment.build(topology, num_replicas=9)).label((2, 0, 0, 0)) == "0"
+    assert core_owners(topology, DeviceAssignment.build(topology, num_replicas=9)).label((2, 0, 0, 0)) == "0"
 
 
 @given(
@@ -42,7 +42,7 @@ def test_neighbours_have_different_colours(chips, cores, shape) -> None:
     topology = Topology.of_chips(chips, cores, wrap=(True, True, True))
     if any(a > b for a, b in zip(shape, chips, strict=True)):
         return
-    picture = drawing(topology, DeviceAssignment.build(topology, [*shape, cores], num_replicas=None))
+    picture = core_owners(topology, DeviceAssignment.build(topology, [*shape, cores], num_replicas=None))
     for a, b in topology.torus.links().tolist():
         one, other = picture.owner[(*a, 0)], picture.owner[(*b, 0)]
         if one != other and min(one, other) >= 0:
@@ -51,9 +51,9 @@ def test_neighbours_have_different_colours(chips, cores, shape) -> None:
 
 def test_an_assignment_of_another_topology() -> None:
     with pytest.raises(ValueError, match="another topology: .*v3:2x2.* not .*v3:4x4"):
-        drawing(Topology.from_name("v3:4x4"), DeviceAssignment.build(Topology.from_name("v3:2x2")))
+        core_owners(Topology.from_name("v3:4x4"), DeviceAssignment.build(Topology.from_name("v3:2x2")))
 
 
 def test_large_slices() -> None:
     topology = Topology.from_name("v5p:16x16x24")
-    assert np.unique(drawing(topology, None).owner).size == 1536
+    assert np.unique(core_owners(topology, None).owner).size == 1536
