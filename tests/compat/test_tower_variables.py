@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import jax
@@ -107,6 +108,86 @@ def test_variables_that_towers_make(executor: Executor) -> None:
             assert float(tf.get_variable("own")) == 8
         with pytest.raises(ValueError, match="there is a variable 'own' already"):
             d.call_for_each_tower(lambda: tf.get_variable("own", initializer=1.0).value)
+
+
+def _asks(x: Any = 1.0) -> Any:
+    w = tf.get_variable("w", initializer=1.0)
+    replicax.Variable(0.0, name="another").assign_add(1.0)
+    return w.value * x
+
+
+def _plainly(d: tf.DistributionStrategy) -> None:
+    assert float(d.call_for_each_tower(_asks)) == 1
+
+
+def _in_steps(d: tf.DistributionStrategy) -> None:
+    iterator = d.distribute_dataset(lambda: [np.ones((), np.float32)] * 4).make_one_shot_iterator()
+    d.run_steps_on_dataset(lambda ctx, x: d.call_for_each_tower(_asks, x), iterator, 2)
+
+
+def _from_across(d: tf.DistributionStrategy) -> None:
+    def fn() -> Any:
+        return tf.get_tower_context().merge_call(lambda d: d.call_for_each_tower(_asks))
+
+    d.call_for_each_tower(fn)
+
+
+@on_both
+@pytest.mark.parametrize(
+    "routes",
+    list(itertools.permutations([_plainly, _in_steps, _from_across], 2)),
+    ids=lambda r: "".join(f.__name__ for f in r),
+)
+def test_code_finds_its_variable_by_every_route(executor: Executor, routes: Any) -> None:
+    with entered(two_towers(), executor) as d:
+        for route in (*routes, *routes):
+            route(d)
+        assert [v.name for v in tf.trainable_variables()] == ["w"]
+
+
+@on_both
+def test_a_first_run_that_fails(executor: Executor) -> None:
+    fails = [True]
+
+    def fn() -> Any:
+        w = tf.get_variable("w", initializer=1.0)
+        if fails:
+            raise KeyError(fails.pop())
+        return w.assign_add(1.0)
+
+    with entered(two_towers(), executor) as d:
+        with pytest.raises(KeyError):
+            d.call_for_each_tower(fn)
+        for _ in range(2):
+            d.call_for_each_tower(fn)
+        with tf.variable_scope("", reuse=True):
+            assert float(tf.get_variable("w")) == 3
+
+
+@on_both
+def test_a_name_is_new_once_in_a_call(executor: Executor) -> None:
+    def twice() -> None:
+        tf.get_variable("w", initializer=1.0)
+        tf.get_variable("w", initializer=1.0)
+
+    with entered(two_towers(), executor) as d:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="there is a variable 'w' already"):
+                d.call_for_each_tower(twice)
+
+
+def test_lambdas_that_reuse_make_nothing() -> None:
+    made = []
+
+    def initializer() -> Any:
+        made.append(1)
+        return jnp.ones(())
+
+    with two_towers().scope() as d:
+        for _ in range(3):
+            with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+                d.call_for_each_tower(lambda: tf.get_variable("w", initializer=initializer).value)
+    assert len(made) == 1
 
 
 @on_both

@@ -20,6 +20,7 @@ from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.variables.aggregation import Synchronization
 from replicax.variables.partitioners import Partitioner
+from replicax.variables.store import Creations
 from replicax.variables.variable import Variable
 
 AUTO_REUSE = "auto_reuse"
@@ -60,6 +61,7 @@ class _Scopes(threading.local):
         self.stack: list[VariableScope] = [VariableScope()]
         self.tower_local: list[VariableAggregation] = []
         self.step: Any = None
+        self.asked: set[str] = set()
 
 
 _scopes = _Scopes()
@@ -133,6 +135,7 @@ def creating(fn: Callable[..., Any]) -> Callable[..., Any]:
         _scopes.stack = [VariableScope(name, reuse)]
         _scopes.tower_local = [VariableAggregation(value) for value in local]
         _scopes.step = step
+        _scopes.asked = set()
         try:
             return fn(*args, **kwargs)
         finally:
@@ -187,15 +190,17 @@ def get_variable(
         raise TypeError(f"get_variable(name): expected a name, got {name!r}")
     scope = _scopes.stack[-1]
     name = f"{scope.name}/{name}" if scope.name else name
-    names = _names_of(context.get_strategy())
+    strategy = context.get_strategy()
+    names = _names_of(strategy)
     known, creator = names.get(name, (None, None))
     step = _scopes.step if context.in_step() else None
-    # The step that creates a variable comes upon it again whenever its Python is run, and must ask for it again.
-    is_own = known is not None and step is not None and step == creator
-    if known is not None and scope.reuse and not (scope.reuse == AUTO_REUSE and is_own):
+    # The code that created a variable comes upon it whenever it runs again, by whatever route; once in each run.
+    is_own = step is not None and step == creator and name not in _scopes.asked
+    _scopes.asked.add(name)
+    if known is not None and (scope.reuse or is_own):
         _check_same(known, name, shape, dtype)
         return known
-    if known is not None and not is_own:
+    if known is not None:
         raise ValueError(
             f"get_variable: there is a variable {name!r} already: to have it again, say so with "
             "variable_scope(…, reuse=True), or AUTO_REUSE"
@@ -205,19 +210,20 @@ def get_variable(
     combined = parse(aggregation, f"get_variable({name!r}): aggregation", none=True)
     if _scopes.tower_local:
         synchronization, combined, trainable = "on_read", _scopes.tower_local[-1], False
-    variable = Variable(
-        _initial(name, shape, dtype, initializer),
-        trainable=trainable,
-        name=name,
-        dtype=dtype,
-        partitioner=partitioner,
-        synchronization=synchronization,
-        aggregation=combined.aggregation,
-    )
-    if known is not None and variable is not known:
-        if scope.reuse == AUTO_REUSE:
-            return known
-        raise ValueError(f"get_variable: another step of the same code has created a variable {name!r} already")
+
+    def make() -> Variable:
+        return Variable(
+            _initial(name, shape, dtype, initializer),
+            trainable=trainable,
+            name=name,
+            dtype=dtype,
+            partitioner=partitioner,
+            synchronization=synchronization,
+            aggregation=combined.aggregation,
+        )
+
+    # Found by its name from now on, it is none of those that the step in progress gets again by their order.
+    variable = Creations(strategy.extended.replicas, []).create(make) if context.in_step() else make()
     names[name] = variable, step
     return variable
 
