@@ -423,6 +423,59 @@ def test_only_names_that_are_sure_are_written(before: str, after: str) -> None:
     assert written_into(after) == after
 
 
+GET = f"{TF}s = tf.distribute.get_strategy()\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Own:\n    def experimental_run_v2(self, f): ...\nother.experimental_run_v2(f)\n",
+        "class Own:\n    experimental_run_v2 = run\nother.experimental_run_v2(f)\n",
+        f"{TF}class Own(tf.keras.Model):\n    def experimental_run_v2(self): ...\ns.experimental_run_v2(f)\n",
+        "other.experimental_run_v2 = fake\nother.experimental_run_v2(f)\n",
+        f"{TF}tf.distribute.get_strategy = fake\ns = tf.distribute.get_strategy()\n",
+        f"{TF}del tf.distribute.get_strategy\n",
+        f"{TF}tf = load()\ns = tf.distribute.get_strategy()\n",
+        f"{TF}try:\n    pass\nexcept E as tf:\n    s = tf.distribute.get_strategy()\n",
+        f"{TF}def f(*tf):\n    s = tf.distribute.get_strategy()\n",
+        f"{TF}match x:\n    case [*tf]:\n        s = tf.distribute.get_strategy()\n",
+    ],
+)
+def test_what_is_perhaps_something_else_stays(text: str) -> None:
+    assert written_into(text) == text
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "import other as replicax\n",
+        "import replicax.errors as replicax\n",
+        "from other import replicax\n",
+        "def f(replicax): ...\n",
+        "def f(*replicax): ...\n",
+        "def f():\n    def replicax(): ...\n",
+        "class replicax: ...\n",
+        "try:\n    pass\nexcept E as replicax:\n    pass\n",
+        "for replicax in x: ...\n",
+    ],
+)
+def test_a_replicax_of_the_programs_own(own: str, tmp_path: pathlib.Path, capsys) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(GET + own)
+    assert main(["migrate", "--write", str(path)]) == 0
+    assert path.read_text() == GET + own
+    assert "program.py: has a replicax of its own, so --write leaves it alone" in capsys.readouterr().err
+
+
+def test_a_program_that_would_not_compile_is_not_written(tmp_path: pathlib.Path, capsys) -> None:
+    path = tmp_path / "program.py"
+    text = f'"""D"""; from __future__ import annotations; {TF.strip()}; s = tf.distribute.get_strategy()\n'
+    path.write_text(text)
+    assert main(["migrate", "--write", str(path)]) == 3
+    assert path.read_text() == text
+    assert "can't be written (with the new names line 2 would not compile: from __future__" in capsys.readouterr().err
+
+
 def test_towers_are_written_as_compat() -> None:
     after = written_into(TOWERS)
     assert after.startswith(f"import replicax.compat.v1\n{TF}")

@@ -107,7 +107,7 @@ def _words(use: NameUse) -> str:
 
 def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
     """Write today's names into a program; returns whether that went well."""
-    from replicax.cli.migration.rewriting import rewritten, write_program
+    from replicax.cli.migration.rewriting import binds_replicax, rewritten, write_program
     from replicax.cli.migration.source_files import UnreadableError
 
     if program.cells:
@@ -116,6 +116,8 @@ def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
         return True
     text = rewritten(program, uses)
     if text == program.text:
+        if any(use.edit for use in uses) and binds_replicax(program):
+            print(f"{program.path}: has a replicax of its own, so --write leaves it alone", file=sys.stderr)
         return True
     try:
         write_program(program, text)

@@ -74,6 +74,12 @@ class Bindings(ast.NodeVisitor):
                 self.parents[child] = node
         self.visit(tree)
 
+    @property
+    def members(self) -> set[str]:
+        """The names of all that classes of the program define, and of all attributes that are set."""
+        of_classes = (scope.names for node, scope in self.definitions.items() if isinstance(node, ast.ClassDef))
+        return {*self.attributes, *(name for names in of_classes for name in names)}
+
     def _bind(self, target: ast.AST, how: str, node: ast.AST, path: str = "", index: int = 0) -> None:
         binding = Binding(how, node, self.scope, path, index)
         if isinstance(target, ast.Name):
@@ -121,6 +127,8 @@ class Bindings(ast.NodeVisitor):
                 self._bind(node.optional_vars, "with", node.context_expr)
             case ast.For() | ast.AsyncFor() | ast.comprehension():
                 self._bind(node.target, "iteration", node.iter)
+            case ast.ExceptHandler(name=str(own)) | ast.MatchAs(name=str(own)) | ast.MatchStar(name=str(own)):
+                self._bind(ast.Name(own), "unknown", node)
             case ast.Call() if (name := last_name(node.func)) is not None:
                 self.calls[name].append(node)
         self.generic_visit(node)
@@ -151,6 +159,9 @@ class Bindings(ast.NodeVisitor):
         if not isinstance(node, ast.ClassDef):
             for parameter in parameters(node):
                 self._bind(ast.Name(parameter.arg), "parameter", parameter)
+            for rest in (node.args.vararg, node.args.kwarg):
+                if rest is not None:
+                    self._bind(ast.Name(rest.arg), "unknown", rest)
         self.scope = outer
 
 

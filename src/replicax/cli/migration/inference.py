@@ -147,7 +147,13 @@ class Inference:
         return self._bound(bindings) or by_name(name)
 
     def _bound(self, bindings: list[Binding]) -> Known | None:
-        known = [found for found in map(self._binding, bindings) if found is not None]
+        each = [self._binding(binding) for binding in bindings]
+        if any(binding.how == "import" for binding in bindings) and any(
+            found is None and not (binding.how == "import" or _is_none(binding.node))
+            for found, binding in zip(each, bindings, strict=True)
+        ):
+            return None  # what is imported is put aside for something else
+        known = [found for found in each if found is not None]
         return next(
             (found for found in known if not isinstance(found, Instance) or found.is_sure), next(iter(known), None)
         )
@@ -308,6 +314,10 @@ def by_name(name: str) -> Instance | None:
     """What a value is that nothing is known about but its name."""
     kind = next((kind for kind, pattern in NAMED.items() if pattern.search(name)), None)
     return Instance(kind, is_sure=False) if kind else None
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _argument(call: ast.Call, name: str, index: int) -> ast.expr | None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from replicax.cli.migration.bindings import Bindings
 from replicax.cli.migration.counterparts import V1
 from replicax.cli.migration.source_files import SourceProgram, UnreadableError, endings, parse
 from replicax.cli.migration.uses import NameUse
@@ -18,7 +19,7 @@ from replicax.cli.migration.uses import NameUse
 def rewritten(program: SourceProgram, uses: Sequence[NameUse]) -> str:
     """The text of a program with the edits of its uses; the text as it is if there are none."""
     edits = {use.edit for use in uses if use.edit is not None}
-    if not edits or _binds_replicax(program.tree):
+    if not edits or binds_replicax(program):
         return program.text
     lines = list(endings(program.text))
     for edit in sorted(edits, key=lambda edit: (edit.line, edit.start), reverse=True):
@@ -40,7 +41,10 @@ def write_program(program: SourceProgram, text: str) -> None:
       OSError: it can't be written.
       UnreadableError: the result would be no Python, or the file is not what was read.
     """
-    parse(text)
+    try:
+        compile(parse(text), str(program.path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UnreadableError(f"with the new names line {error.lineno} would not compile: {error.msg}") from error
     target = Path(os.path.realpath(program.path))  # a link stays a link
     if target.read_bytes() != program.raw:
         raise UnreadableError("has changed while it was read")
@@ -59,9 +63,12 @@ def write_program(program: SourceProgram, text: str) -> None:
         raise
 
 
-def _binds_replicax(tree: ast.Module) -> bool:
-    stored = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    return any(name.id == "replicax" for name in stored)
+def binds_replicax(program: SourceProgram) -> bool:
+    """Whether ``replicax`` is, in any scope of a program, something other than the import of Replicax."""
+    bindings = Bindings(program.tree)
+    scopes = (bindings.module, *bindings.definitions.values())
+    bound = (binding for scope in scopes for binding in scope.names.get("replicax", ()))
+    return any(binding.how != "import" or binding.path != "replicax" for binding in bound)
 
 
 def _imported(tree: ast.Module) -> set[str]:

@@ -160,6 +160,14 @@ class _Search:
         self.lines = source_lines
         self.inference = Inference(tree)
         self.parents = self.inference.bindings.parents
+        self.own_members = self.inference.bindings.members
+        self.stored = {
+            known.path
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and not isinstance(node.ctx, ast.Load)
+            and isinstance(known := self.inference.of(node), DottedName)
+        }
         self.is_tower = is_tower_program(tree)
         self.imports_tensorflow = any(
             re.match(r"tensorflow|tf_", name)
@@ -205,7 +213,8 @@ class _Search:
             if is_module or not is_inside or isinstance(parent, ast.Attribute):
                 return None
             counterpart = Counterpart("nothing: no public name of tf.distribute's that is known here")
-        return self._use(node, ast.unparse(node), counterpart, edit=self._replacing(node, counterpart))
+        edit = self._replacing(node, counterpart) if known.path not in self.stored else None
+        return self._use(node, ast.unparse(node), counterpart, edit=edit)
 
     def _replacing(self, node: ast.expr, counterpart: Counterpart) -> Edit | None:
         if not counterpart.is_renaming or node.lineno != node.end_lineno or node.end_col_offset is None:
@@ -288,9 +297,9 @@ class _Search:
             end = node.end_col_offset or 0
             edit = self._checked(Edit(node.end_lineno or 0, end - len(name.encode()), end, name, counterpart.today))
             counterpart = dataclasses.replace(counterpart, today=f"{receiver}.{counterpart.today}")
-        edit = edit if owner.is_sure or name in _UNMISTAKABLE else None
-        is_assumed = not owner.is_sure and name not in _UNMISTAKABLE
-        return self._use(node, f"{receiver}.{name}", counterpart, is_assumed, edit)
+        is_own = name in self.own_members  # of a class of the program's, which may be what this is of
+        is_assumed = not owner.is_sure and (is_own or name not in _UNMISTAKABLE)
+        return self._use(node, f"{receiver}.{name}", counterpart, is_assumed, None if is_assumed or is_own else edit)
 
     def _keywords(self, call: ast.Call) -> list[NameUse]:
         found = []
