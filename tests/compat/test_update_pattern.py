@@ -240,6 +240,27 @@ def test_applying_from_across(executor: Any) -> None:
 
 
 @on_both
+def test_applying_what_is_the_same_on_all_towers(executor: Any) -> None:
+    """From across as in towers: there is one of it for each."""
+    d = two_towers()
+
+    def gradients(x: Any) -> Any:
+        pairs = optimizer.compute_gradients(lambda: jnp.float32(x + 1) * w.value + u.value, [w, u])
+        return [gradient for gradient, _ in pairs]
+
+    with entered(d, executor):
+        w, u = tf.get_variable("w", initializer=3.0), tf.get_variable("u", initializer=3.0)
+        step, optimizer = tf.create_global_step(), tf.Optimizer(optax.sgd(1.0))
+        found = d.call_for_each_tower(gradients, d.worker_device_index)
+        optimizer._distributed_apply(d, zip(found, [w, u], strict=True), global_step=step)
+        assert (float(w), float(u), int(step)) == (1.5, 2.0, 1)
+        d.call_for_each_tower(
+            lambda x: optimizer.apply_gradients(zip(gradients(x), [w, u], strict=True)), d.worker_device_index
+        )
+        assert (float(w), float(u)) == (0.0, 1.0)
+
+
+@on_both
 def test_code_that_knows_of_no_strategy(executor: Any) -> None:
     """It works as before, in the default tower."""
     with executor():

@@ -115,15 +115,14 @@ class Optimizer:
     ) -> None:
         """The same across: reduce gradients (T) to their variables, update these, and count."""
         distribution._check_across("_distributed_apply")
-        pairs = _present(grads_and_vars)
-        variables = [v for _, v in pairs]
-        reduced = distribution.batch_reduce(VariableAggregation.SUM, pairs)
-        distribution.call_for_each_tower(self._apply_reduced, reduced, variables)
+        gradients, variables = zip(*_present(grads_and_vars), strict=True)
+
+        def apply(gradients: Sequence[Any]) -> None:
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+        distribution.call_for_each_tower(apply, gradients)
         if global_step is not None:
             distribution.update(global_step, _count)
-
-    def _apply_reduced(self, reduced: list[Any], variables: list[Variable]) -> None:
-        self.optimizer.apply_gradients(zip(reduced, variables, strict=True), aggregate=False)
 
     def minimize(
         self,
