@@ -19,6 +19,9 @@ _PYTHON_2 = re.compile(
     r"""^\s*(print\s+[^(=\s]|print\s*$|exec\s+["'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)|`\w+`|<>|(?<![\w.])0[0-7]+\b(?!\.)|\bur["']""",
     re.MULTILINE,
 )
+_WORDS = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|#.*""")
+"""Strings and comments, as far as a line by itself can tell."""
+
 _MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|\w+\s*=\s*[!%])")
 
 
@@ -105,7 +108,8 @@ def parse(text: str) -> ast.Module:
             return ast.parse(text)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
-        if _PYTHON_2.search(text):
+        line = _NEWLINE.split(text)[error.lineno - 1 : error.lineno] if error.lineno else []
+        if any(_PYTHON_2.search(_WORDS.sub('""', each)) for each in line):
             raise UnreadableError(f"{where}is Python 2; convert it to Python 3 first, for example with 2to3") from error
         raise UnreadableError(f"{where}is no Python ({error.msg})") from error
     except (ValueError, RecursionError, MemoryError) as error:
