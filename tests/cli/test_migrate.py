@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -25,6 +26,8 @@ from replicax.cli.migration.original_names import COMPAT, COMPAT_KINDS, KINDS, M
 from replicax.cli.migration.rewriting import rewritten
 from replicax.cli.migration.source_files import UnreadableError, parse, read_program
 from replicax.cli.migration.uses import NameUse, find_uses
+from replicax.compat import v1
+from replicax.compat.v1 import tower_datasets
 from replicax.old_names import NAMES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -109,6 +112,34 @@ def test_what_takes_their_place_is_there() -> None:
                 owner = getattr(owner, part)
         for name in re.findall(r"\breplicax\.compat\.v1\.(\w+)", answer.today):
             assert name in COMPAT.split()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in COMPAT_KINDS.split() for name in TOWER_MEMBERS[kind].split() if kind != "Aggregation"],
+)
+def test_tower_names_are_today_what_their_own_documentation_says(kind: str, name: str) -> None:
+    classes = {
+        "Strategy": (v1.DistributionStrategy, v1.TPUStrategy),
+        "ReplicaContext": (v1.TowerContext,),
+        "MultiStepContext": (v1.MultiStepContext,),
+        "DistributedDataset": (tower_datasets.PerDeviceDataset,),
+        "DistributedIterator": (tower_datasets.PerDeviceIterator,),
+    }[kind]
+    answer = of_member(kind, name, is_tower=True)
+    assert answer is not None
+    said = [inspect.getdoc(inspect.getattr_static(each, name)) for each in classes if hasattr(each, name)]
+    assert bool(said) == (answer.modern is not None)
+    dotted = re.search(r"\w+(?:(?:\(\))?\.\w+)+", answer.modern or "")
+    if dotted is not None:
+        assert re.search(rf"\b{dotted[0].rpartition('.')[2]}\b", said[0].partition("\n")[0]), (said[0], answer.modern)
+
+
+def test_differences_of_tower_names_are_those_of_their_own() -> None:
+    assert of_member("Strategy", "unwrap", is_tower=True).differs is None  # a list, and it may be used in a merge_fn
+    assert "tuple" in of_member("Strategy", "unwrap").differs
+    assert "axis" not in of_member("Strategy", "reduce", is_tower=True).differs
+    assert of_path("contrib.distribute.TPUStrategy", is_tower=True).differs is None
 
 
 def test_renamings_are_dotted_names_and_the_rest_are_words() -> None:

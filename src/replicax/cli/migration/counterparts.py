@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import replicax
-from replicax.cli.migration.differences import DIFFERENCES
+from replicax.cli.migration.differences import DIFFERENCES, TOWER_DIFFERENCES
 from replicax.cli.migration.original_names import (
     COMPAT,
     COMPAT_KINDS,
@@ -25,6 +25,16 @@ V1 = "replicax.compat.v1"
 
 _RECEIVERS = {"Strategy": "strategy.", "StrategyExtended": "extended."}
 """How members are written in :mod:`replicax.old_names`."""
+
+_OF_TOWERS = {
+    "Strategy.distribute_dataset": "strategy.distribute_datasets_from_function(dataset_fn)",
+    "Strategy.fetch": "jax.device_put(value, device)",
+    "Strategy.finalize": "jax.effects_barrier(), or strategy.finalize() of a TPUStrategy",
+    "Strategy.initialize": "nothing to do: devices are ready when JAX has made them; strategy.initialize() of a "
+    "TPUStrategy looks at them",
+    "Strategy.reduce": "strategy.extended.reduce_to(reduce_op, value, destinations)",
+}
+"""What members of the tower API are today where a later release has given their names to something else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +100,7 @@ def _of_name(name: str, is_tower: bool) -> Counterpart:
     differs = DIFFERENCES.get(name)
     modern = NAMES["replicax"].get(name) or f"replicax.{name}"
     if is_tower and name in COMPAT.split():
-        return Counterpart(f"{V1}.{name}", True, differs, modern)
+        return Counterpart(f"{V1}.{name}", True, TOWER_DIFFERENCES.get(name), modern)
     return Counterpart(modern, bool(re.fullmatch(r"replicax\.\w+", modern)) and not is_tower, differs)
 
 
@@ -107,8 +117,11 @@ def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | Non
         return None
     modern = _today(kind, name)
     if is_tower and was_tower and kind in COMPAT_KINDS.split() and name not in NOT_COMPAT.split():
+        key = f"{kind}.{name}"
+        if key in _OF_TOWERS:
+            modern = Counterpart(_OF_TOWERS[key])
         receiver = _RECEIVERS.get(kind, "context." if kind.endswith("Context") else "") if modern.is_renaming else ""
-        return Counterpart("the same", modern=f"{receiver}{modern.today}", differs=modern.differs)
+        return Counterpart("the same", modern=f"{receiver}{modern.today}", differs=TOWER_DIFFERENCES.get(key))
     return modern
 
 

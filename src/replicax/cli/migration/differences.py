@@ -61,3 +61,14 @@ DIFFERENCES: dict[str, str] = {
     "PerReplica.values": "a PerReplica has no truth, and is not an array",
 }
 """By the name of a module, or ``Kind.member``."""
+
+TOWER_DIFFERENCES: dict[str, str] = {
+    "MirroredStrategy": _ALL_LOCAL,
+    "VariableAggregation": DIFFERENCES["VariableAggregation"],
+    "Strategy.call_for_each_tower": _ONE_RUN,
+    "Strategy.reduce": f"{_SHARED} (its mean is itself)",
+    "Strategy.scope": DIFFERENCES["Strategy.scope"],
+    "ReplicaContext.merge_call": "all towers must come to it, so it can't stand under a Python branch on a value",
+    "DistributedIterator.get_next": DIFFERENCES["DistributedIterator.get_next"],
+}
+"""The same of what :mod:`replicax.compat.v1` has."""

@@ -261,7 +261,7 @@ class DistributionStrategy:
 
     @in_tower_words
     def map(self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MapOutput:
-        """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; in Replicax a step of several items.
+        """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; ``replicax.Strategy.run`` for each round.
 
         ``fn`` is a function of its arguments and changes no variables. A mean of the result is over the items.
         """

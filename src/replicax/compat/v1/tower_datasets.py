@@ -100,7 +100,7 @@ class PerDeviceIterator:
         return self._iterator
 
     def get_next(self, name: str | None = None) -> Any:
-        """The next element of each tower (T), or a ``StopIteration``; ``next`` of ``replicax.DistributedIterator``."""
+        """The next element of each tower (T), or a ``StopIteration``; ``replicax.DistributedIterator.get_next``."""
         element = next(self.iterator)
         return self._strategy.run(_unpacked, (element,)) if self._rounds.packed else element
 
