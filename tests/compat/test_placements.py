@@ -12,6 +12,7 @@ import pytest
 
 import replicax
 from replicax.compat import v1 as tf
+from replicax.compat.v1.tower_words import translated
 from tests.compat.executors import Executor, entered, on_both, two_towers
 
 
@@ -85,6 +86,34 @@ def test_any_strategy_in_tower_words() -> None:
         tf.DistributionStrategy.of(3)
 
 
+def test_each_kind_has_its_own_words() -> None:
+    resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
+    d = tf.DistributionStrategy.of(replicax.TPUStrategy(resolver))
+    assert type(d) is tf.TPUStrategy
+    assert (d.num_towers_per_host, d.steps_per_run) == (8, 1)
+    assert type(tf.DistributionStrategy.of(replicax.OneDeviceStrategy("cpu:1"))) is tf.OneDeviceStrategy
+    assert type(tf.DistributionStrategy.of(replicax.MirroredStrategy(["cpu:0"]))) is tf.MirroredStrategy
+
+
+def test_a_resolver_that_is_none() -> None:
+    with pytest.raises(TypeError, match="TPUStrategy: expected a TPUClusterResolver, got 'x'"):
+        tf.TPUStrategy("x", 2, 1)
+    if jax.default_backend() != "tpu":
+        with pytest.raises(RuntimeError, match="there is no TPU"):
+            tf.TPUStrategy(None, 2, 1)
+
+
+def test_errors_name_what_was_called() -> None:
+    d = two_towers()
+    with d.scope():
+        with pytest.raises(ValueError, match=r"distribution\.reduce\('sum', …\)"):
+            d.reduce("sum", 3.0)
+        iterator = d.distribute_dataset([np.ones(1)]).make_one_shot_iterator()
+        with pytest.raises(ValueError, match=r"iterations\): iterations must be an int of at least 1, got 'a'"):
+            d.run_steps_on_dataset(lambda ctx, x: None, iterator, "a")
+    assert translated("a replicax.ReplicaContext") == "a TowerContext"
+
+
 def test_a_scope_that_is_not_left() -> None:
     d = two_towers()
     scope = d.scope()
@@ -103,5 +132,7 @@ def test_what_kinds_of_values_there_are(executor: Executor) -> None:
         assert [isinstance(v, tf.PerDevice) for v in (per_device, mirrored, 3)] == [True, False, False]
         assert [isinstance(v, tf.Mirrored) for v in (per_device, mirrored, 3)] == [False, True, False]
         for kind in (tf.PerDevice, tf.Mirrored):
-            with pytest.raises(TypeError, match=f"{kind.__name__} values are made by a strategy"):
+            with pytest.raises(
+                TypeError, match=f"^{kind.__name__} values are made by a strategy, not by calling {kind.__name__}$"
+            ):
                 kind({})

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -46,6 +46,7 @@ class DistributionStrategy:
     """
 
     strategy: Strategy
+    _kinds: ClassVar[dict[type[Strategy], type[DistributionStrategy]]] = {}
 
     def __init__(self) -> None:
         self._begin(context.default_strategy())
@@ -61,7 +62,7 @@ class DistributionStrategy:
             raise TypeError(f"DistributionStrategy.of: expected a replicax.Strategy, got {strategy!r}")
         found: DistributionStrategy | None = vars(strategy).get("_in_tower_words")
         if found is None:
-            found = object.__new__(DistributionStrategy)
+            found = object.__new__(cls._kinds.get(type(strategy), DistributionStrategy))
             found._begin(strategy)
         return found
 
@@ -219,7 +220,8 @@ class DistributionStrategy:
     def reduce(self, method_string: VariableAggregation | str, value: Any, destinations: Any = None) -> Any:
         """Combine the towers' values (T), mirrored to ``destinations``; ``strategy.extended.reduce_to``.
 
-        Of what is not PerDevice, a 0 stays 0, the mean is the value, and a sum is an error unless there is one tower.
+        Of a value that is not PerDevice the mean is the value itself, and the sum is an error, as towers may each have
+        it, or share it; but a 0 stays 0, and with one tower the sum is the value.
         """
         return self._reduce("reduce", method_string, [(value, destinations)])[0]
 
@@ -248,7 +250,11 @@ class DistributionStrategy:
                 results[i] = 0
             else:
                 others.append(i)
-        reduced = self.strategy.extended.batch_reduce_to(how.aggregation, [pairs[i] for i in others])
+        extended, rest = self.strategy.extended, [pairs[i] for i in others]
+        if method == "reduce":
+            reduced = [extended.reduce_to(how.aggregation, *pair) for pair in rest]
+        else:
+            reduced = extended.batch_reduce_to(how.aggregation, rest)
         for i, result in zip(others, reduced, strict=True):
             results[i] = result
         return results

@@ -52,12 +52,12 @@ class TPUStrategy(OneDeviceStrategy):
     """A tower on each core of a TPU slice; :class:`replicax.TPUStrategy`.
 
     Args:
-      tpu_cluster_resolver: a :class:`replicax.TPUClusterResolver`.
+      tpu_cluster_resolver: a :class:`replicax.TPUClusterResolver`; ``None`` means the TPUs of this program.
       steps_per_run: how many steps ``run_steps_on_dataset`` is meant to run; kept, and used by nobody.
       num_cores: how many cores to use; ``None`` means all.
 
     Attributes:
-      steps_per_run: as given.
+      steps_per_run: as given; 1 if the strategy was made by ``of``.
 
     >>> import replicax
     >>> from replicax.compat import v1
@@ -66,17 +66,18 @@ class TPUStrategy(OneDeviceStrategy):
     """
 
     strategy: tpu.TPUStrategy
+    steps_per_run: int = 1
 
     @in_tower_words
     def __init__(
-        self, tpu_cluster_resolver: TPUClusterResolver, steps_per_run: int, num_cores: int | None = None
+        self, tpu_cluster_resolver: TPUClusterResolver | None, steps_per_run: int, num_cores: int | None = None
     ) -> None:
         self.steps_per_run = steps_per_run
+        resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         assignment = None
-        if num_cores is not None:
-            topology = tpu_cluster_resolver.topology
-            assignment = DeviceAssignment.build(topology, num_replicas=num_cores)
-        self._begin(tpu.TPUStrategy(tpu_cluster_resolver, assignment))
+        if num_cores is not None and isinstance(resolver, TPUClusterResolver):
+            assignment = DeviceAssignment.build(resolver.topology, num_replicas=num_cores)
+        self._begin(tpu.TPUStrategy(resolver, assignment))
 
     @property
     def num_hosts(self) -> int:
@@ -102,3 +103,12 @@ class TPUStrategy(OneDeviceStrategy):
     def finalize(self) -> None:
         """Wait until every core has done all that it was given; ``replicax.TPUStrategy.finalize``."""
         self.strategy.finalize()
+
+
+DistributionStrategy._kinds.update(
+    {
+        strategies.OneDeviceStrategy: OneDeviceStrategy,
+        strategies.MirroredStrategy: MirroredStrategy,
+        tpu.TPUStrategy: TPUStrategy,
+    }
+)

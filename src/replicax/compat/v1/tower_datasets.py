@@ -117,8 +117,8 @@ class PerDeviceIterator:
 class _Rounds:
     """The elements of a dataset in rounds, of one for each tower of this worker.
 
-    What replicas are fed has rows, in all arrays as many. So elements of which that is not so are packed: each is the
-    one row of an array.
+    Replicas are fed batches: arrays that all have the same number of rows. Elements that are no such batches are
+    packed: each of their arrays becomes the only row of another.
 
     Attributes:
       packed: whether they are; known when the first element has been read.
@@ -166,6 +166,10 @@ def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
         dataset = strategy.make_numpy_dataset(dataset)
     is_dataset = isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")
     if isinstance(dataset, str | bytes | dict) or not is_dataset:
-        wanted = "dataset_fn() must return a dataset" if is_function else "expected a dataset or a function of none"
+        wanted = (
+            "dataset_fn() must return a dataset"
+            if is_function
+            else "expected a dataset, or a function without arguments that makes one"
+        )
         raise ValueError(f"distribute_dataset: {wanted}, got {dataset!r}")
     return lambda: dataset

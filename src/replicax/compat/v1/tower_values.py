@@ -14,7 +14,7 @@ class _Seen(type):
     """The type of names for kinds of values, which are made by the strategy and not by calling them."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"{cls.__name__} values are made by a strategy: {cls.__doc__}")
+        raise TypeError(f"{cls.__name__} values are made by a strategy, not by calling {cls.__name__}")
 
 
 class _PerDeviceValues(_Seen):

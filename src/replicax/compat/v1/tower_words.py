@@ -33,6 +33,8 @@ _WORDS = [
     (r"\breduce_op\b", "aggregation"),
     (r"only_first_replica", "only_first_tower"),
     (r"ONLY_FIRST_REPLICA", "ONLY_FIRST_TOWER"),
+    (r"(?<![\w/\\])(?:replicax\.)?ReplicaContext\b", "TowerContext"),
+    (r"\bsteps must be an int", "iterations must be an int"),
     (r"a PerReplica value", "a PerDevice value"),
     (r"PerReplica", "PerDevice"),
     (r"(cross|per)-replica", r"\1-tower"),
