@@ -230,9 +230,11 @@ _FIRST = {
     "Optimizer": r"its\s+`(\w+)`\s+method",
 }
 _SECOND = {
-    "Strategy": r"strategy\.([a-z]\w*)",
+    "Strategy": r"(?:strategy\.|`(?=\w+\(\)`))([a-z]\w*)",
     "StrategyExtended": r"(?:strategy\.)?extended\.([a-z]\w*)",
     "InputContext": r"input_context\.([a-z]\w*)",
+    "ValueContext": r"ctx\.([a-z]\w*)",
+    "ReduceOp": r"(?:tf\.distribute\.)?ReduceOp\.([A-Z]+)",
     "DistributedDataset": r"dist_dataset\.([a-z]\w*)",
     "DistributedIterator": r"iterator\.([a-z]\w*)",
 }

@@ -10,7 +10,6 @@ import pytest
 
 import replicax
 from replicax.compat import v1
-from replicax.old_names import NAMES
 from tests.compat import documents
 from tests.compat.documents import Document, Method, Parameter
 
@@ -54,6 +53,10 @@ def test_the_parser_finds_as_much_as_a_reader_does() -> None:
     assert arguments == {"000": 42, "001": 42, "002": 29, "003": 19}
     bases = [d.inherits for d in DOCUMENTS.values()]
     assert bases == ["OneDeviceStrategy", "OneDeviceStrategy", None, "Strategy"]
+    *_, fourth = DOCUMENTS.values()
+    assert fourth.members["ValueContext"] == ("num_replicas_in_sync", "replica_id", "replica_id_in_sync_group")
+    assert fourth.members["ReduceOp"] == ("MEAN",)
+    assert "experimental_run" in fourth.members["Strategy"]  # as `experimental_run()`
 
 
 def test_the_parser_agrees_with_the_documents_own_lists() -> None:
@@ -96,10 +99,11 @@ def required(function: Any) -> list[inspect.Parameter]:
 def test_the_other_names_are_there(document: Document) -> None:
     """Or, where the modern API has another name for a thing, asking for the old one says which."""
     api = api_of(document)
-    missing = [name for name in document.names if name not in api.__all__]
-    if not document.is_first_generation:
-        missing = [name for name in missing if name not in NAMES["replicax"]]
-    assert missing == []
+    missing = {name for name in document.names if name not in api.__all__}
+    assert missing == (set() if document.is_first_generation else {"DistributedValues", "initialize_tpu_system"})
+    for name in missing:
+        with pytest.raises(AttributeError, match=re.escape(f"here it is {RENAMED[name]}")):
+            getattr(api, name)
 
 
 @each_document
@@ -111,7 +115,23 @@ def test_their_members_are_there(document: Document) -> None:
         for name in names
         if not (hasattr(getattr(api, kind), name) or name in _attributes_of(getattr(api, kind)))
     ]
-    assert missing == []
+    assert missing == ([] if document.is_first_generation else ["Strategy.experimental_run"])
+    for name in (each.partition(".")[2] for each in missing):
+        with pytest.raises(AttributeError, match=re.escape(f"here it is {RENAMED[name]}")):
+            getattr(replicax.get_strategy(), name)
+
+
+RENAMED = {
+    "DistributedValues": "replicax.PerReplica",
+    "initialize_tpu_system": "nothing to do: devices are ready",
+    "experimental_run": "strategy.run(fn, args=(next(iterator),))",
+}
+"""All that the documents name and Replicax calls otherwise, and what it says of these."""
+
+
+def test_what_they_are_called_today_is_there() -> None:
+    assert "PerReplica" in replicax.__all__
+    assert callable(replicax.Strategy.run)
 
 
 def _attributes_of(kind: type) -> set[str]:
