@@ -443,6 +443,8 @@ def test_names_in_terms_of_themselves() -> None:
          f"import replicax\n{TF}s = replicax.get_strategy()\nz = (s\n     .local_results(x))\n"),
         (f"def f():\n    {TF}    return tf.distribute.get_strategy()\n",
          f"import replicax\ndef f():\n    {TF}    return replicax.get_strategy()\n"),
+        (f"{TF}if old:\n    tf = tf.compat.v2\ntf.distribute.get_strategy()\n",
+         f"import replicax\n{TF}if old:\n    tf = tf.compat.v2\nreplicax.get_strategy()\n"),
         (f"{TF}replicax = 1\ntf.distribute.get_strategy()\n",
          f"{TF}replicax = 1\ntf.distribute.get_strategy()\n"),
         (f"{TF}s = tf.distribute.get_strategy()\ns.num_towers_per_host; s.make_dataset_iterator(d)\n",

@@ -149,7 +149,7 @@ class Inference:
     def _bound(self, bindings: list[Binding]) -> Known | None:
         each = [self._binding(binding) for binding in bindings]
         if any(binding.how == "import" for binding in bindings) and any(
-            found is None and not (binding.how == "import" or _is_none(binding.node))
+            found is None and binding.how != "import" and not self._is_none_or_of(binding, bindings)
             for found, binding in zip(each, bindings, strict=True)
         ):
             return None  # what is imported is put aside for something else
@@ -157,6 +157,16 @@ class Inference:
         return next(
             (found for found in known if not isinstance(found, Instance) or found.is_sure), next(iter(known), None)
         )
+
+    def _is_none_or_of(self, binding: Binding, bindings: list[Binding]) -> bool:
+        """Whether a name is set to ``None``, or to something made from itself, as in ``tf = tf.compat.v1``."""
+        if binding.how != "value":
+            return False
+        node = binding.node
+        names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+        scopes = self.bindings.scope_of
+        is_of = any(name in scopes and scopes[name].lookup(name.id) is bindings for name in names)
+        return is_of or (isinstance(node, ast.Constant) and node.value is None)
 
     def _binding(self, binding: Binding) -> Known | None:
         node = binding.node
@@ -314,10 +324,6 @@ def by_name(name: str) -> Instance | None:
     """What a value is that nothing is known about but its name."""
     kind = next((kind for kind, pattern in NAMED.items() if pattern.search(name)), None)
     return Instance(kind, is_sure=False) if kind else None
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _argument(call: ast.Call, name: str, index: int) -> ast.expr | None:
