@@ -165,7 +165,7 @@ def _many(problem: Problem, steps: int) -> Side:
         ctx.set_last_step_output("loss", step(x, y), "sum")
 
     spent = {"waiting": 0.0, "all": 0.0}
-    running = iterator._running
+    running = iterator._reader
     take = running.take
 
     def timed_take(*args: Any) -> Any:
@@ -251,7 +251,7 @@ def _from_dataset(problem: Problem, steps: int) -> tuple[Callable[[], Any], Call
     iterator = _replicax(problem)[2]
 
     def next_group() -> Any:
-        [taken] = iterator._running.take(steps, True)[0]
+        [taken] = iterator._reader.take(steps, True)[0]
         return tuple(taken.group.arrays)
 
     return next_group, iterator.close
