@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -718,14 +716,11 @@ def test_the_script_in_the_tower_words(capsys) -> None:
     blocks = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / "migrate.md").read_text(), re.MULTILINE | re.DOTALL)
     [script] = [block for block in blocks if "replicax.compat" in block]
     compiled = compile(script, "migrate.md", "exec")
-    if importlib.util.find_spec("replicax.compat") is not None:
-        exec(compiled, {})
-        assert capsys.readouterr().out == "w 3.000, 20 steps of towers\n"
+    exec(compiled, {})
+    assert capsys.readouterr().out == "w 3.000, 20 steps of towers\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("replicax.compat") is None, reason="the tower API is not there yet")
 def test_the_tower_names_are_there() -> None:
-    v1 = importlib.import_module("replicax.compat.v1")
     owners = {
         "Strategy": v1.TPUStrategy,
         "ReplicaContext": v1.TowerContext,

@@ -123,10 +123,7 @@ EXPENSIVE = MATRIX_PRODUCTS | CONVOLUTIONS | primitives_named("ragged_dot_genera
 
 # --- programs inside, and the world outside -------------------------------------------------------------
 
-CUSTOM_DERIVATIVES = primitives_named("custom_jvp_call custom_vjp_call")
-"""They apply a program to their operands, and say how to differentiate it."""
-
-CALLS = CUSTOM_DERIVATIVES | primitives_named("jit")
+CALLS = primitives_named("jit custom_jvp_call custom_vjp_call")
 """They apply a program to their operands."""
 
 CHECKPOINTS = primitives_named("remat2")

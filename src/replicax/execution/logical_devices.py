@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +29,9 @@ class LogicalDevices:
     """The part of :class:`replicax.Strategy` that is about the logical devices of each replica."""
 
     @property
+    @abc.abstractmethod
     def _replicas(self) -> Replicas:
-        raise NotImplementedError
+        """Those of the strategy."""
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
         """Split a value over the logical devices of its replica, and with it the computations that use it.

@@ -21,7 +21,6 @@ from replicax import _jax, communication
 from replicax._jax.primitive_families import (
     AXIS_ARITHMETIC,
     BRANCHES,
-    CUSTOM_DERIVATIVES,
     HOST_CALLS,
     PURE_HOST_CALLS,
     SHARD_MAPS,
@@ -104,7 +103,7 @@ class _Rewrite:
         if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
             return _jax.bind(equation, operands)
         called = _jax.called_program(equation)
-        if called is not None and equation.primitive.name in CUSTOM_DERIVATIVES:  # has been differentiated
+        if called is not None and _jax.has_rules(equation):  # has been differentiated
             return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
 
