@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from replicax.data.input_options import AutoShardPolicy
-from replicax.data.reading.elastic import check_count
+from replicax.data.reading.remaining_parts import check_count
 
 if TYPE_CHECKING:
     from replicax.data.input_pipeline import InputPipeline

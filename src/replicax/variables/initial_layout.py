@@ -15,8 +15,7 @@ from replicax.devices.arrays import put_among
 from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
-from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside
-from replicax.variables.partitioners import layout_by
+from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly
 from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
 
@@ -117,7 +116,7 @@ def layout_for(
         if variable.is_on_read:
             return Copies(replicas.count)
         chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
-        split = layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas.count)
+        split = _layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas.count)
         if isinstance(split, Mirrored):
             return usual
         if replicas.lockstep.several:
@@ -181,3 +180,27 @@ def move(variable: Variable, logical_device: int) -> None:
         variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
         cache.forget(variable.slot)  # programs that expect it at its old place
+
+
+def _layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
+    """The layout that ``partitioner`` gives the variable ``name``.
+
+    Raises:
+      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
+    """
+    if partitioner is None or replicas == 1:
+        return Mirrored()
+    returned: Any = partitioner(shape, dtype)
+    pieces = list(returned) if isinstance(returned, Sequence) else [returned] * (len(shape) + 1)
+    if (
+        not all(isinstance(p, int) for p in pieces)
+        or len(pieces) != len(shape)
+        or any(p < 1 for p in pieces)
+        or sum(p > 1 for p in pieces) > 1
+    ):
+        raise ValueError(
+            f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
+            f"{shape}, with at most one of them above 1; got {returned!r}"
+        )
+    dim = next((d for d, p in enumerate(pieces) if p > 1), None)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], replicas)

@@ -14,8 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax.variables.layout import Layout, Mirrored, split_evenly
-
 Partitioner = Callable[[tuple[int, ...], Any], Sequence[int]]
 
 
@@ -127,30 +125,6 @@ def checked_partitioner(partitioner: Any) -> Partitioner | None:
         )
     checked: Partitioner | None = partitioner
     return checked
-
-
-def layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
-    """The layout that ``partitioner`` gives the variable ``name``.
-
-    Raises:
-      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
-    """
-    if partitioner is None or replicas == 1:
-        return Mirrored()
-    returned: Any = partitioner(shape, dtype)
-    pieces = list(returned) if isinstance(returned, Sequence) else [returned] * (len(shape) + 1)
-    if (
-        not all(isinstance(p, int) for p in pieces)
-        or len(pieces) != len(shape)
-        or any(p < 1 for p in pieces)
-        or sum(p > 1 for p in pieces) > 1
-    ):
-        raise ValueError(
-            f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
-            f"{shape}, with at most one of them above 1; got {returned!r}"
-        )
-    dim = next((d for d, p in enumerate(pieces) if p > 1), None)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], replicas)
 
 
 def _along(shape: tuple[int, ...], dim: int, pieces: int) -> list[int]:

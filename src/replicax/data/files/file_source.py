@@ -18,7 +18,7 @@ import grain
 
 from replicax._grain import nodes
 from replicax.data.files.format import Format, Reader
-from replicax.data.reading.elastic import check_count
+from replicax.data.reading.remaining_parts import check_count
 
 
 class FilesDataset(grain.IterDataset):

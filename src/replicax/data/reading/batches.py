@@ -17,13 +17,21 @@ import grain
 from grain import experimental
 
 from replicax._grain import graph, nodes
-from replicax.data.reading import elastic
-from replicax.data.reading.elastic import check_count
 from replicax.data.reading.pass_iterators import Replayed, SequenceIterator
+from replicax.data.reading.remaining_parts import (
+    PARTS,
+    Part,
+    between,
+    check_count,
+    dealt_by_file,
+    dealt_evenly,
+    find,
+    size_of,
+)
 from replicax.data.reading.sources import Source
 
 State = dict[str, Any]
-"""Of a stream: ``parts`` (see :mod:`replicax.data.reading.elastic`), ``native`` (of Grain's iterator over them;
+"""Of a stream: ``parts`` (see :mod:`replicax.data.reading.remaining_parts`), ``native`` (of Grain's iterator over them;
 ``None`` at the start), ``rows`` (how many examples a batch of the stream is made of, where that is known) and ``of``
 (what the dataset is known by)."""
 
@@ -125,7 +133,7 @@ class Reading(abc.ABC):
         return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
 
     @abc.abstractmethod
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[elastic.Part]]:
+    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         """What is left of all streams, for ``count`` others."""
 
     def why_not_regrouped(self) -> str | None:
@@ -188,23 +196,23 @@ class Numbered(Reading):
             check_count(part["stop"], "the end of a part in the state", self._count(part["files"]))
             check_count(part["start"], "the start of a part in the state", part["stop"])
         if state["native"] is not None and self.why_not_regrouped() is None:
-            batches = -(-elastic.size_of(state["parts"]) // state["rows"])
-            check_count(elastic.find(state["native"], "next_index"), _NEXT, batches)
+            batches = -(-size_of(state["parts"]) // state["rows"])
+            check_count(find(state["native"], "next_index"), _NEXT, batches)
 
     def most_elements(self, states: Sequence[State]) -> int | None:
         return None if self.why_not_regrouped() else self.known_by["examples"]
 
-    def _examples_in(self, part: elastic.Part) -> Any:
+    def _examples_in(self, part: Part) -> Any:
         examples = self.examples_of(part["files"])
         whole = part["start"] == 0 and part["stop"] == len(examples)
         return examples if whole else examples.slice(slice(part["start"], part["stop"]))
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[elastic.Part]]:
+    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
-            batches = 0 if state["native"] is None else elastic.find(state["native"], "next_index")
-            left += elastic.between(state["parts"], batches * state["rows"], elastic.size_of(state["parts"]))
-        return elastic.dealt_evenly(left, count)
+            batches = 0 if state["native"] is None else find(state["native"], "next_index")
+            left += between(state["parts"], batches * state["rows"], size_of(state["parts"]))
+        return dealt_evenly(left, count)
 
 
 class Filed(Reading):
@@ -222,7 +230,7 @@ class Filed(Reading):
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
         files = list((self.files or ()) if files is None else files)
-        parts: list[elastic.Part] = [{"files": files, "skip": {}, "state": None}] if files else []
+        parts: list[Part] = [{"files": files, "skip": {}, "state": None}] if files else []
         return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
 
     def _batches(self, state: State, own: Own | None) -> tuple[Any, int | None]:
@@ -233,24 +241,24 @@ class Filed(Reading):
             return records, rows
         return graph.on_top_of(self._above, graph.batched(records, self._batch, rows)), None
 
-    def _records_in(self, part: elastic.Part) -> Any:
+    def _records_in(self, part: Part) -> Any:
         root = graph.with_files(self._root, tuple(part["files"]))
         return graph.on_top_of(self._below[:-1], root.with_positions(part["skip"]) if part["skip"] else root)
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[elastic.Part]]:
+    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             parts = state["parts"]
             if state["native"] is not None:
-                parts = elastic.find(state["native"], elastic.PARTS)
+                parts = find(state["native"], PARTS)
                 if parts is None or (self._batch is None and state["rows"] is not None):
                     raise ValueError("the rest of a batch is left over, which can't be given to somebody else")
             left += parts
         if self._can_split:
-            return elastic.dealt_by_file([self._by_position(part) for part in left], count)
+            return dealt_by_file([self._by_position(part) for part in left], count)
         return [left[i::count] for i in range(count)]
 
-    def _by_position(self, part: elastic.Part) -> elastic.Part:
+    def _by_position(self, part: Part) -> Part:
         if part["state"] is None:
             return part
         root = graph.with_files(self._root, tuple(part["files"]))
@@ -286,20 +294,20 @@ class Whole(Reading):
         if state["native"] is None:
             return
         if isinstance(self._source.dataset, Replayed):
-            check_count(elastic.find(state["native"], "rows"), "the rows that the state has come past")
+            check_count(find(state["native"], "rows"), "the rows that the state has come past")
         elif self.length is not None and state["rows"] is None and graph.is_random_access(self._source.dataset):
-            check_count(elastic.find(state["native"], "next_index"), _NEXT, self.length)
+            check_count(find(state["native"], "next_index"), _NEXT, self.length)
 
     def most_elements(self, states: Sequence[State]) -> int | None:
         if self.length is None or not isinstance(self._source.dataset, Replayed):
             return None
         # The elements before may have been smaller than today's; each had a row, or was one of today's.
-        return self.length + sum(elastic.find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
+        return self.length + sum(find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         return list(states) if [s["rows"] for s in states] == list(rows) else super().regrouped(states, rows)
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[elastic.Part]]:
+    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self) -> str | None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from replicax._grain import nodes
-from replicax.data.reading.elastic import PARTS, Part, find
+from replicax.data.reading.remaining_parts import PARTS, Part, find
 from replicax.nests import known
 
 _NOTHING: Any = object()

@@ -22,7 +22,7 @@ PARTS = "replicax_parts"
 def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
     """Of numbered examples in ``parts``, those from place ``start`` to before ``stop``.
 
-    >>> from replicax.data.reading.elastic import between
+    >>> from replicax.data.reading.remaining_parts import between
     >>> between([{"files": None, "start": 0, "stop": 5}, {"files": None, "start": 7, "stop": 9}], 3, 6)
     [{'files': None, 'start': 3, 'stop': 5}, {'files': None, 'start': 7, 'stop': 8}]
     """
@@ -44,7 +44,7 @@ def size_of(parts: Sequence[Part]) -> int:
 def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Parts of numbered examples for ``count`` streams, each with as many examples as the others, or one more.
 
-    >>> from replicax.data.reading.elastic import dealt_evenly
+    >>> from replicax.data.reading.remaining_parts import dealt_evenly
     >>> dealt_evenly([{"files": None, "start": 0, "stop": 5}], 2)
     [[{'files': None, 'start': 0, 'stop': 3}], [{'files': None, 'start': 3, 'stop': 5}]]
     """
@@ -78,7 +78,7 @@ def check_count(number: Any, what: str, most: int | None = None, least: int = 0)
     Raises:
       ValueError: it is not an integer, or outside ``least`` and ``most``.
 
-    >>> from replicax.data.reading.elastic import check_count
+    >>> from replicax.data.reading.remaining_parts import check_count
     >>> check_count(-5, "the position of the state", 8)
     Traceback (most recent call last):
     ValueError: the position of the state must be an integer from 0 to 8, as far as this dataset goes, got -5
