@@ -30,7 +30,7 @@ from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.connections import connections_to
 from replicax.workers.launch_log import LaunchLog, RunningProgram, first_difference
-from replicax.workers.status_board import Board, End, Service
+from replicax.workers.status_board import Board, End, Recent, Service
 
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
@@ -98,16 +98,18 @@ class Liveness:
 
     def check_launch(self, strategy: str) -> None:
         """The same, before a program is launched that all workers launch; one may have ended, too."""
+        ends = self._board.ends
         self.check()
-        if self._board.ends:
-            for worker, end in list(self._board.ends.items()):
+        if ends:
+            for worker, end in list(ends.items()):
                 if end.launched(strategy) <= self.launches[strategy].count:
                     raise WorkerError(self._ended(worker, "is about to run a step"))
 
     def check_wait(self, worker: int) -> str | None:
         """The same, while ``worker`` is waited for; if that has ended, what to say should it not have been here."""
+        ends = self._board.ends
         self.check()
-        return self._ended(worker, "waits for it") if worker in self._board.ends else None
+        return self._ended(worker, "waits for it") if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
         """What to say if a worker is in a program that this one has not launched, and waits for it there.
@@ -142,9 +144,10 @@ class Liveness:
         if not any(word in text for word in _OF_CONNECTIONS):
             return error
         dead = self.silent()
+        ends = self._board.ends
         if self._problem is not None:
             return WorkerError(f"{doing} was broken off, as {self._problem[1]}")
-        for worker in self._board.ends:
+        for worker in ends:
             return WorkerError(f"{doing} was broken off, as {self._ended(worker, 'ran it')}")
         if dead:
             who = "worker " + " and ".join(map(str, dead))
@@ -165,10 +168,10 @@ class Liveness:
         deadline = time.monotonic() + patience
         silent: set[int] = set()
         with contextlib.suppress(Exception):  # without the service nobody can be asked
-            self._service.answer(call)
+            self._service.answer(call, self._recent())
             while True:
                 board = self._look()
-                silent = set(range(self.count)) - {self.index} - board.calls.get(call, set()) - set(board.ends)
+                silent = set(range(self.count)) - {self.index} - set(board.calls.get(call, ())) - set(board.ends)
                 if not silent or self._problem is not None or time.monotonic() > deadline:
                     break
                 time.sleep(0.1)
@@ -189,9 +192,11 @@ class Liveness:
         if self._told:
             return
         self._told, self._failed = True, failed
-        recent = {name: launches.recent() for name, launches in self.launches.items()}
         with contextlib.suppress(Exception):  # what comes next must come, whether anybody listens or not
-            self._service.post_end(End(failed, why, because_of, recent))
+            self._service.post_end(End(failed, why, because_of, self._recent()))
+
+    def _recent(self) -> Recent:
+        return {name: launches.recent() for name, launches in self.launches.items()}
 
     def _install(self) -> Any:
         """Tell of exceptions that nobody catches; not where Python goes on after them, as at a prompt."""
@@ -225,7 +230,7 @@ class Liveness:
         for call, workers in board.calls.items():
             if self.index not in workers and call not in self._answered:
                 self._answered.add(call)
-                self._service.answer(call)
+                self._service.answer(call, self._recent())
         now = time.monotonic()
         running = {name: (launches.running_since(), launches) for name, launches in self.launches.items()}
         stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
@@ -237,13 +242,16 @@ class Liveness:
                 self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
 
     def _look(self) -> Board:
-        """Read what the service knows, and note what is wrong."""
+        """Read what the service knows, and note what is wrong.
+
+        First that, and then what the board says: who finds an end on it asks for the problem behind it.
+        """
         board = self._service.read()
+        if self._problem is None:
+            self._note_problem(board)
         if board.ends and not self._board.ends:
             self._since = time.monotonic()
         self._board = board
-        if self._problem is None:
-            self._note_problem(board)
         return board
 
     def _note_problem(self, board: Board) -> None:
@@ -256,9 +264,7 @@ class Liveness:
             self._problem = WorkerError, f"worker {worker} of {self.count} (numbered from 0) has failed: {end.why}"
             return
         for strategy, launches in self.launches.items():
-            recent = {worker: end.recent.get(strategy, ()) for worker, end in board.ends.items()}
-            recent |= {w: programs[strategy].recent for w, programs in board.stuck.items() if strategy in programs}
-            recent[self.index] = launches.recent()
+            recent = board.recent(strategy) | {self.index: launches.recent()}
             for (a, ours), (b, theirs) in itertools.combinations(sorted(recent.items()), 2):
                 found = first_difference(ours, theirs)
                 if found is not None:

@@ -10,6 +10,9 @@ from replicax.workers.launch_log import RunningProgram
 
 _ALL = "replicax/ends"
 
+Recent = dict[str, tuple[tuple[int, int, str], ...]]
+"""The programs that a worker has launched last, by strategy; see :class:`RunningProgram`."""
+
 
 @declared
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +23,13 @@ class End:
       failed: whether by an error; otherwise by its last line, or ``sys.exit``.
       why: the error, in words.
       because_of: the worker whose failure was the cause, if it was not this one's own.
-      recent: the programs that it has launched last, by strategy; see :class:`RunningProgram`.
+      recent: what it has launched last.
     """
 
     failed: bool
     why: str
     because_of: int | None
-    recent: dict[str, tuple[tuple[int, int, str], ...]]
+    recent: Recent
 
     def launched(self, strategy: str) -> int:
         """How many programs it has launched."""
@@ -42,13 +45,21 @@ class Board:
       ends: how the programs of the others have ended, by worker.
       gone: who leaves without waiting.
       stuck: programs of the others that have run for long, by worker and strategy.
-      calls: who has answered a call, by its name.
+      calls: who has answered a call, by its name, and what each had launched last.
     """
 
     ends: dict[int, End] = dataclasses.field(default_factory=dict)
     gone: set[int] = dataclasses.field(default_factory=set)
     stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
-    calls: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    calls: dict[str, dict[int, Recent]] = dataclasses.field(default_factory=dict)
+
+    def recent(self, strategy: str) -> dict[int, tuple[tuple[int, int, str], ...]]:
+        """What each worker, so far as it has told, has launched last under ``strategy``."""
+        told = [(worker, end.recent.get(strategy, ())) for worker, end in self.ends.items()]
+        told += [(worker, programs[strategy].recent) for worker, programs in self.stuck.items() if strategy in programs]
+        for answers in self.calls.values():
+            told += [(worker, recent.get(strategy, ())) for worker, recent in answers.items()]
+        return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # of one that has told several times the latest
 
 
 class Service:
@@ -75,7 +86,7 @@ class Service:
             elif kind == "stuck":
                 board.stuck[int(rest[0])] = loads(value)
             elif kind == "call":
-                board.calls.setdefault(rest[0], set()).add(int(rest[1]))
+                board.calls.setdefault(rest[0], {})[int(rest[1])] = loads(value)
         board.ends.pop(self._index, None)
         board.stuck.pop(self._index, None)
         return board
@@ -95,9 +106,9 @@ class Service:
         else:
             self._client.key_value_delete(f"{_ALL}/stuck/{self._index}")
 
-    def answer(self, call: str) -> None:
-        """That this worker is alive: to its own call, or to another's."""
-        self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self._index}", b"")
+    def answer(self, call: str, recent: Recent) -> None:
+        """That this worker is alive, and what it has launched last: to its own call, or to another's."""
+        self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self._index}", dumps(recent))
 
     def end_call(self, call: str) -> None:
         """Take a call away."""
