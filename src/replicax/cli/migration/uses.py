@@ -8,8 +8,8 @@ import re
 
 import replicax
 from replicax.cli.migration.bindings import last_name
-from replicax.cli.migration.counterparts import V1, Counterpart, has, keywords, of_member, of_path, paths
-from replicax.cli.migration.inference import Definition, DottedName, Inference, Instance, canonical
+from replicax.cli.migration.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
+from replicax.cli.migration.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
 from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
 from replicax.old_names import NAMES
 
@@ -77,6 +77,9 @@ _MODERN_WORDS = {
 } - {"configure", "strategy", "devices", "gather", "run"}
 _MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
 _KNOWN = {**paths(TOWER), **paths(MODERN)}
+_INTERNAL = re.compile(r"(python|contrib)\.(distribute|training\.distribut)|python\.tpu|__internal__\.distribute")
+_INTERNALS = Counterpart("nothing: TensorFlow's own internals")
+_STAR = "the names that it brings are followed, but for those that the program binds itself"
 
 _ESTIMATOR = Counterpart(NAMES["replicax"]["DistributeConfig"])
 _AGGREGATE = Counterpart("aggregate=False, of replicax.Optimizer.apply_gradients, for gradients that have been reduced")
@@ -115,9 +118,11 @@ def _may_use(tree: ast.Module) -> bool:
             case ast.Import():
                 names = {alias.name.partition(".")[0] for alias in node.names}
             case ast.ImportFrom():
-                names = {(node.module or "").partition(".")[0]}
+                names = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
                 names = {name}
+            case ast.Constant("TF_CONFIG"):
+                return True
             case _:
                 continue
         if names & _SIGNS:
@@ -142,6 +147,7 @@ def is_tower_program(tree: ast.Module) -> bool:
 
 _SIGNS = {
     "distribution_strategy",
+    "multi_gpu_model",
     "tensorflow",
     "replicax",
     "tf",
@@ -190,6 +196,8 @@ class _Search:
                     found.extend(self._import(node))
                 case ast.Call():
                     found.extend([*self._keywords(node), *self._asked_for(node)])
+                case ast.Constant("TF_CONFIG") if not isinstance(self.parents.get(node), ast.Expr):
+                    found.append(self._use(node, "'TF_CONFIG'", TF_CONFIG))
         return sorted(set(found), key=lambda use: (use.line, use.column, use.name))
 
     # --- names of TensorFlow's modules --------------------------------------------------------------------
@@ -210,11 +218,22 @@ class _Search:
         if counterpart is None:
             is_module = any(f"{each}.".startswith(f"{known.path}.") for each in _MODULES)
             is_inside = any(known.path.startswith(f"{module}.") for module in _MODULES)
-            if is_module or not is_inside or isinstance(parent, ast.Attribute):
+            is_internal = _INTERNAL.match(known.path) is not None
+            is_own = known.path in self.stored  # what the program has put there itself
+            if is_module or is_own or not (is_inside or is_internal) or isinstance(parent, ast.Attribute):
                 return None
-            counterpart = Counterpart("nothing: no public name of tf.distribute's that is known here")
-        edit = self._replacing(node, counterpart) if known.path not in self.stored else None
+            what = Counterpart("nothing: no public name of tf.distribute's that is known here")
+            counterpart = _INTERNALS if is_internal else what
+        is_sure = known.path not in self.stored and not self._is_from_one_of_stars(node)
+        edit = self._replacing(node, counterpart) if is_sure else None
         return self._use(node, ast.unparse(node), counterpart, edit=edit)
+
+    def _is_from_one_of_stars(self, node: ast.expr) -> bool:
+        """Whether a name may come from another ``import *`` just as well."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        several = len(self.inference.bindings.stars) > 1
+        return several and isinstance(node, ast.Name) and self.inference.is_from_star(node)
 
     def _replacing(self, node: ast.expr, counterpart: Counterpart) -> Edit | None:
         if not counterpart.is_renaming or node.lineno != node.end_lineno or node.end_col_offset is None:
@@ -226,6 +245,9 @@ class _Search:
     def _import(self, node: ast.Import | ast.ImportFrom) -> list[NameUse]:
         found = []
         for alias in node.names:
+            if alias.name == "*" and isinstance(node, ast.ImportFrom):
+                found.extend(self._star(node, alias))
+                continue
             whole = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
             path = None if getattr(node, "level", 0) else canonical(whole)
             if not path:
@@ -235,12 +257,20 @@ class _Search:
                 counterpart = dataclasses.replace(counterpart, is_renaming=False)
             elif path in _MODULES:
                 counterpart = Counterpart(f"import {V1}" if self.is_tower else "import replicax")
-            elif re.match(r"(python|contrib)\.(distribute|training\.distribut)", path):
-                counterpart = Counterpart("nothing: TensorFlow's own internals")
+            elif _INTERNAL.match(path):
+                counterpart = _INTERNALS
             else:
                 continue
             found.append(self._use(alias, f"import {alias.name}", counterpart))
         return found
+
+    def _star(self, node: ast.ImportFrom, alias: ast.alias) -> list[NameUse]:
+        """The use that ``from tensorflow.distribute import *`` is."""
+        path = None if node.level else canonical(node.module or "")
+        if path is None or not any(f"{module}.".startswith(f"{path}.".lstrip(".")) for module in _MODULES):
+            return []
+        today = f"import {V1}" if self.is_tower else "import replicax"
+        return [self._use(alias, "import *", Counterpart(today, differs=_STAR))]
 
     # --- members of strategies, contexts, … ---------------------------------------------------------------
 
@@ -253,11 +283,16 @@ class _Search:
         parent = self.parents.get(node)
         if node.attr in _ATTRIBUTES and not isinstance(owner, Definition):
             whole = parent if isinstance(parent, ast.Attribute) else node
-            return self._use(
-                node, f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}", _ATTRIBUTES[node.attr]
-            )
+            name = f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}"
+            return self._use(node, name, _ATTRIBUTES[node.attr], is_assumed=_ATTRIBUTES[node.attr] is _ESTIMATOR)
         if owner is None and isinstance(node.ctx, ast.Load) and node.attr in _UNMISTAKABLE:
             return self._member(node, node.attr, Instance(_UNMISTAKABLE[node.attr]))
+        is_called = isinstance(parent, ast.Call) and parent.func is node and self.imports_tensorflow
+        if owner is None and node.attr in DISTINCT - self.own_members and is_called:
+            homes = sorted(path for path, name in _KNOWN.items() if name == node.attr)
+            counterpart = of_path(homes[0], self.is_tower)
+            assert counterpart is not None
+            return self._use(node, f"….{node.attr}", counterpart, is_assumed=True)
         return None
 
     def _asked_for(self, call: ast.Call) -> list[NameUse]:
