@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import io
 import json
@@ -213,60 +214,89 @@ def test_differences_belong_to_names() -> None:
             assert name in {*paths(MODERN).values(), *paths(TOWER).values()}
 
 
-# What of the oracle's differences is said under which name, or, after "page:", on the page.
+# What the page says of each of the oracle's differences, and at which name; after "page:", elsewhere on the page.
 TOLD = {
-    "variables: on_write, none": "VariableAggregation",
-    "variables: on_write, sum": "VariableAggregation",
-    "variables: on_read, none": "VariableSynchronization",
-    "variables in detail: a trainable on-read": "VariableSynchronization",
-    "variables in detail: an integer on-read sum": "page:integer",
-    "variables in detail: an on-write variable is assigned a per-replica": "page:from across",
-    "variables in detail: an on-write sum variable is assigned a per-replica": "page:from across",
-    "variables in detail: a float is assigned": "page:TypeError",
-    "variables in detail: made anew": "Strategy.run",
-    "variables in detail: one replica": "page:single copy",
-    "reducing: ": "Strategy.reduce",
-    "gathering: a gather after one that failed": "ReplicaContext.all_reduce",
-    "gathering: ": "Strategy.gather",
-    "collectives: all_reduce": "ReplicaContext.all_reduce",
-    "collectives: all_gather": "ReplicaContext.all_gather",
-    "collectives: a collective on one replica": "ReplicaContext.merge_call",
-    "merge_call: ": "ReplicaContext.merge_call",
-    "contexts: scopes left": "Strategy.scope",
-    "contexts: an error on one replica": "Strategy.run",
-    "contexts: local_results": "Strategy.experimental_local_results",
-    "contexts: distribute_values": "Strategy.experimental_distribute_values_from_function",
-    "contexts: apply_gradients": "page:apply_gradients",
-    "contexts: a variable made outside": "get_strategy",
-    "run: ": "Strategy.run",
-    "values and nests: distribute_values": "Strategy.experimental_distribute_values_from_function",
-    "values and nests: a per-replica value has no truth": "PerReplica.values",
-    "extended: reduce_to": "StrategyExtended.reduce_to",
-    "extended: batch_reduce_to": "StrategyExtended.batch_reduce_to",
-    "extended: update": "StrategyExtended.update",
-    "extended: colocate": "StrategyExtended.colocate_vars_with",
-    "extended: value_container": "StrategyExtended.value_container",
-    "training: compute_average_loss": "compute_average_loss",
-    "training: the gradient": "page:gradient",
-    "training: apply_gradients": "page:apply_gradients",
-    "input: the next element": "DistributedIterator.get_next",
-    "input: distributed inside": "Strategy.experimental_distribute_dataset",
+    "variables: on_write, none": "VariableAggregation: with NONE",
+    "variables: on_write, sum": "VariableAggregation: with SUM each replica contributes what it assigns",
+    "variables: on_read, none": "VariableSynchronization: assigned from across, and not read",
+    "variables in detail: a trainable on-read": "VariableSynchronization: can't be trainable",
+    "variables in detail: an integer on-read sum": "page: gives replica 0 the remainder",
+    "variables in detail: an on-write variable is assigned a per-replica": "page: a `PerReplica` to any variable",
+    "variables in detail: an on-write sum variable is assigned a per-replica": "page: a `PerReplica` to any variable",
+    "variables in detail: a float is assigned": "page: a wrong dtype is a `TypeError`",
+    "variables in detail: made anew": "Strategy.run: variables that a step makes are made once",
+    "variables in detail: one replica": "page: with one replica an `on_read` variable is a single copy",
+    "reducing: the sum of bools": "Strategy.reduce: bools are counted",
+    "reducing: the sum of ": "Strategy.reduce: can't be summed across them",
+    "reducing: the mean of ": "Strategy.reduce: its mean is itself",
+    "reducing: a nest along an axis": "Strategy.reduce: nests go leaf by leaf, along an axis too",
+    "gathering: a gather after one that failed": "Strategy.gather: a failed one leaves nothing behind",
+    "gathering: gather along axis": "Strategy.gather: a negative axis counts from the end",
+    "gathering: gather a nest": "Strategy.gather: nests go leaf by leaf",
+    "gathering: gather a plain array": "Strategy.gather: a plain array is an error",
+    "collectives: all_reduce: one array": "ReplicaContext.all_reduce: n replicas that share an array sum it n times",
+    "collectives: all_reduce: a Python number": "ReplicaContext.all_reduce: numbers are arrays",
+    "collectives: all_gather": "ReplicaContext.all_gather: a negative axis counts from the end",
+    "collectives: a collective on one replica": "ReplicaContext.all_reduce: can't stand under a Python branch",
+    "merge_call: in it": "ReplicaContext.merge_call: no other step can be run in it",
+    "merge_call: on one replica": "ReplicaContext.merge_call: can't stand under a Python branch",
+    "contexts: scopes left": "Strategy.scope: in the wrong order is always an error",
+    "contexts: an error on one replica": "Strategy.run: branching on a value is an error",
+    "contexts: local_results": "Strategy.experimental_local_results: inside a step it is an error",
+    "contexts: distribute_values": "Strategy.experimental_distribute_values_from_function: it is an error",
+    "contexts: apply_gradients": "page: `apply_gradients` is called in a step",
+    "contexts: a variable made outside": "get_strategy: a variable made outside every scope belongs to no strategy",
+    "run: what is the same": "Strategy.run: what is the same on all comes back as one array",
+    "run: a value of a strategy with more": "Strategy.run: as many components as there are replicas",
+    "run: replicas ": "Strategy.run: branching on a value is an error",
+    "values and nests: distribute_values": "Strategy.experimental_distribute_values_from_function: a ValueError",
+    "values and nests: a per-replica value has no truth": "PerReplica.values: has no truth",
+    "extended: reduce_to": "StrategyExtended.reduce_to: can't be summed across them",
+    "extended: batch_reduce_to": "StrategyExtended.batch_reduce_to: of nothing there are no results",
+    "extended: update: the argument": "StrategyExtended.update: the same for all copies",
+    "extended: update inside": "StrategyExtended.update: only across replicas",
+    "extended: update of what is no": "StrategyExtended.update: for variables",
+    "extended: colocate": "StrategyExtended.colocate_vars_with: is a ContextError",
+    "extended: value_container of a component": "StrategyExtended.value_container: a component knows its value",
+    "extended: value_container of a variable": "StrategyExtended.value_container: the copies of a variable are arrays",
+    "training: compute_average_loss: a batch": "compute_average_loss: also of uneven batches",
+    "training: compute_average_loss: a global batch of 0": "compute_average_loss: a global batch of 0 is an error",
+    "training: the gradient": "page: a gradient of a loss that has been reduced",
+    "training: apply_gradients": "page: gradients that have been reduced need `aggregate=False`",
+    "input: the next element": "DistributedIterator.get_next: inside a step a ContextError",
+    "input: distributed inside": "Strategy.experimental_distribute_dataset: an error inside a step",
 }
 
 
-def test_all_that_the_oracle_has_found_is_told() -> None:
+def test_all_that_the_oracle_has_found_is_told_at_its_name() -> None:
     text = (ROOT / "oracle" / "differences.md").read_text().partition("\n## Where Replicax's exact")[0]
     programs = [row.split(" | ")[0].removeprefix("| ") for row in text.splitlines() if re.match(r"\| \w[^|]*: ", row)]
     assert len(programs) > 50
-    page = (ROOT / "docs" / "migrate.md").read_text()
+    page = (ROOT / "docs" / "migrate.md").read_text().partition("\n## From 1.x, name by name")[0]
     used = set()
     for program in programs:
         title = next((title for title in TOLD if program.startswith(title)), None)
         assert title is not None, program
         used.add(title)
-        where = TOLD[title]
-        assert where.removeprefix("page:") in page if where.startswith("page:") else where in DIFFERENCES
+        name, _, said = TOLD[title].partition(": ")
+        if name == "page":
+            assert said in " ".join(page.split()), program
+            continue
+        kind, _, member = name.rpartition(".")
+        table = page.partition(f"\n#### Of {SECTIONS.get(kind, kind)}\n")[2].partition("\n#### ")[0] if kind else page
+        row = re.search(rf"^\|(?: `\w+`,)* `{member}`[^|]*\|[^|]*\|([^|]*)\|$", table, re.MULTILINE)
+        assert said in row[1], (program, name)
     assert used == set(TOLD)
+
+
+SECTIONS = {
+    "Strategy": "a strategy",
+    "StrategyExtended": "`strategy.extended`",
+    "ReplicaContext": "the replica context",
+    "PerReplica": "a distributed value",
+    "DistributedIterator": "`DistributedIterator`",
+}
+"""Headings of the page."""
 
 
 # --- what is found in programs --------------------------------------------------------------------------
@@ -904,10 +934,61 @@ def test_the_page_is_what_the_table_says() -> None:
     assert page(text) == text
 
 
-def test_the_script_in_the_tower_words(capsys) -> None:
-    """The page has it in a block that is not run with the others."""
-    blocks = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / "migrate.md").read_text(), re.MULTILINE | re.DOTALL)
-    [script] = [block for block in blocks if "replicax.compat" in block]
-    compiled = compile(script, "migrate.md", "exec")
-    exec(compiled, {})
-    assert capsys.readouterr().out == "w 3.000, 20 steps of towers\n"
+def scripts() -> list[str]:
+    """The five scripts of the page: 2.x before and after, 1.x before, after and in today's words."""
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", (ROOT / "docs" / "migrate.md").read_text(), re.M | re.DOTALL)
+    return [block for block in blocks if ">>>" not in block]
+
+
+@pytest.mark.parametrize(
+    ("index", "printed"),
+    [(1, "loss 0.0654 after 128 examples"), (3, "w 3.000, 20 steps of towers"), (4, "w 3.000, 20 steps of replicas")],
+)
+def test_what_the_scripts_print(index: int, printed: str, capsys) -> None:
+    exec(compile(scripts()[index], "migrate.md", "exec"), {})
+    assert capsys.readouterr().out == f"{printed}\n"
+    assert f"`{printed}`" in (ROOT / "docs" / "migrate.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "by_hand"),
+    [
+        (
+            0,
+            1,
+            [
+                "import tensorflow as tf",
+                "dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(GLOBAL_BATCH)",
+                'w = tf.Variable(tf.zeros(3), name="w")',
+                "optimizer = tf.keras.optimizers.SGD(0.1)",
+                "examples = tf.Variable(",
+                "with tf.GradientTape() as tape:",
+                "losses = (tf.linalg.matvec(x, w) - y) ** 2",
+                "loss = replicax.compute_average_loss(losses, global_batch_size=GLOBAL_BATCH)",
+                "optimizer.apply_gradients(zip(tape.gradient(loss, [w]), [w]))",
+                "examples.assign_add(tf.shape(x)[0])",
+                "@tf.function",
+            ],
+        ),
+        (
+            2,
+            3,
+            [
+                "import replicax.compat.v1",
+                "import tensorflow as tf",
+                "tf.enable_eager_execution()",
+                'distribution = tf.MirroredStrategy(["/device:GPU:0", "/device:GPU:1"])',
+                "xs = np.stack([x, x + 1.0] * 10)",
+                "return tf.data.Dataset.from_tensor_slices((xs, 3.0 * xs))",
+                "with tf.GradientTape() as tape:",
+                "error = tf.reduce_mean((x * w - y) ** 2)",
+                "gradient = tape.gradient(error, w)",
+            ],
+        ),
+    ],
+)
+def test_what_is_changed_by_hand_in_the_scripts(before: int, after: int, by_hand: list[str]) -> None:
+    """All that ``--write`` leaves to do: what the page says has changed, and nothing else."""
+    written = written_into(scripts()[before]).replace("replicax.compat.v1.", "tf.").splitlines()
+    diff = difflib.ndiff([line.strip() for line in written], [line.strip() for line in scripts()[after].splitlines()])
+    assert [line[2:] for line in diff if line.startswith("- ")] == by_hand
