@@ -130,19 +130,33 @@ def _may_use(tree: ast.Module) -> bool:
     return False
 
 
+def has_tower_words(tree: ast.Module) -> bool:
+    """Whether a program has words that only the tower API of 1.9 to 1.12 has."""
+    words, _ = _words_and_modules(tree)
+    return any("tower" in word for word in words & _TOWER_NAMES) or bool(words & _TOWER_WORDS)
+
+
 def is_tower_program(tree: ast.Module) -> bool:
     """Whether a program is written for the tower API of 1.9 to 1.12, and not for a later one."""
-    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
-    imported = {alias.name for node in imports for alias in node.names}
-    if any("tower" in word for word in words | imported if word in _TOWER_NAMES) or words & _TOWER_WORDS:
+    words, modules = _words_and_modules(tree)
+    if has_tower_words(tree) or V1 in modules:
         return True
-    modules = {getattr(node, "module", None) or "" for node in imports} | imported
+    if "replicax" in modules:  # which --write has brought, and not compat.v1
+        return False
     is_contrib = "contrib" in words or any("contrib" in module for module in modules)
     chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
     is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
     return is_contrib and not is_modern
+
+
+def _words_and_modules(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """The names and attributes in a program, and the modules that it imports."""
+    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
+    imported = {alias.name for node in imports for alias in node.names}
+    modules = {module for node in imports if (module := getattr(node, "module", None))}
+    return words | imported, modules | imported
 
 
 _SIGNS = {
@@ -175,6 +189,7 @@ class _Search:
             and isinstance(known := self.inference.of(node), DottedName)
         }
         self.is_tower = is_tower_program(tree)
+        self.has_tower_words = has_tower_words(tree)
         self.imports_tensorflow = any(
             re.match(r"tensorflow|tf_", name)
             for node in ast.walk(tree)
@@ -210,6 +225,8 @@ class _Search:
         if isinstance(node, ast.Name) and not self.inference.is_imported(node):
             return None  # a name of the program's own
         counterpart = of_path(known.path, self.is_tower)
+        if not self.has_tower_words and of_path(known.path) is None:
+            counterpart = None  # a variable, or the like, which may just as well be an estimator's
         parent = self.parents.get(node)
         if isinstance(parent, ast.Attribute):
             longer = self.inference.of(parent)
