@@ -169,15 +169,16 @@ def _today(kind: str, name: str) -> Counterpart:
             return Counterpart(today.rpartition(".")[2], True, differs)
         bare = re.fullmatch(rf"(?:{re.escape(_RECEIVERS.get(kind, ''))})([\w.]+)", today)
         return Counterpart(bare[1] if bare else today, bare is not None, differs)
-    owner = getattr(replicax, kind, None)
+    givers = [giver for giver, given in KINDS.items() if given == kind]
+    owner = next((getattr(replicax, each) for each in (kind, *givers) if each in replicax.__all__), None)
     if f"{kind}.{name}" in TODAY_OF_TOWERS and not has(owner, name):
         return Counterpart(TODAY_OF_TOWERS[f"{kind}.{name}"])
-    if owner is None:
-        givers = [giver for giver, given in KINDS.items() if given == kind and giver in NAMES["replicax"]]
-        return Counterpart(NAMES["replicax"][givers[0]] if givers else "nothing")
     plain = name.removeprefix("experimental_")
-    found = next((each for each in (plain, name) if has(owner, each)), None)
-    assert found is not None, f"{kind}.{name} is neither in replicax nor in old_names"
+    found = next((each for each in (plain, name) if owner is not None and has(owner, each)), None)
+    if found is None:
+        told = [NAMES["replicax"][giver] for giver in givers if giver in NAMES["replicax"]]
+        assert told or owner is None, f"{kind}.{name} is neither in replicax nor in old_names"
+        return Counterpart(told[0] if told else "nothing")
     return Counterpart(found, True, differs or DIFFERENCES.get(f"{kind}.{found}"))
 
 
