@@ -141,12 +141,10 @@ def is_tower_program(tree: ast.Module) -> bool:
     words, modules = _words_and_modules(tree)
     if has_tower_words(tree) or V1 in modules:
         return True
-    if "replicax" in modules:  # which --write has brought, and not compat.v1
-        return False
     is_contrib = "contrib" in words or any("contrib" in module for module in modules)
     chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
     is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
-    return is_contrib and not is_modern
+    return is_contrib and not is_modern and "replicax" not in modules  # which --write brings to others
 
 
 def _words_and_modules(tree: ast.Module) -> tuple[set[str], set[str]]:
