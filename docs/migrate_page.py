@@ -1,18 +1,28 @@
-"""Write the tables of ``docs/migrate.md`` anew, from the table that ``replicax migrate`` goes by.
+"""Write the tables of ``docs/migrate.md`` anew, with what ``replicax migrate`` says of each name.
 
 python docs/migrate_page.py
+
+Which names there are is read from three lists: the checklist that the tests' parser has made of the documents
+(``tests/compat/documents.json``), the public names of TensorFlow's releases (``tests/cli/tensorflow_names.txt``), and
+what ``replicax.compat.v1`` has. A name of theirs that has no counterpart is an error.
 """
 
 from __future__ import annotations
 
+import collections
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from replicax.cli.migration.counterparts import Counterpart, of_member, of_path
-from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.cli.migration.counterparts import V1, Counterpart, of_member, of_path, of_tower_name, paths
+from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.compat import v1
 
 PAGE = Path(__file__).parent / "migrate.md"
+_TESTS = Path(__file__).parents[1] / "tests"
+DOCUMENTS = _TESTS / "compat" / "documents.json"
+RELEASES = _TESTS / "cli" / "tensorflow_names.txt"
 _WRITTEN = {
     "Strategy": "a strategy",
     "StrategyExtended": "`strategy.extended`",
@@ -21,7 +31,39 @@ _WRITTEN = {
 }
 
 
-_CODE = re.compile(r"(?<![\w`.])(?:replicax|strategy|extended|iterator|jax)(?:\.\w+(?:\((?:[^()]|\(\))*\))?)+")
+_KINDS = {**KINDS, "PerDeviceIterator": "DistributedIterator", "Optimizer": "Optimizer"}
+_NESTED = {"GATE_GRAPH", "GATE_NONE", "GATE_OP", "OFF_CLUSTER", "WITHIN_CLUSTER", "create", "register"}
+"""Classes and constants inside of classes, and members of ``rpc.Server``, which is another class."""
+
+_CODE = re.compile(
+    r"(?<![\w`.])(?:replicax|strategy|extended|iterator|jax|optimizer)(?:\.\w+(?:\((?:[^()]|\(\))*\))?)+"
+)
+
+
+def checklist(is_tower: bool) -> dict[str, set[str]]:
+    """All names of a generation: by what has them, a kind of value, or ``""`` for modules (their last names)."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for document in json.loads(DOCUMENTS.read_text()).values():
+        if ("contrib" in document["path"]) != is_tower:
+            continue
+        found[""] |= {document["path"].rpartition(".")[2], *document["names"]} | {document["inherits"]} - {None}
+        found["Strategy"] |= {*document["properties"], *document["methods"]} - {"__init__"}
+        for owner, names in document["members"].items():
+            found[_KINDS[owner]] |= set(names)
+        found["Aggregation"] |= {name for name in document["aggregations"] if name.isupper()}
+    for line in RELEASES.read_text().splitlines():
+        name, _, members = line.partition(":")
+        name, _, releases = name.partition(" ")
+        last = name.rpartition(".")[2]
+        is_first = releases.startswith(("1.9", "1.10", "1.11", "1.12"))
+        if line.startswith("#") or is_first != is_tower or name.startswith("tf.tpu.experimental.embedding."):
+            continue  # an embedding's names have one answer for all of them
+        found[""].add(last)
+        if not is_first and last in KINDS:  # the strategies of contrib outlived the tower API, with other members
+            found[KINDS[last]] |= {member for member in members.split() if member not in _NESTED}
+    if is_tower:
+        found[""] |= set(v1.__all__)
+    return found
 
 
 def page(text: str) -> str:
@@ -35,48 +77,76 @@ def page(text: str) -> str:
 
 
 def modern() -> str:
+    listed = checklist(is_tower=False)
+    _check_listed(listed[""], {*paths(MODERN).values(), *paths(TOWER).values()})
     parts = []
     for module, names in MODERN.items():
-        rows = [(name, of_path(f"{module}.{name}".lstrip("."))) for name in sorted(names.split())]
-        parts.append(_table(f"`tf.{module}`" if module else "`tf`", ("here", "what behaves differently"), _rows(rows)))
-    for kind, names in MEMBERS.items():
-        rows = [(name, of_member(kind, name)) for name in sorted(names.split())]
-        if any(answer is not None and answer.today not in (name, "") for name, answer in rows) or kind in _WRITTEN:
-            parts.append(_table(_title(kind), ("here", "what behaves differently"), _rows(rows)))
+        rows = _rows((name, _of_path(module, name, False)) for name in sorted(names.split()))
+        parts.append(_table(f"`tf.{module}`" if module else "`tf`", _COLUMNS, rows))
+    for kind in dict.fromkeys((*MEMBERS, *sorted(listed.keys() - {""}))):
+        answers = _members(kind, {*MEMBERS.get(kind, "").split(), *listed[kind]}, False)
+        parts.append(_table(_title(kind), _COLUMNS, _rows(answers)))
     return "\n\n".join(parts)
 
 
 def towers() -> str:
+    listed = checklist(is_tower=True)
+    known = {*paths(TOWER).values(), *paths(AROUND_TOWERS).values()}
     parts = []
-    for module, names in TOWER.items():
-        if module in ("contrib.cluster_resolver", "contrib.tpu"):
-            continue  # those of 2.x
-        rows = [(name, of_path(f"{module}.{name}".lstrip("."), True)) for name in sorted(names.split())]
-        title = f"`tf.{module}`" if module else "`tf`"
-        parts.append(_table(title, ("in `replicax.compat.v1`", "today"), _tower_rows(rows)))
-    for kind, names in TOWER_MEMBERS.items():
-        rows = [(name, of_member(kind, name, True)) for name in sorted(names.split())]
-        parts.append(_table(_title(kind), ("in `replicax.compat.v1`", "today"), _tower_rows(rows)))
+    for module in (*TOWER, *(each for each in AROUND_TOWERS if each not in TOWER)):
+        names = f"{TOWER.get(module, '')} {AROUND_TOWERS.get(module, '')}"
+        rows = _tower_rows((name, _of_path(module, name, True)) for name in sorted(names.split()))
+        parts.append(_table(f"`tf.{module}`" if module else "`tf`", _TOWER_COLUMNS, rows))
+    further = sorted(listed[""] - known)
+    _check_listed(set(further), set(v1.__all__))
+    rows = _tower_rows((name, of_tower_name(name)) for name in further)
+    parts.append(_table("Further names of `replicax.compat.v1`", _TOWER_COLUMNS, rows))
+    for kind in dict.fromkeys((*TOWER_MEMBERS, *sorted(listed.keys() - {""}))):
+        answers = _members(kind, {*TOWER_MEMBERS.get(kind, "").split(), *listed[kind]}, True)
+        parts.append(_table(_title(kind), _TOWER_COLUMNS, _tower_rows(answers)))
     return "\n\n".join(parts)
+
+
+_COLUMNS = ("here", "what behaves differently")
+_TOWER_COLUMNS = ("in `replicax.compat.v1`", "today")
+
+
+def _check_listed(names: set[str], known: set[str]) -> None:
+    if names - known:
+        raise LookupError(f"no counterpart is told of {', '.join(sorted(names - known))}")
+
+
+def _of_path(module: str, name: str, is_tower: bool) -> Counterpart:
+    found = of_path(f"{module}.{name}".lstrip("."), is_tower)
+    if found is None:
+        raise LookupError(f"no counterpart is told of {module}.{name}")
+    return found
+
+
+def _members(kind: str, names: Iterable[str], is_tower: bool) -> list[tuple[str, Counterpart]]:
+    answers = [(name, of_member(kind, name, is_tower)) for name in sorted(names)]
+    if missing := [name for name, answer in answers if answer is None]:
+        raise LookupError(f"no counterpart is told of {', '.join(missing)} of {kind}")
+    return [(name, answer) for name, answer in answers if answer is not None]
 
 
 def _title(kind: str) -> str:
     return f"Of {_WRITTEN.get(kind, f'`{kind}`')}"
 
 
-def _rows(rows: list[tuple[str, Counterpart | None]]) -> Iterator[tuple[str, str, str]]:
+def _rows(rows: Iterable[tuple[str, Counterpart]]) -> Iterator[tuple[str, str, str]]:
     for name, answer in rows:
-        assert answer is not None
         yield name, _words(answer.today, answer.is_renaming), answer.differs or ""
 
 
-def _tower_rows(rows: list[tuple[str, Counterpart | None]]) -> Iterator[tuple[str, str, str]]:
+def _tower_rows(rows: Iterable[tuple[str, Counterpart]]) -> Iterator[tuple[str, str, str]]:
     for name, answer in rows:
-        assert answer is not None
         if answer.modern is None:
             yield name, "", _words(answer.today, answer.is_renaming)
         else:
-            yield name, "the same", _words(answer.modern, bool(re.fullmatch(r"[\w.]+", answer.modern)))
+            same = answer.today in ("the same", f"{V1}.{name}")
+            here = "the same" if same else answer.today.replace(f"{V1}.{name}", "the same")
+            yield name, here, _words(answer.modern, bool(re.fullmatch(r"[\w.]+", answer.modern)))
 
 
 def _words(today: str, is_name: bool) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +20,18 @@ if TYPE_CHECKING:
 
 _PROG = "replicax migrate"
 _EPILOG = """\
-One line for each use: FILE:LINE:COLUMN  the name as it is written → what takes its place; what behaves differently
-there, the first time in a file. Programs for the tower API of TensorFlow 1.9 to 1.12 are shown their names in
-replicax.compat.v1, and today's. A "?" marks what is taken for a strategy or a context because of its name alone.
+One line for each use: FILE:LINE:COLUMN  the name as it is written → what takes its place. What behaves differently
+stands behind it, the first time in a file. Programs for the tower API of TensorFlow 1.9 to 1.12 are shown the name
+in replicax.compat.v1, and today's. A "?" marks a guess: nothing but its name says what a value is.
 
---write changes what is no more than a name, and adds the import that it needs. All else stays as it is, byte for byte;
-tensors, variables, models and optimizers are for you to change. It leaves notebooks alone, and may be used again.
+--write changes what is no more than a name, and adds the import that it needs. All else stays as it is, byte for byte.
+Tensors, variables, models and optimizers are for you to change. Notebooks are left alone. You may use it again.
 
-Exit status: 0 if every use has a counterpart; 1 if one has none, or a file could not be read; 2 if a file that was
-named is not there, and nothing was done; 3 if a file could not be written after all.
+exit status:
+  0  every use has a counterpart
+  1  a use has none, or a file could not be read, or nobody reads the output; the other files are read all the same
+  2  an argument is wrong, such as a file that is not there; nothing was done
+  3  a file could not be written after all
 """
 
 
@@ -40,7 +45,13 @@ def add_parser(subparsers: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a Python file, a notebook, or a folder")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="a Python file, a notebook, a folder, or - for a program on standard input",
+    )
     parser.add_argument("--write", action="store_true", help="change the names that are sure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.set_defaults(run=run)
@@ -48,16 +59,32 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if something has no counterpart or can't be read, or 3 if it can't be written."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's encoding has no arrow
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as behind "| head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at the end fails, too
+        return 1
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
+    from replicax.cli.migration.source_files import STANDARD_INPUT, UnreadableError, program_files, read_program
+    from replicax.cli.migration.uses import find_uses
+
     for path in args.files:
+        if path == STANDARD_INPUT:
+            if args.write:
+                raise CommandError(f"{_PROG}: error: --write can't change standard input; name a file")
+            continue
         if not path.exists():
             raise CommandError(f"{_PROG}: error: there is no file {path}")
         if path.is_file() and path.suffix not in (".py", ".ipynb"):
             raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
     if args.json is not None and (why := why_not_writable(args.json)) is not None:
         raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
-
-    from replicax.cli.migration.source_files import UnreadableError, program_files, read_program
-    from replicax.cli.migration.uses import find_uses
 
     files = program_files(args.files)
     report, uses_of_all, read, failed, unwritten = [], [], 0, False, False

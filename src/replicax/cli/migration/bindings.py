@@ -60,6 +60,7 @@ class Bindings(ast.NodeVisitor):
       attributes: what is assigned to each attribute, whatever it is an attribute of.
       calls: by the last name of what is called.
       parents: the node that each expression belongs to.
+      stars: the modules of which everything is imported, ``from module import *``.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -69,6 +70,7 @@ class Bindings(ast.NodeVisitor):
         self.calls: dict[str, list[ast.Call]] = collections.defaultdict(list)
         self.parents: dict[ast.AST, ast.AST] = {}
         self.definitions: dict[ast.AST, NameScope] = {}
+        self.stars: list[str] = []
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
@@ -107,9 +109,12 @@ class Bindings(ast.NodeVisitor):
                     first = alias.name.partition(".")[0]
                     self._bind(ast.Name(alias.asname or first), "import", node, alias.name if alias.asname else first)
             case ast.ImportFrom():
+                module = f"{'.' * node.level}{node.module or ''}"
                 for alias in node.names:
-                    path = f"{'.' * node.level}{node.module or ''}.{alias.name}"
-                    self._bind(ast.Name(alias.asname or alias.name), "import", node, path)
+                    if alias.name == "*":
+                        self.stars.append(module)
+                        continue
+                    self._bind(ast.Name(alias.asname or alias.name), "import", node, f"{module}.{alias.name}")
             case ast.Global():
                 self.scope.outer.update(dict.fromkeys(node.names, self.module))
             case ast.Nonlocal():

@@ -8,33 +8,57 @@ from typing import Any
 
 import replicax
 from replicax.cli.migration.differences import DIFFERENCES, TOWER_DIFFERENCES
-from replicax.cli.migration.original_names import (
-    COMPAT,
-    COMPAT_KINDS,
-    KINDS,
-    MEMBERS,
-    MODERN,
-    NOT_COMPAT,
-    TOWER,
-    TOWER_MEMBERS,
-)
+from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.compat import v1
 from replicax.old_names import NAMES
 
 V1 = "replicax.compat.v1"
 """The tower API, for programs of 1.9 to 1.12."""
 
-_RECEIVERS = {"Strategy": "strategy.", "StrategyExtended": "extended."}
+_RECEIVERS = {"Strategy": "strategy.", "StrategyExtended": "extended.", "Optimizer": "optimizer."}
 """How members are written in :mod:`replicax.old_names`."""
 
-_OF_TOWERS = {
+TOWER_CLASSES: dict[str, tuple[type, ...]] = {
+    "Strategy": (v1.DistributionStrategy, v1.TPUStrategy),
+    "ReplicaContext": (v1.TowerContext,),
+    "MultiStepContext": (v1.MultiStepContext,),
+    "DistributedDataset": (v1.PerDeviceDataset,),
+    "DistributedIterator": (v1.PerDeviceIterator,),
+    "Aggregation": (v1.VariableAggregation,),
+    "Optimizer": (v1.Optimizer,),
+}
+"""By kind, what has its members in the tower API; which they are is asked of these classes."""
+
+TODAY_OF_TOWERS = {
+    "AUTO_REUSE": "nothing to do: keep the variable that was made, and use it again",
+    "MapOutput": "a list",
+    "Operation": "nothing to do: things happen when they are called",
+    "Optimizer": "replicax.Optimizer",
+    "Optimizer._distributed_apply": "optimizer.apply_gradients(gradients, variables), in a step",
+    "Optimizer.compute_gradients": "replicax.value_and_grad(fn, variables)",
+    "Optimizer.minimize": "replicax.value_and_grad(fn, variables), and optimizer.apply_gradients",
+    "PerDevice": "replicax.PerReplica",
+    "PerDeviceDataset": "replicax.DistributedDataset",
+    "PerDeviceIterator": "replicax.DistributedIterator",
     "Strategy.distribute_dataset": "strategy.distribute_datasets_from_function(dataset_fn)",
     "Strategy.fetch": "jax.device_put(value, device)",
     "Strategy.finalize": "jax.effects_barrier(), or strategy.finalize() of a TPUStrategy",
     "Strategy.initialize": "nothing to do: devices are ready when JAX has made them; strategy.initialize() of a "
     "TPUStrategy looks at them",
     "Strategy.reduce": "strategy.extended.reduce_to(reduce_op, value, destinations)",
+    "VariableScope": "nothing to do: variables are objects, which are passed around",
+    "create_global_step": "replicax.Variable(0, aggregation='only_first_replica')",
+    "get_global_step": "a replicax.Variable of one's own",
+    "get_or_create_global_step": "replicax.Variable(0, aggregation='only_first_replica')",
+    "get_variable": "replicax.Variable(initial_value, name=name)",
+    "get_variable_scope": "nothing to do: variables are objects, which are passed around",
+    "trainable_variables": "a list of one's own",
+    "variable_scope": "nothing to do: variables are objects, which are passed around",
 }
-"""What members of the tower API are today where a later release has given their names to something else."""
+"""What names of the tower API are today that the table of old names has not, or has with a later meaning."""
+
+_TAKES_SOMETHING_ELSE = {"Optimizer": "of an Optax transformation"}
+"""Names of the tower API that are there, but are not called as they were."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +83,16 @@ class Counterpart:
         return self.today.startswith("nothing") and not self.today.startswith("nothing to do")
 
 
+TF_CONFIG = Counterpart("jax.distributed.initialize, before any strategy; TF_CONFIG is not read")
+"""What takes the place of the environment variable."""
+
+
 def paths(table: dict[str, str]) -> dict[str, str]:
     """The last name of each dotted path, after ``tf.``, in ``MODERN`` or ``TOWER``."""
     return {f"{module}.{name}".lstrip("."): name for module, names in table.items() for name in names.split()}
 
 
-_MODERN, _TOWER = paths(MODERN), paths(TOWER)
+_MODERN, _TOWER, _AROUND_TOWERS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS)
 
 
 def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
@@ -74,9 +102,12 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
       path: such as ``distribute.ReduceOp.SUM``; of an enum or class also with a member.
       is_tower: whether the program is written for the tower API.
     """
-    for table in (_MODERN, _TOWER):
-        if path in table:
-            return _of_name(table[path], is_tower and (table is _TOWER or path == "VariableAggregation"))
+    if path in _MODERN:
+        return _of_name(_MODERN[path], is_tower and path == "VariableAggregation")
+    if path in _TOWER:
+        return _of_name(_TOWER[path], is_tower)
+    if is_tower and path in _AROUND_TOWERS:
+        return _of_name(_AROUND_TOWERS[path], is_tower)
     if path.startswith("tpu.experimental.embedding."):
         return Counterpart(NAMES["replicax"]["TPUEmbedding"])
     owner, _, member = path.rpartition(".")
@@ -96,12 +127,19 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
     return found
 
 
+def of_tower_name(name: str) -> Counterpart:
+    """The counterpart of a name of the tower API, which ``replicax.compat.v1`` has."""
+    modern = TODAY_OF_TOWERS.get(name) or NAMES["replicax"].get(name) or f"replicax.{name}"
+    other = _TAKES_SOMETHING_ELSE.get(name)
+    today = f"{V1}.{name}, {other}" if other else f"{V1}.{name}"
+    return Counterpart(today, other is None, TOWER_DIFFERENCES.get(name), modern)
+
+
 def _of_name(name: str, is_tower: bool) -> Counterpart:
-    differs = DIFFERENCES.get(name)
-    modern = NAMES["replicax"].get(name) or f"replicax.{name}"
-    if is_tower and name in COMPAT.split():
-        return Counterpart(f"{V1}.{name}", True, TOWER_DIFFERENCES.get(name), modern)
-    return Counterpart(modern, bool(re.fullmatch(r"replicax\.\w+", modern)) and not is_tower, differs)
+    if is_tower and name in v1.__all__:
+        return of_tower_name(name)
+    modern = NAMES["replicax"].get(name) or TODAY_OF_TOWERS.get(name) or f"replicax.{name}"
+    return Counterpart(modern, bool(re.fullmatch(r"replicax\.\w+", modern)) and not is_tower, DIFFERENCES.get(name))
 
 
 def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | None:
@@ -115,14 +153,12 @@ def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | Non
     was_tower = name in TOWER_MEMBERS.get(kind, "").split()
     if not was_tower and name not in MEMBERS.get(kind, "").split() and name not in NAMES.get(kind, {}):
         return None
-    modern = _today(kind, name)
-    if is_tower and was_tower and kind in COMPAT_KINDS.split() and name not in NOT_COMPAT.split():
-        key = f"{kind}.{name}"
-        if key in _OF_TOWERS:
-            modern = Counterpart(_OF_TOWERS[key])
-        receiver = _RECEIVERS.get(kind, "context." if kind.endswith("Context") else "") if modern.is_renaming else ""
-        return Counterpart("the same", modern=f"{receiver}{modern.today}", differs=TOWER_DIFFERENCES.get(key))
-    return modern
+    if not (is_tower and was_tower and any(has(each, name) for each in TOWER_CLASSES.get(kind, ()))):
+        return _today(kind, name)
+    key = f"{kind}.{name}"
+    modern = Counterpart(TODAY_OF_TOWERS[key]) if key in TODAY_OF_TOWERS else _today(kind, name)
+    receiver = _RECEIVERS.get(kind, "context." if kind.endswith("Context") else "") if modern.is_renaming else ""
+    return Counterpart("the same", modern=f"{receiver}{modern.today}", differs=TOWER_DIFFERENCES.get(key))
 
 
 def _today(kind: str, name: str) -> Counterpart:
@@ -133,13 +169,16 @@ def _today(kind: str, name: str) -> Counterpart:
             return Counterpart(today.rpartition(".")[2], True, differs)
         bare = re.fullmatch(rf"(?:{re.escape(_RECEIVERS.get(kind, ''))})([\w.]+)", today)
         return Counterpart(bare[1] if bare else today, bare is not None, differs)
-    owner = getattr(replicax, kind, None)
-    if owner is None:
-        givers = [giver for giver, given in KINDS.items() if given == kind and giver in NAMES["replicax"]]
-        return Counterpart(NAMES["replicax"][givers[0]] if givers else "nothing")
+    givers = [giver for giver, given in KINDS.items() if given == kind]
+    owner = next((getattr(replicax, each) for each in (kind, *givers) if each in replicax.__all__), None)
+    if f"{kind}.{name}" in TODAY_OF_TOWERS and not has(owner, name):
+        return Counterpart(TODAY_OF_TOWERS[f"{kind}.{name}"])
     plain = name.removeprefix("experimental_")
-    found = next((each for each in (plain, name) if has(owner, each)), None)
-    assert found is not None, f"{kind}.{name} is neither in replicax nor in old_names"
+    found = next((each for each in (plain, name) if owner is not None and has(owner, each)), None)
+    if found is None:
+        told = [NAMES["replicax"][giver] for giver in givers if giver in NAMES["replicax"]]
+        assert told or owner is None, f"{kind}.{name} is neither in replicax nor in old_names"
+        return Counterpart(told[0] if told else "nothing")
     return Counterpart(found, True, differs or DIFFERENCES.get(f"{kind}.{found}"))
 
 

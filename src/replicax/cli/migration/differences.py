@@ -34,7 +34,8 @@ DIFFERENCES: dict[str, str] = {
     "Strategy.experimental_run": _ONE_RUN,
     "Strategy.call_for_each_tower": _ONE_RUN,
     "Strategy.reduce": f"{_SHARED} (its mean is itself); nests go leaf by leaf, along an axis too; bools are counted",
-    "Strategy.gather": "nests go leaf by leaf; a negative axis counts from the end; a plain array is an error",
+    "Strategy.gather": "nests go leaf by leaf; a negative axis counts from the end; a plain array is an error; "
+    "a failed one leaves nothing behind",
     "Strategy.scope": "leaving scopes in the wrong order is always an error",
     "Strategy.local_results": _ACROSS,
     "Strategy.experimental_local_results": _ACROSS,
@@ -52,7 +53,8 @@ DIFFERENCES: dict[str, str] = {
     "StrategyExtended.colocate_vars_with": "another strategy's variable is a ContextError, a RuntimeError",
     "StrategyExtended.value_container": "a component knows its value; the copies of a variable are arrays, and don't",
     "ReplicaContext.all_reduce": "n replicas that share an array sum it n times, where TensorFlow counts it once; "
-    "numbers are arrays; a gradient of what has been reduced is an error; a failed collective leaves nothing behind",
+    "numbers are arrays; a gradient of what has been reduced is an error; it can't stand under a Python branch on a "
+    "value",
     "ReplicaContext.all_gather": "a negative axis counts from the end",
     "ReplicaContext.merge_call": "all replicas must come to it, so it can't stand under a Python branch on a value; "
     "no other step can be run in it",

@@ -62,6 +62,10 @@ NAMED = {
 _MAKES_STRATEGY = re.compile(r"^(get|create|make|build|init|setup|define|choose|select).*_strategy$|strategy_(fn|cls)$")
 _CLASSES: dict[str, str] = {**paths(TOWER), **paths(MODERN)}
 _LAST_NAMES = set(_CLASSES.values())
+DISTINCT = {
+    name for name in _LAST_NAMES if re.search(r"\w(Strategy|ClusterResolver)$", name) and name != "DistributionStrategy"
+}
+"""Classes that nothing else has the name of, wherever a program has them from."""
 
 
 def canonical(path: str) -> str | None:
@@ -69,10 +73,14 @@ def canonical(path: str) -> str | None:
     if path == "replicax" or path.startswith("replicax."):
         return path
     root, _, rest = path.partition(".")
+    if root == "keras":
+        return path  # as it is in tf.keras
     if root not in ("tensorflow", "tf"):
         return None
     rest = re.sub(r"^(compat\.v[12](\.|$))+", "", rest)
     last = rest.rpartition(".")[2]
+    if re.fullmatch(r"(python|contrib)\.tpu\.(\w+\.)*device_assignment\.device_assignment", rest):
+        return "tpu.experimental.DeviceAssignment.build"
     if last in _LAST_NAMES and re.match(r"python\.(distribute|training\.distribut|tpu)|contrib\.\w+\.python", rest):
         homes = [path for path, name in _CLASSES.items() if name == last]
         return next((path for path in homes if path.startswith("contrib") == rest.startswith("contrib")), homes[0])
@@ -113,7 +121,20 @@ class Inference:
     def is_imported(self, name: ast.Name) -> bool:
         """Whether a name is what an import has made it."""
         scope = self.bindings.scope_of.get(name, self.bindings.module)
-        return any(binding.how == "import" for binding in scope.lookup(name.id))
+        return any(binding.how == "import" for binding in scope.lookup(name.id)) or self.is_from_star(name)
+
+    def is_from_star(self, name: ast.Name) -> bool:
+        """Whether a name is one that ``from tensorflow import *``, or the like, has brought."""
+        scope = self.bindings.scope_of.get(name, self.bindings.module)
+        return not scope.lookup(name.id) and self._from_star(name.id) is not None
+
+    def _from_star(self, name: str) -> DottedName | None:
+        """What a name is that nothing in the program binds, if it is one of distribution's in such a module."""
+        for module in self.bindings.stars:
+            path = canonical(f"{module}.{name}")
+            if path and any(f"{known}.".startswith(f"{path}.") for known in _CLASSES):
+                return DottedName(path)
+        return None
 
     def _evaluate(self, node: ast.AST) -> Known | None:
         match node:
@@ -142,6 +163,8 @@ class Inference:
     def name(self, name: str, scope: NameScope) -> Known | None:
         """What a name is in a scope."""
         bindings = scope.lookup(name)
+        if not bindings and (found := self._from_star(name)) is not None:
+            return found
         if name in ("tf", "tf1", "tf2") and all(binding.how == "import" for binding in bindings):
             return self._bound(bindings) or DottedName("")  # imported from a module of the program's own
         return self._bound(bindings) or by_name(name)
@@ -267,9 +290,19 @@ class Inference:
         return self._bound(self.bindings.attributes.get(node.attr, [])) or by_name(node.attr)
 
     def _member_function(self, owner: Definition, name: str) -> Known | None:
-        if isinstance(owner.node, ast.ClassDef):
-            return self._bound(self.bindings.definitions[owner.node].names.get(name, []))
-        return None
+        if not isinstance(owner.node, ast.ClassDef):
+            return None
+        found = self._bound(self.bindings.definitions[owner.node].names.get(name, []))
+        if isinstance(found, Definition) and isinstance(found.node, ast.FunctionDef):
+            decorators = [last_name(decorator) or "" for decorator in found.node.decorator_list]
+            if any(decorator.endswith("property") for decorator in decorators):
+                return self._result(found)
+        return found
+
+    def _result(self, function: Definition) -> Known | None:
+        """What a function of the program's own returns."""
+        said = getattr(function.node, "returns", None)
+        return self._first(self._returned(function)) or (self.annotated(said) if said is not None else None)
 
     def _call(self, node: ast.Call) -> Known | None:
         if isinstance(node.func, ast.Name) and node.func.id in ("iter", "next") and node.args:
@@ -280,10 +313,12 @@ class Inference:
                 )
         function = self.of(node.func)
         if isinstance(function, Definition) and not isinstance(function.node, ast.ClassDef):
-            return self._first(self._returned(function))
+            return self._result(function)
         made = self._made(function)
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return self._of_class_around(node)
+        if made is None and function is None and isinstance(node.func, ast.Attribute) and node.func.attr in DISTINCT:
+            return Instance(KINDS[node.func.attr], is_sure=False)
         is_unknown = function is None or (isinstance(function, Instance) and not function.is_sure)
         if made is None and is_unknown and _MAKES_STRATEGY.match(last_name(node.func) or ""):
             return Instance("Strategy", is_sure=False)

@@ -36,6 +36,7 @@ MODERN: dict[str, str] = {
     "config": "experimental_connect_to_cluster experimental_connect_to_host",
     "data.experimental": "AutoShardPolicy DistributeOptions",
     "nn": "compute_average_loss scale_regularization_loss",
+    "keras.utils": "multi_gpu_model",
 }
 """By module, after ``tf.``, of 1.13 and later; those of ``tf.compat.v1`` and ``tf.compat.v2`` are among them."""
 
@@ -48,9 +49,17 @@ TOWER: dict[str, str] = {
     "require_replica_context require_tower_context run_standard_tensorflow_server",
     "contrib.cluster_resolver": _CLUSTERS,
     "contrib.tpu": MODERN["tpu"],
+    "contrib.distribute.python.values": "MapOutput Mirrored MultiStepContext PerDevice PerDeviceDataset",
     "": "get_tower_context get_cross_tower_context get_distribution_strategy has_distribution_strategy",
 }
 """By module, of 1.9 to 1.15; ``contrib.distribute`` of 1.13 and later has the methods of today's strategies."""
+
+AROUND_TOWERS: dict[str, str] = {
+    "": "AUTO_REUSE VariableAggregation VariableScope VariableSynchronization get_variable get_variable_scope "
+    "trainable_variables variable_scope",
+    "train": "Optimizer create_global_step get_global_step get_or_create_global_step",
+}
+"""What programs in tower words make variables and update them with: not of distribution, but of the same revision."""
 
 _INPUT = (
     "distribute_datasets_from_function experimental_distribute_dataset experimental_distribute_datasets_from_function "
@@ -68,14 +77,15 @@ MEMBERS: dict[str, str] = {
     f"experimental_run experimental_run_v2 extended gather group num_replicas_in_sync reduce run scope steps_per_run "
     f"unwrap update_config_proto {_INPUT} {_LOGICAL}",
     "StrategyExtended": f"{_EXTENDED} batch_reduce_to broadcast_to call_for_each_replica colocate_vars_with "
-    "experimental_between_graph experimental_make_numpy_dataset experimental_require_static_shapes "
+    "experimental_between_graph experimental_enable_get_next_as_optional experimental_make_numpy_dataset "
+    "experimental_require_static_shapes "
     "experimental_run_steps_on_iterator experimental_should_init non_slot_devices read_var reduce_to "
     "should_checkpoint should_save_summary steps_per_run tpu_hardware_feature update_non_slot "
     "variable_created_in_scope",
     "ReplicaContext": "all_gather all_reduce devices merge_call num_replicas_in_sync replica_id_in_sync_group strategy",
     "MultiStepContext": "last_step_outputs non_tensor_outputs run_op set_last_step_output set_non_tensor_output",
     "InputContext": "get_per_replica_batch_size input_pipeline_id num_input_pipelines num_replicas_in_sync",
-    "ValueContext": "num_replicas_in_sync replica_id_in_sync_group",
+    "ValueContext": "num_replicas_in_sync replica_id replica_id_in_sync_group",
     "InputOptions": "experimental_fetch_to_device experimental_per_replica_buffer_size "
     "experimental_place_dataset_on_device experimental_prefetch_to_device experimental_replication_mode",
     "RunOptions": "experimental_bucketizing_dynamic_shape experimental_enable_dynamic_batch_size "
@@ -125,6 +135,7 @@ TOWER_MEMBERS: dict[str, str] = {
     "CrossDeviceOps": "batch_reduce broadcast reduce",
     "Step": "distribution initialize inputs step",
     "Monitor": "run_steps",
+    "Optimizer": "_distributed_apply apply_gradients compute_gradients minimize",
 }
 """The same of 1.9 to 1.12, the tower API."""
 
@@ -137,13 +148,14 @@ _GIVERS: dict[str, str] = {
     "ReplicaContext": "ReplicaContext TowerContext get_replica_context get_tower_context",
     "MultiStepContext": "MultiStepContext Strategy.run_steps Strategy.run_steps_on_dataset "
     "StrategyExtended.experimental_run_steps_on_iterator",
-    "DistributedDataset": "DistributedDataset Strategy.distribute_dataset Strategy.experimental_distribute_dataset "
-    "Strategy.distribute_datasets_from_function Strategy.experimental_distribute_datasets_from_function",
+    "DistributedDataset": "DistributedDataset PerDeviceDataset Strategy.distribute_dataset "
+    "Strategy.experimental_distribute_dataset Strategy.distribute_datasets_from_function "
+    "Strategy.experimental_distribute_datasets_from_function",
     "DistributedIterator": "DistributedIterator Strategy.make_dataset_iterator Strategy.make_input_fn_iterator "
     "DistributedDataset.make_one_shot_iterator DistributedDataset.make_initializable_iterator",
-    "PerReplica": "DistributedValues PerReplica Strategy.run Strategy.experimental_run Strategy.experimental_run_v2 "
-    "Strategy.experimental_distribute_values_from_function Strategy.distribute_values_from_function "
-    "DistributedIterator.get_next",
+    "PerReplica": "DistributedValues PerDevice PerReplica Strategy.run Strategy.experimental_run "
+    "Strategy.experimental_run_v2 Strategy.experimental_distribute_values_from_function "
+    "Strategy.distribute_values_from_function DistributedIterator.get_next",
     "ClusterResolver": _CLUSTERS.replace("TPUClusterResolver ", "") + " Strategy.cluster_resolver",
     "TPUClusterResolver": "TPUClusterResolver TPUClusterResolver.connect",
     "DeviceAssignment": "DeviceAssignment DeviceAssignment.build",
@@ -181,15 +193,3 @@ ROLES: dict[str, str] = {
     "run_steps": "MultiStepContext",
 }
 """What a function gets first that is the first argument of these methods."""
-
-COMPAT = (
-    "DistributionStrategy MirroredStrategy OneDeviceStrategy TPUStrategy TowerContext get_cross_tower_context "
-    "get_distribution_strategy get_tower_context has_distribution_strategy VariableAggregation"
-)
-"""Those of ``TOWER`` that ``replicax.compat.v1`` has, under the same names."""
-
-COMPAT_KINDS = "Strategy ReplicaContext MultiStepContext DistributedDataset DistributedIterator Aggregation"
-"""The kinds whose members of ``TOWER_MEMBERS`` it has."""
-
-NOT_COMPAT = "get_finalize_ops get_initialization_ops"
-"""Those of them that it has not, as one release had them only."""

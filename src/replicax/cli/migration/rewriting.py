@@ -27,7 +27,11 @@ def rewritten(program: SourceProgram, uses: Sequence[NameUse]) -> str:
         lines[edit.line - 1] = (line[: edit.start] + edit.new.encode() + line[edit.end :]).decode()
     paths = [edit.new for edit in edits if edit.new.startswith("replicax.")]
     modules = {V1 if path.startswith(V1) else "replicax" for path in paths} - _imported(program.tree)
-    if modules:
+    if modules and (behind := _statement_with_more_behind(program.tree)) is not None:
+        number, at = behind
+        line, new = lines[number - 1].encode(), "".join(f"; import {module}" for module in sorted(modules))
+        lines[number - 1] = (line[:at] + new.encode() + line[at:]).decode()
+    elif modules:
         at = _place_of_imports(program.tree)
         end = lines[at][len(lines[at].rstrip("\r\n")) :] or "\n"
         lines[at:at] = [f"import {module}{end}" for module in sorted(modules)]
@@ -75,6 +79,27 @@ def _imported(tree: ast.Module) -> set[str]:
     return {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names if a.asname is None}
 
 
+def _must_lead(tree: ast.Module, statement: ast.stmt) -> bool:
+    """Whether no import may stand before a statement: the docstring, and imports from the future."""
+    is_docstring = statement is tree.body[0] and ast.get_docstring(tree) is not None
+    return is_docstring or getattr(statement, "module", None) == "__future__"
+
+
+def _statement_with_more_behind(tree: ast.Module) -> tuple[int, int] | None:
+    """Where a statement ends that must lead and has the next one, or nothing, behind it on its line.
+
+    The imports then go there, as a line of their own would be too early or too late. ``None`` if there is none.
+    """
+    leading = [statement for statement in tree.body if _must_lead(tree, statement)]
+    if not leading:
+        return None
+    rest = tree.body[tree.body.index(leading[-1]) + 1 :]
+    line, column = leading[-1].end_lineno, leading[-1].end_col_offset
+    if line is None or column is None or (rest and rest[0].lineno != line):
+        return None
+    return line, column
+
+
 def _place_of_imports(tree: ast.Module) -> int:
     """Before which line: that of the first import of TensorFlow, or else of the first statement after the docstring."""
 
@@ -84,12 +109,8 @@ def _place_of_imports(tree: ast.Module) -> int:
         is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         return not is_definition and any(name.startswith("tensorflow") for name in names)
 
-    def may_follow(statement: ast.stmt) -> bool:
-        is_docstring = statement is tree.body[0] and ast.get_docstring(tree) is not None
-        return not is_docstring and getattr(statement, "module", None) != "__future__"
-
     body = [s for i, s in enumerate(tree.body) if i == 0 or (tree.body[i - 1].end_lineno or 0) < s.lineno]
-    body = [s for s in body if may_follow(s)] or tree.body[-1:]
+    body = [s for s in body if not _must_lead(tree, s)]
     place = next((s for s in body if is_first(s)), body[0])
     decorators = getattr(place, "decorator_list", [])
     return min([place.lineno, *(d.lineno for d in decorators)]) - 1

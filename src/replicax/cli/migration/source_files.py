@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,10 @@ _WORDS = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|#.*""")
 """Strings and comments, as far as a line by itself can tell."""
 
 _MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|\w+\s*=\s*[!%])")
+
+
+STANDARD_INPUT = Path("-")
+"""The file that stands for standard input."""
 
 
 class UnreadableError(Exception):
@@ -59,7 +64,7 @@ class SourceProgram:
     def place(self, line: int, column: int) -> str:
         """Where something is, as editors understand it: ``file:line:column``."""
         if not self.cells:
-            return f"{self.path}:{line}:{column}"
+            return f"{'<stdin>' if self.path == STANDARD_INPUT else self.path}:{line}:{column}"
         number = max(i for i, start in enumerate(self.cells, 1) if start <= line)
         return f"{self.path}[cell {number}]:{line - self.cells[number - 1] + 1}:{column}"
 
@@ -78,13 +83,13 @@ def program_files(arguments: Iterable[Path]) -> list[Path]:
 
 
 def read_program(path: Path) -> SourceProgram:
-    """Read a Python file or a notebook.
+    """Read a Python file, a notebook, or standard input.
 
     Raises:
       UnreadableError: it is not text, not Python 3, or not a notebook.
     """
     try:
-        raw = path.read_bytes()
+        raw = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
     except OSError as error:
         raise UnreadableError(f"can't be read ({error.strerror or error})") from error
     if path.suffix == ".ipynb":
@@ -93,7 +98,7 @@ def read_program(path: Path) -> SourceProgram:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise UnreadableError(f"is not text in the encoding that it names ({error})") from error
+        raise UnreadableError(f"is not text in UTF-8, or in the encoding that it names ({error})") from error
     return SourceProgram(path, text, parse(text), raw, encoding)
 
 

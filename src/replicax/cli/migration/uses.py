@@ -8,8 +8,8 @@ import re
 
 import replicax
 from replicax.cli.migration.bindings import last_name
-from replicax.cli.migration.counterparts import V1, Counterpart, has, keywords, of_member, of_path, paths
-from replicax.cli.migration.inference import Definition, DottedName, Inference, Instance, canonical
+from replicax.cli.migration.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
+from replicax.cli.migration.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
 from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
 from replicax.old_names import NAMES
 
@@ -77,6 +77,9 @@ _MODERN_WORDS = {
 } - {"configure", "strategy", "devices", "gather", "run"}
 _MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
 _KNOWN = {**paths(TOWER), **paths(MODERN)}
+_INTERNAL = re.compile(r"(python|contrib)\.(distribute|training\.distribut)|python\.tpu|__internal__\.distribute")
+_INTERNALS = Counterpart("nothing: TensorFlow's own internals")
+_STAR = "the names that it brings are followed, but for those that the program binds itself"
 
 _ESTIMATOR = Counterpart(NAMES["replicax"]["DistributeConfig"])
 _AGGREGATE = Counterpart("aggregate=False, of replicax.Optimizer.apply_gradients, for gradients that have been reduced")
@@ -115,9 +118,11 @@ def _may_use(tree: ast.Module) -> bool:
             case ast.Import():
                 names = {alias.name.partition(".")[0] for alias in node.names}
             case ast.ImportFrom():
-                names = {(node.module or "").partition(".")[0]}
+                names = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
                 names = {name}
+            case ast.Constant("TF_CONFIG"):
+                return True
             case _:
                 continue
         if names & _SIGNS:
@@ -125,23 +130,36 @@ def _may_use(tree: ast.Module) -> bool:
     return False
 
 
+def has_tower_words(tree: ast.Module) -> bool:
+    """Whether a program has words that only the tower API of 1.9 to 1.12 has."""
+    words, _ = _words_and_modules(tree)
+    return any("tower" in word for word in words & _TOWER_NAMES) or bool(words & _TOWER_WORDS)
+
+
 def is_tower_program(tree: ast.Module) -> bool:
     """Whether a program is written for the tower API of 1.9 to 1.12, and not for a later one."""
+    words, modules = _words_and_modules(tree)
+    if has_tower_words(tree) or V1 in modules:
+        return True
+    is_contrib = "contrib" in words or any("contrib" in module for module in modules)
+    chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
+    is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
+    return is_contrib and not is_modern and "replicax" not in modules  # which --write brings to others
+
+
+def _words_and_modules(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """The names and attributes in a program, and the modules that it imports."""
     words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
     imported = {alias.name for node in imports for alias in node.names}
-    if any("tower" in word for word in words | imported if word in _TOWER_NAMES) or words & _TOWER_WORDS:
-        return True
-    modules = {getattr(node, "module", None) or "" for node in imports} | imported
-    is_contrib = "contrib" in words or any("contrib" in module for module in modules)
-    chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
-    is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
-    return is_contrib and not is_modern
+    modules = {module for node in imports if (module := getattr(node, "module", None))}
+    return words | imported, modules | imported
 
 
 _SIGNS = {
     "distribution_strategy",
+    "multi_gpu_model",
     "tensorflow",
     "replicax",
     "tf",
@@ -169,6 +187,7 @@ class _Search:
             and isinstance(known := self.inference.of(node), DottedName)
         }
         self.is_tower = is_tower_program(tree)
+        self.has_tower_words = has_tower_words(tree)
         self.imports_tensorflow = any(
             re.match(r"tensorflow|tf_", name)
             for node in ast.walk(tree)
@@ -190,6 +209,8 @@ class _Search:
                     found.extend(self._import(node))
                 case ast.Call():
                     found.extend([*self._keywords(node), *self._asked_for(node)])
+                case ast.Constant("TF_CONFIG") if not isinstance(self.parents.get(node), ast.Expr):
+                    found.append(self._use(node, "'TF_CONFIG'", TF_CONFIG))
         return sorted(set(found), key=lambda use: (use.line, use.column, use.name))
 
     # --- names of TensorFlow's modules --------------------------------------------------------------------
@@ -202,6 +223,8 @@ class _Search:
         if isinstance(node, ast.Name) and not self.inference.is_imported(node):
             return None  # a name of the program's own
         counterpart = of_path(known.path, self.is_tower)
+        if not self.has_tower_words and of_path(known.path) is None:
+            counterpart = None  # a variable, or the like, which may just as well be an estimator's
         parent = self.parents.get(node)
         if isinstance(parent, ast.Attribute):
             longer = self.inference.of(parent)
@@ -210,11 +233,22 @@ class _Search:
         if counterpart is None:
             is_module = any(f"{each}.".startswith(f"{known.path}.") for each in _MODULES)
             is_inside = any(known.path.startswith(f"{module}.") for module in _MODULES)
-            if is_module or not is_inside or isinstance(parent, ast.Attribute):
+            is_internal = _INTERNAL.match(known.path) is not None
+            is_own = known.path in self.stored  # what the program has put there itself
+            if is_module or is_own or not (is_inside or is_internal) or isinstance(parent, ast.Attribute):
                 return None
-            counterpart = Counterpart("nothing: no public name of tf.distribute's that is known here")
-        edit = self._replacing(node, counterpart) if known.path not in self.stored else None
+            what = Counterpart("nothing: no public name of tf.distribute's that is known here")
+            counterpart = _INTERNALS if is_internal else what
+        is_sure = known.path not in self.stored and not self._is_from_one_of_stars(node)
+        edit = self._replacing(node, counterpart) if is_sure else None
         return self._use(node, ast.unparse(node), counterpart, edit=edit)
+
+    def _is_from_one_of_stars(self, node: ast.expr) -> bool:
+        """Whether a name may come from another ``import *`` just as well."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        several = len(self.inference.bindings.stars) > 1
+        return several and isinstance(node, ast.Name) and self.inference.is_from_star(node)
 
     def _replacing(self, node: ast.expr, counterpart: Counterpart) -> Edit | None:
         if not counterpart.is_renaming or node.lineno != node.end_lineno or node.end_col_offset is None:
@@ -226,6 +260,9 @@ class _Search:
     def _import(self, node: ast.Import | ast.ImportFrom) -> list[NameUse]:
         found = []
         for alias in node.names:
+            if alias.name == "*" and isinstance(node, ast.ImportFrom):
+                found.extend(self._star(node, alias))
+                continue
             whole = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
             path = None if getattr(node, "level", 0) else canonical(whole)
             if not path:
@@ -235,12 +272,20 @@ class _Search:
                 counterpart = dataclasses.replace(counterpart, is_renaming=False)
             elif path in _MODULES:
                 counterpart = Counterpart(f"import {V1}" if self.is_tower else "import replicax")
-            elif re.match(r"(python|contrib)\.(distribute|training\.distribut)", path):
-                counterpart = Counterpart("nothing: TensorFlow's own internals")
+            elif _INTERNAL.match(path):
+                counterpart = _INTERNALS
             else:
                 continue
             found.append(self._use(alias, f"import {alias.name}", counterpart))
         return found
+
+    def _star(self, node: ast.ImportFrom, alias: ast.alias) -> list[NameUse]:
+        """The use that ``from tensorflow.distribute import *`` is."""
+        path = None if node.level else canonical(node.module or "")
+        if path is None or not any(f"{module}.".startswith(f"{path}.".lstrip(".")) for module in _MODULES):
+            return []
+        today = f"import {V1}" if self.is_tower else "import replicax"
+        return [self._use(alias, "import *", Counterpart(today, differs=_STAR))]
 
     # --- members of strategies, contexts, … ---------------------------------------------------------------
 
@@ -253,11 +298,16 @@ class _Search:
         parent = self.parents.get(node)
         if node.attr in _ATTRIBUTES and not isinstance(owner, Definition):
             whole = parent if isinstance(parent, ast.Attribute) else node
-            return self._use(
-                node, f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}", _ATTRIBUTES[node.attr]
-            )
+            name = f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}"
+            return self._use(node, name, _ATTRIBUTES[node.attr], is_assumed=_ATTRIBUTES[node.attr] is _ESTIMATOR)
         if owner is None and isinstance(node.ctx, ast.Load) and node.attr in _UNMISTAKABLE:
             return self._member(node, node.attr, Instance(_UNMISTAKABLE[node.attr]))
+        is_called = isinstance(parent, ast.Call) and parent.func is node and self.imports_tensorflow
+        if owner is None and node.attr in DISTINCT - self.own_members and is_called:
+            homes = sorted(path for path, name in _KNOWN.items() if name == node.attr)
+            counterpart = of_path(homes[0], self.is_tower)
+            assert counterpart is not None
+            return self._use(node, f"….{node.attr}", counterpart, is_assumed=True)
         return None
 
     def _asked_for(self, call: ast.Call) -> list[NameUse]:

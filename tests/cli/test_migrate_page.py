@@ -1,0 +1,212 @@
+"""``docs/migrate.md`` has every name, every difference, and says what is true of its scripts and figures."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import pathlib
+import re
+import runpy
+
+import pytest
+
+from tests.cli.tensorflow_programs import PAGE, ROOT, written_into
+
+
+@pytest.mark.parametrize("is_tower", [False, True])
+def test_all_that_the_checklist_names_is_in_the_page(is_tower: bool) -> None:
+    """The checklist is what the tests of the tower API have made of the four documents."""
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    first = page.partition("\n## From 1.x, name by name")[2]  # which has contrib.distribute of later releases, too
+    rows = re.findall(r"^\| (`.*?) \|", first if is_tower else page, re.M)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    listed = runpy.run_path(PAGE)["checklist"](is_tower)
+    assert len(listed) > 7
+    assert {name for names in listed.values() for name in names} - told == set()
+
+
+@pytest.mark.parametrize(
+    ("more", "missing"),
+    [
+        ({"names": ["get_levitator"]}, "get_levitator"),
+        ({"methods": {"levitate": {}}}, "levitate of Strategy"),
+        ({"members": {"TowerContext": ["levitate"]}}, "levitate of ReplicaContext"),
+        ({"aggregations": ["PRODUCT"]}, "PRODUCT of Aggregation"),
+    ],
+)
+@pytest.mark.parametrize("path", ["tf.contrib.distribute.DistributionStrategy", "tf.distribute.Strategy"])
+def test_a_name_without_a_counterpart_is_an_error(tmp_path: pathlib.Path, more, missing: str, path: str) -> None:
+    nothing = {"inherits": None, "properties": [], "methods": {}, "names": [], "members": {}, "aggregations": []}
+    table = tmp_path / "documents.json"
+    table.write_text(json.dumps({"0": {"path": path, **nothing, **more}}))
+    of_page = runpy.run_path(PAGE)
+    of_page["checklist"].__globals__["DOCUMENTS"] = table
+    with pytest.raises(LookupError, match=f"no counterpart is told of {missing}"):
+        of_page["towers" if "contrib" in path else "modern"]()
+
+
+# What the page says of each of the oracle's differences, and at which name; after "page:", elsewhere on the page.
+TOLD = {
+    "variables: on_write, none": "VariableAggregation: with NONE",
+    "variables: on_write, sum": "VariableAggregation: with SUM each replica contributes what it assigns",
+    "variables: on_read, none": "VariableSynchronization: assigned from across, and not read",
+    "variables in detail: a trainable on-read": "VariableSynchronization: can't be trainable",
+    "variables in detail: an integer on-read sum": "page: gives replica 0 the remainder",
+    "variables in detail: an on-write variable is assigned a per-replica": "page: a `PerReplica` to any variable",
+    "variables in detail: an on-write sum variable is assigned a per-replica": "page: a `PerReplica` to any variable",
+    "variables in detail: a float is assigned": "page: a wrong dtype is a `TypeError`",
+    "variables in detail: made anew": "Strategy.run: variables that a step makes are made once",
+    "variables in detail: one replica": "page: with one replica an `on_read` variable is a single copy",
+    "reducing: the sum of bools": "Strategy.reduce: bools are counted",
+    "reducing: the sum of ": "Strategy.reduce: can't be summed across them",
+    "reducing: the mean of ": "Strategy.reduce: its mean is itself",
+    "reducing: a nest along an axis": "Strategy.reduce: nests go leaf by leaf, along an axis too",
+    "gathering: a gather after one that failed": "Strategy.gather: a failed one leaves nothing behind",
+    "gathering: gather along axis": "Strategy.gather: a negative axis counts from the end",
+    "gathering: gather a nest": "Strategy.gather: nests go leaf by leaf",
+    "gathering: gather a plain array": "Strategy.gather: a plain array is an error",
+    "collectives: all_reduce: one array": "ReplicaContext.all_reduce: n replicas that share an array sum it n times",
+    "collectives: all_reduce: a Python number": "ReplicaContext.all_reduce: numbers are arrays",
+    "collectives: all_gather": "ReplicaContext.all_gather: a negative axis counts from the end",
+    "collectives: a collective on one replica": "ReplicaContext.all_reduce: can't stand under a Python branch",
+    "merge_call: in it": "ReplicaContext.merge_call: no other step can be run in it",
+    "merge_call: on one replica": "ReplicaContext.merge_call: can't stand under a Python branch",
+    "contexts: scopes left": "Strategy.scope: in the wrong order is always an error",
+    "contexts: an error on one replica": "Strategy.run: branching on a value is an error",
+    "contexts: local_results": "Strategy.experimental_local_results: inside a step it is an error",
+    "contexts: distribute_values": "Strategy.experimental_distribute_values_from_function: it is an error",
+    "contexts: apply_gradients": "page: `apply_gradients` is called in a step",
+    "contexts: a variable made outside": "get_strategy: a variable made outside every scope belongs to no strategy",
+    "run: what is the same": "Strategy.run: what is the same on all comes back as one array",
+    "run: a value of a strategy with more": "Strategy.run: as many components as there are replicas",
+    "run: replicas ": "Strategy.run: branching on a value is an error",
+    "values and nests: distribute_values": "Strategy.experimental_distribute_values_from_function: a ValueError",
+    "values and nests: a per-replica value has no truth": "PerReplica.values: has no truth",
+    "extended: reduce_to": "StrategyExtended.reduce_to: can't be summed across them",
+    "extended: batch_reduce_to": "StrategyExtended.batch_reduce_to: of nothing there are no results",
+    "extended: update: the argument": "StrategyExtended.update: the same for all copies",
+    "extended: update inside": "StrategyExtended.update: only across replicas",
+    "extended: update of what is no": "StrategyExtended.update: for variables",
+    "extended: colocate": "StrategyExtended.colocate_vars_with: is a ContextError",
+    "extended: value_container of a component": "StrategyExtended.value_container: a component knows its value",
+    "extended: value_container of a variable": "StrategyExtended.value_container: the copies of a variable are arrays",
+    "training: compute_average_loss: a batch": "compute_average_loss: also of uneven batches",
+    "training: compute_average_loss: a global batch of 0": "compute_average_loss: a global batch of 0 is an error",
+    "training: the gradient": "page: a gradient of a loss that has been reduced",
+    "training: apply_gradients": "page: gradients that have been reduced need `aggregate=False`",
+    "input: the next element": "DistributedIterator.get_next: inside a step a ContextError",
+    "input: distributed inside": "Strategy.experimental_distribute_dataset: an error inside a step",
+}
+
+
+def test_all_that_the_oracle_has_found_is_told_at_its_name() -> None:
+    text = (ROOT / "oracle" / "differences.md").read_text().partition("\n## Where Replicax's exact")[0]
+    programs = [row.split(" | ")[0].removeprefix("| ") for row in text.splitlines() if re.match(r"\| \w[^|]*: ", row)]
+    assert len(programs) > 50
+    page = (ROOT / "docs" / "migrate.md").read_text().partition("\n## From 1.x, name by name")[0]
+    used = set()
+    for program in programs:
+        title = next((title for title in TOLD if program.startswith(title)), None)
+        assert title is not None, program
+        used.add(title)
+        name, _, said = TOLD[title].partition(": ")
+        if name == "page":
+            assert said in " ".join(page.split()), program
+            continue
+        kind, _, member = name.rpartition(".")
+        table = page.partition(f"\n#### Of {SECTIONS.get(kind, kind)}\n")[2].partition("\n#### ")[0] if kind else page
+        row = re.search(rf"^\|(?: `\w+`,)* `{member}`[^|]*\|[^|]*\|([^|]*)\|$", table, re.MULTILINE)
+        assert said in row[1], (program, name)
+    assert used == set(TOLD)
+
+
+SECTIONS = {
+    "Strategy": "a strategy",
+    "StrategyExtended": "`strategy.extended`",
+    "ReplicaContext": "the replica context",
+    "PerReplica": "a distributed value",
+    "DistributedIterator": "`DistributedIterator`",
+}
+"""Headings of the page."""
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    """If this fails: python docs/migrate_page.py."""
+    page = runpy.run_path(PAGE)["page"]
+    text = (ROOT / "docs" / "migrate.md").read_text()
+    assert page(text) == text
+
+
+def scripts() -> list[str]:
+    """The five scripts of the page: 2.x before and after, 1.x before, after and in today's words."""
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", (ROOT / "docs" / "migrate.md").read_text(), re.M | re.DOTALL)
+    return [block for block in blocks if ">>>" not in block]
+
+
+@pytest.mark.parametrize(
+    ("index", "printed"),
+    [(1, "loss 0.0654 after 128 examples"), (3, "w 3.000, 20 steps of towers"), (4, "w 3.000, 20 steps of replicas")],
+)
+def test_what_the_scripts_print(index: int, printed: str, capsys) -> None:
+    exec(compile(scripts()[index], "migrate.md", "exec"), {})
+    assert capsys.readouterr().out == f"{printed}\n"
+    assert f"`{printed}`" in (ROOT / "docs" / "migrate.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "by_hand"),
+    [
+        (
+            0,
+            1,
+            [
+                "import tensorflow as tf",
+                "dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(GLOBAL_BATCH)",
+                'w = tf.Variable(tf.zeros(3), name="w")',
+                "optimizer = tf.keras.optimizers.SGD(0.1)",
+                "examples = tf.Variable(",
+                "with tf.GradientTape() as tape:",
+                "losses = (tf.linalg.matvec(x, w) - y) ** 2",
+                "loss = replicax.compute_average_loss(losses, global_batch_size=GLOBAL_BATCH)",
+                "optimizer.apply_gradients(zip(tape.gradient(loss, [w]), [w]))",
+                "examples.assign_add(tf.shape(x)[0])",
+                "@tf.function",
+            ],
+        ),
+        (
+            2,
+            3,
+            [
+                "import replicax.compat.v1",
+                "import tensorflow as tf",
+                "tf.enable_eager_execution()",
+                'distribution = tf.MirroredStrategy(["/device:GPU:0", "/device:GPU:1"])',
+                "xs = np.stack([x, x + 1.0] * 10)",
+                "return tf.data.Dataset.from_tensor_slices((xs, 3.0 * xs))",
+                "with tf.GradientTape() as tape:",
+                "error = tf.reduce_mean((x * w - y) ** 2)",
+                "gradient = tape.gradient(error, w)",
+            ],
+        ),
+    ],
+)
+def test_what_is_changed_by_hand_in_the_scripts(before: int, after: int, by_hand: list[str]) -> None:
+    """All that ``--write`` leaves to do: what the page says has changed, and nothing else."""
+    written = written_into(scripts()[before]).replace("replicax.compat.v1.", "tf.").splitlines()
+    diff = difflib.ndiff([line.strip() for line in written], [line.strip() for line in scripts()[after].splitlines()])
+    assert [line[2:] for line in diff if line.startswith("- ")] == by_hand
+
+
+def test_the_figures_are_those_of_the_list_of_real_programs() -> None:
+    """How many programs and uses there are; what the command finds of them needs the programs themselves."""
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    programs = list(runpy.run_path(str(ROOT / "docs" / "migrate_count.py"))["real_programs"]())
+    assert len({(program.repository, program.path) for program in programs}) == len(programs)
+    for group in {program.group for program in programs}:
+        members = [program for program in programs if program.group == group]
+        uses = sum(len(program.uses) for program in members)
+        assert re.search(rf"^\| {len(members)} {group} \| {uses} \| \d+ \(\d+%\) \|", page, re.MULTILINE)
+        assert all(re.fullmatch(r"(\[cell \d+\]:)?\d+ \S.*", use) for program in members for use in program.uses)
+    repositories = {program.repository for program in programs}
+    assert all(repository in page for repository in repositories)
+    assert f"Counted on {len(programs)} programs of {len(repositories)} public repositories" in page
