@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -15,11 +14,12 @@ from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
 from replicax.compat.v1.tower_datasets import PerDeviceDataset, PerDeviceIterator
 from replicax.compat.v1.tower_map import MapOutput, mapped
 from replicax.compat.v1.tower_steps import MultiStepContext
-from replicax.compat.v1.tower_variables import creating, tower_local
+from replicax.compat.v1.tower_variables import TowerStep, tower_local
 from replicax.compat.v1.tower_words import also, in_tower_words
 from replicax.compat.v1.towers import TowerContext, back_in, left_tower, own
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
+from replicax.execution.tracing.function_key import Wrapper
 from replicax.extended.locations import destination as location
 from replicax.locality import T
 from replicax.nests import is_leaf, known
@@ -164,7 +164,7 @@ class DistributionStrategy:
         self._check_across("call_for_each_tower")
         kwargs.pop("run_concurrently", None)
         checked_function(fn, "call_for_each_tower(fn, *args)")
-        step = creating(fn)
+        step = TowerStep(fn)
         replica = left_tower()
         if replica is not None:
             return back_in(replica, step, args, kwargs)
@@ -189,17 +189,7 @@ class DistributionStrategy:
                 f"distribution.distribute_dataset(dataset_fn).make_one_shot_iterator(), got {iterator!r}"
             )
         checked_function(fn, "run_steps_on_dataset(fn, iterator)")
-        inner = creating(fn)
-
-        @functools.wraps(fn)
-        def step(ctx: StepOutputs, *inputs: Any) -> None:
-            def across(_: DistributionStrategy, *inputs: Any) -> None:
-                inner(MultiStepContext(ctx), *inputs)
-
-            replica = context.get_replica_context()
-            assert replica is not None
-            TowerContext(self, replica).merge_call(across, *iterator.of_tower(inputs))
-
+        step = _AcrossStep(TowerStep(fn))
         return MultiStepContext(self.strategy.run_steps(step, iterator.iterator, iterations, initial_loop_values))
 
     def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
@@ -393,6 +383,15 @@ class _TowerScope(context.Scope):
     def __enter__(self) -> DistributionStrategy:
         super().__enter__()
         return self._distribution
+
+
+class _AcrossStep(Wrapper):
+    """A step that goes across at once, where its function is called."""
+
+    def __call__(self, outputs: StepOutputs, *inputs: Any) -> None:
+        tower = get_tower_context()
+        assert tower is not None
+        tower.merge_call(lambda _, *inputs: self.fn(MultiStepContext(outputs), *inputs), *inputs)
 
 
 def _same(method: str, args: Any, kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from replicax import context
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.execution.tracing.function_key import Wrapper
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.variables.aggregation import Synchronization
@@ -120,28 +121,34 @@ def tower_local(reduce_method: Any) -> Iterator[None]:
         _scopes.tower_local.pop()
 
 
-def creating(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` as a step, whose variables are known to be its own; in each tower's thread with the scopes of this one."""
-    inner = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    step = getattr(inner, "__code__", inner)
-    name, reuse = _scopes.stack[-1].name, _scopes.stack[-1].reuse
-    local = tuple(aggregation.value for aggregation in _scopes.tower_local)
+class TowerStep(Wrapper):
+    """A tower's function as a step: the variables that it makes are known to be its own, under this thread's scopes.
 
-    @functools.wraps(fn)
-    def tower(*args: Any, **kwargs: Any) -> Any:
+    On the exact executor each tower has a thread, which has scopes of its own.
+
+    Args:
+      fn: the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._scope = _scopes.stack[-1].name, _scopes.stack[-1].reuse
+        self._tower_local = tuple(_scopes.tower_local)
+        super().__init__(fn, *self._scope, *self._tower_local)
+        inner = fn
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        self._code = getattr(inner, "__code__", inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outer = vars(_scopes).copy()
-        _scopes.stack = [VariableScope(name, reuse)]
-        _scopes.tower_local = [VariableAggregation(value) for value in local]
-        _scopes.step = step
+        _scopes.stack = [VariableScope(*self._scope)]
+        _scopes.tower_local = list(self._tower_local)
+        _scopes.step = self._code
         _scopes.asked = set()
         try:
-            return fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)
         finally:
             vars(_scopes).update(outer)
-
-    return tower
 
 
 @keywords_renamed(

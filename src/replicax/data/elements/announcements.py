@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.elements.batch_rows import Leaf
+from replicax.data.elements.batch_rows import BatchRows, Leaf
 from replicax.workers.codec import declared, dumps
 
 
@@ -34,9 +34,9 @@ class Announcement:
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
         return cls(error=f"{type(error).__name__}: {error}{notes}")
 
-    def with_structure(self, tree: Any, kinds: Sequence[Leaf]) -> Announcement:
-        """The same, with the structure of the rows, of which each leaf has its kind."""
-        names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
+    def with_structure(self, tree: Any, rows: BatchRows) -> Announcement:
+        """The same, with the structure of the rows."""
+        names = [f"{np.dtype(leaf.dtype).name} of rank {leaf.ndim}" for leaf in rows.leaves]
         described = str(jax.tree_util.tree_unflatten(tree, names))
         skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         try:
@@ -115,5 +115,6 @@ def structure_of_others(announcements: Sequence[Announcement], where: str) -> tu
 
 def in_words(kinds: Sequence[Sequence[Leaf]]) -> str:
     """Rows in words."""
-    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in kinds)
+    different = dict.fromkeys(map(tuple, kinds))
+    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in different)
     return " and ".join(several)
