@@ -62,6 +62,8 @@ class Optimizer:
     ) -> list[tuple[Any, Variable]]:
         """This tower's gradients (T), each with its variable; ``replicax.value_and_grad``.
 
+        The gradient of a variable that the loss does not depend on is ``None``.
+
         Args:
           loss: a function without arguments that returns this tower's loss, a scalar.
           var_list: by default all trainable variables that ``get_variable`` has made.
@@ -81,7 +83,7 @@ class Optimizer:
         def share() -> Any:
             return scale_regularization_loss(loss()) if self._scales else loss()
 
-        _, gradients = value_and_grad(share, variables)()
+        _, gradients = value_and_grad(share, variables, unconnected_gradients="none")()
         late = [] if var_list is not None else [v.name for v in trainable_variables()[len(variables) :]]
         if late:
             raise ValueError(f"compute_gradients: the loss has created the variables {late}; {_BEFORE}")
@@ -93,9 +95,11 @@ class Optimizer:
     ) -> None:
         """Change variables by the sum of all towers' gradients; ``replicax.Optimizer.apply_gradients``.
 
+        Variables whose gradient is ``None`` are left out.
+
         Raises:
           ContextError: called across, where there is ``_distributed_apply``.
-          ValueError: there is no gradient at all.
+          ValueError: there are no pairs, or all gradients are ``None``; other variables have gradients than before.
         """
         tower = get_tower_context()
         if tower is None:
@@ -140,10 +144,17 @@ class Optimizer:
 
 
 def _present(grads_and_vars: Pairs) -> list[tuple[Any, Variable]]:
-    pairs = [(gradient, v) for gradient, v in grads_and_vars if gradient is not None]
+    """The pairs that have a gradient."""
+    pairs = [(gradient, v) for gradient, v in grads_and_vars]
     if not pairs:
-        raise ValueError("Optimizer: there is no gradient for any variable")
-    return pairs
+        raise ValueError("apply_gradients: no variables provided: grads_and_vars is empty")
+    present = [(gradient, v) for gradient, v in pairs if gradient is not None]
+    if not present:
+        raise ValueError(
+            f"apply_gradients: no gradients provided for any variable: {[getattr(v, 'name', v) for _, v in pairs]}. "
+            "Does the loss read them, and not behind jax.lax.stop_gradient?"
+        )
+    return present
 
 
 def _count(step: Variable) -> Variable:
