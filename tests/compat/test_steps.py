@@ -236,33 +236,3 @@ def test_in_the_default_tower_a_merge_fn_may_call_towers() -> None:
         return d.call_for_each_tower(lambda x: x + 1, x)
 
     assert float(tf.get_tower_context().merge_call(merge_fn, 1.0)) == 2
-
-
-# --- map ------------------------------------------------------------------------------------------------
-
-
-@on_both
-@pytest.mark.parametrize("count", [1, 2])
-def test_map(executor: Executor, count: int) -> None:
-    d = tf.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-    with entered(d, executor):
-        found = d.map([1.0, 2.0, 4.0], lambda x, factor, plus: x * factor + plus, 10.0, plus=1.0)
-        assert [[float(x) for x in own] for own in d.unwrap(found)] == [[[11, 21, 41]], [[11, 41], [21]]][count - 1]
-        combined = [float(d.reduce(how, found)) for how in ("sum", "mean", "only_first_tower")]
-        np.testing.assert_allclose(combined, [73, 73 / 3, 11], rtol=1e-6)  # the mean is over items
-        assert repr(found) == f"MapOutput(3 items on {count} towers)"
-        with pytest.raises(ValueError, match="the output of map over nothing"):
-            d.reduce("sum", d.map([], lambda x: x))
-
-
-@on_both
-def test_map_in_a_merge_fn(executor: Executor) -> None:
-    d = two_towers()
-
-    def merge_fn(distribution: Any, x: Any) -> Any:
-        total = distribution.reduce("sum", x)
-        return distribution.reduce("mean", distribution.map([1.0, 2.0, 6.0], lambda item: item * total))
-
-    with entered(d, executor):
-        result = d.call_for_each_tower(lambda x: tf.get_tower_context().merge_call(merge_fn, x + 0), 5.0)
-        assert float(result) == 30

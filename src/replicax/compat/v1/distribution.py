@@ -16,11 +16,13 @@ from replicax.compat.v1.tower_map import MapOutput, mapped
 from replicax.compat.v1.tower_steps import MultiStepContext
 from replicax.compat.v1.tower_variables import TowerStep, tower_local
 from replicax.compat.v1.tower_words import also, in_tower_words
-from replicax.compat.v1.towers import TowerContext, back_in, left_tower, own
+from replicax.compat.v1.towers import TowerContext, back_in, own
+from replicax.devices.arrays import put
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.extended.locations import destination as location
+from replicax.extended.mirrored_values import mirrored
 from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.strategy import Strategy
@@ -53,6 +55,7 @@ class DistributionStrategy:
 
     def _begin(self, strategy: Strategy) -> None:
         self.strategy = strategy
+        # Kept by the strategy itself, so that both live as long: a weak dictionary's value would hold its key.
         vars(strategy).setdefault("_in_tower_words", self)
 
     @classmethod
@@ -165,7 +168,7 @@ class DistributionStrategy:
         kwargs.pop("run_concurrently", None)
         checked_function(fn, "call_for_each_tower(fn, *args)")
         step = TowerStep(fn)
-        replica = left_tower()
+        replica = context.left_replica()
         if replica is not None:
             return back_in(replica, step, args, kwargs)
         return self.strategy.run(step, args, kwargs)
@@ -259,17 +262,23 @@ class DistributionStrategy:
     def map(self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MapOutput:
         """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; ``replicax.Strategy.run`` for each round.
 
-        ``fn`` is a function of its arguments and changes no variables. A mean of the result is over the items.
+        ``fn`` is a function of its arguments and changes no variables. The result is PerDevice; its mean is over the
+        items.
+
+        Raises:
+          TypeError, LocalityError: an argument differs between towers.
+          ContextError: there are several workers.
         """
         self._check_across("map")
         checked_function(fn, "map(map_over, fn)")
-        return mapped(self.strategy, map_over, fn, args, kwargs)
+        items, args, kwargs = _same("map", map_over=list(map_over), args=args, kwargs=kwargs)
+        return mapped(self.strategy, items, fn, args, kwargs)
 
     @in_tower_words
     def unwrap(self, value: Any) -> list[Any]:
         """The components of a value, in the towers' order; ``replicax.Strategy.local_results``."""
         if isinstance(value, MapOutput):
-            return value.of_towers()
+            return list(value.values)
         return list(self.strategy.local_results(value))
 
     def value_container(self, value: Any) -> Any:
@@ -278,15 +287,16 @@ class DistributionStrategy:
 
     @in_tower_words
     def group(self, value: Any, name: str | None = None) -> None:
-        """Wait until ``value`` is there. Replicax has no operations to group; ``jax.block_until_ready`` waits."""
+        """Wait until ``value``, a result of ``replicax.Strategy.run``, is there: ``jax.block_until_ready``."""
         if not context.in_step():
             jax.block_until_ready(self.unwrap(value))
 
     @in_tower_words
     def fetch(self, val: Any, destination: Any = "/device:CPU:0", fn: Callable[[Any], Any] = (lambda x: x)) -> Any:
-        """``fn(val)`` on a device, of a tower-local variable the aggregate. In Replicax ``jax.device_put`` does it.
+        """``fn(val)`` on a device: ``jax.device_put``, of a variable with ``replicax.Variable.read_value``.
 
-        Inside a step the result is on the devices of all towers.
+        With several workers ``destination`` is a device of this worker's, and each has a copy. Inside a step the result
+        is on the devices of all towers.
 
         Raises:
           LocalityError: ``val`` is PerDevice, and so has no single value.
@@ -301,7 +311,12 @@ class DistributionStrategy:
         result = fn(value)
         if context.in_step():
             return result
-        return jax.device_put(result, location(self.strategy.extended.replicas, destination, "distribution.fetch"))
+        where = location(self.strategy.extended.replicas, destination, "distribution.fetch")
+        if where is None:
+            return self.strategy.extended.broadcast_to(result)
+        return jax.tree_util.tree_map(
+            lambda leaf: put(leaf, where, where="distribution.fetch: the value"), known(result)
+        )
 
     # --- variables --------------------------------------------------------------------------------------
 
@@ -333,7 +348,7 @@ class DistributionStrategy:
         """
         self._check_across("update")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update", args, kwargs)
+        args, kwargs = _same("update", args=args, kwargs=kwargs)
         return self.strategy.extended.update(var, fn, args, kwargs, grouped)
 
     @in_tower_words
@@ -341,7 +356,7 @@ class DistributionStrategy:
         """The same for variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update_non_slot", args, kwargs)
+        args, kwargs = _same("update_non_slot", args=args, kwargs=kwargs)
         return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
 
     # --- the machine ------------------------------------------------------------------------------------
@@ -353,7 +368,7 @@ class DistributionStrategy:
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Nothing, as in Replicax: devices are ready when JAX has made them.
+        """Nothing: a ``replicax.Strategy`` has its devices from the start.
 
         Raises:
           ValueError: a cluster is given, which would be too late.
@@ -394,22 +409,27 @@ class _AcrossStep(Wrapper):
         tower.merge_call(lambda _, *inputs: self.fn(MultiStepContext(outputs), *inputs), *inputs)
 
 
-def _same(method: str, args: Any, kwargs: Any) -> Any:
-    """Inside a step, ``(args, kwargs)`` as this tower has them, after asking that all have the same.
+def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
+    """The arguments, after asking that all towers have the same; inside a step as this tower has them.
 
     What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
     """
-    replica = left_tower()
-    if replica is None:
-        return args, kwargs
-    leaves, tree = jax.tree_util.tree_flatten_with_path(known((args, kwargs)), is_leaf=is_leaf)
-    mine = own(replica, [leaf for _, leaf in leaves])
-    for i, (path, leaf) in enumerate(leaves):
-        if isinstance(leaf, PerReplica):
-            name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-            problem = f"distribution.{method}: {name} differs between towers: reduce it first"
-            [mine[i]] = current_store().expect([mine[i]], frozenset({T}), problem)
-    return jax.tree_util.tree_unflatten(tree, mine)
+
+    def one(what: str, leaf: Any) -> Any:
+        mine = own(leaf)
+        if mine is not leaf:
+            problem = f"distribution.{method}: {what} differs between towers: reduce it first"
+            [mine] = current_store().expect([mine], frozenset({T}), problem)
+        return mine
+
+    if not context.in_step():
+        return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in arguments.items())
+    return tuple(
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf), known(tree), is_leaf=is_leaf
+        )
+        for name, tree in arguments.items()
+    )
 
 
 def _tower_id() -> Any:

@@ -55,13 +55,13 @@ class PerDeviceDataset:
 
 
 class Operation:
-    """What a session would run: call it, or its ``run``. Replicax has none, as things happen when they are called."""
+    """What a session would run: its ``run`` begins a pass, as ``iter`` of a ``replicax.DistributedDataset`` does."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
 
     def run(self, feed_dict: Any = None, session: Any = None) -> None:
-        """Do it: in Replicax it would have been done."""
+        """Do it: what ``iter`` of a ``replicax.DistributedDataset`` does at once."""
         self._action()
 
     def __call__(self) -> None:

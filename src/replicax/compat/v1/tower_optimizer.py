@@ -117,7 +117,7 @@ class Optimizer:
         global_step: Variable | None = None,
         name: str | None = None,
     ) -> None:
-        """The same across: reduce gradients (T) to their variables, update these, and count."""
+        """The same across, where gradients are T; ``replicax.Optimizer.apply_gradients`` in each tower."""
         distribution._check_across("_distributed_apply")
         gradients, variables = zip(*_present(grads_and_vars), strict=True)
 
@@ -135,7 +135,7 @@ class Optimizer:
         var_list: Sequence[Variable] | None = None,
         name: str | None = None,
     ) -> None:
-        """``compute_gradients``, and ``apply_gradients``; in Replicax ``value_and_grad`` and ``apply_gradients``."""
+        """``compute_gradients`` and ``apply_gradients``; ``replicax.value_and_grad`` and an ``apply_gradients``."""
         self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
 
     def variables(self) -> list[Variable]:

@@ -30,9 +30,9 @@ AUTO_REUSE = "auto_reuse"
 
 @dataclasses.dataclass
 class VariableScope:
-    """What :func:`variable_scope` enters: a prefix of names, and what :func:`get_variable` does with known ones.
+    """What :func:`variable_scope` enters; a :class:`replicax.Variable` is passed around, and needs none.
 
-    In Replicax variables are objects that are passed around, and names are for people.
+    It is a prefix of names, and what :func:`get_variable` does with names that are known.
 
     Attributes:
       name: the prefix.
@@ -69,12 +69,13 @@ _scopes = _Scopes()
 
 
 def _names_of(strategy: Strategy) -> dict[str, tuple[Variable, Any]]:
+    # Kept by the strategy itself, as its tower words are: the names end with the strategy.
     names: _Names = vars(strategy).setdefault("_names_of_towers", _Names())
     return names.variables
 
 
 def get_variable_scope() -> VariableScope:
-    """The innermost :class:`VariableScope` of this thread; Replicax has none, as variables are passed around."""
+    """The innermost :class:`VariableScope` of this thread; none is needed for a ``replicax.Variable``."""
     return _scopes.stack[-1]
 
 
@@ -236,7 +237,7 @@ def get_variable(
 
 
 def trainable_variables() -> list[Variable]:
-    """The trainable variables that :func:`get_variable` has made for the current strategy; in Replicax keep a list."""
+    """Those that :func:`get_variable` has made for the current strategy: keep a list of each ``replicax.Variable``."""
     return [v for v, _ in _names_of(context.get_strategy()).values() if v.trainable]
 
 
