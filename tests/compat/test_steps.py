@@ -119,6 +119,23 @@ def test_initial_loop_values_must_match(executor: Executor, initial: Any, messag
             d.run_steps_on_dataset(step_fn, iterator, 1, initial)
 
 
+@on_both
+def test_initial_loop_values_where_towers_differ_in_size(executor: Executor) -> None:
+    d = two_towers()
+
+    def step_fn(ctx: tf.MultiStepContext, x: Any) -> None:
+        ctx.set_last_step_output("total", d.call_for_each_tower(jnp.sum, x), "sum")
+
+    with entered(d, executor):
+        iterator = d.distribute_dataset([np.ones(3, np.float32), np.ones(2, np.float32)]).make_one_shot_iterator()
+        with pytest.raises(
+            ValueError, match=r"output\['total'\] is float32\[1\] in initial_loop_values, and float32\[\]"
+        ):
+            d.run_steps_on_dataset(step_fn, iterator, 1, {"total": jnp.zeros(1)})
+        ctx = d.run_steps_on_dataset(step_fn, iterator, 1, {"total": 0.0})
+        assert float(ctx.last_step_outputs["total"]) == 5
+
+
 def test_steps_want_an_iterator_of_this_strategy() -> None:
     d = two_towers()
     with d.scope():

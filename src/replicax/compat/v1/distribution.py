@@ -28,7 +28,7 @@ from replicax.nests import is_leaf, known
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function
 from replicax.values import PerReplica
-from replicax.variables.store import current_store
+from replicax.variables.store import check_owner, current_store
 from replicax.variables.variable import Variable
 
 
@@ -337,7 +337,15 @@ class DistributionStrategy:
     @also(tower_local_var="var")
     @in_tower_words
     def read_var(self, var: Variable) -> Any:
-        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``."""
+        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``.
+
+        Raises:
+          ContextError: another strategy's variable; a tower-local one in a tower, which has no aggregate there.
+        """
+        if isinstance(var, Variable):
+            check_owner(var, self.strategy.extended.replicas, "distribution.read_var is called on")
+            if var.is_on_read and context.in_step():
+                self._check_across("read_var")
         return self.strategy.extended.read_var(var)
 
     @in_tower_words
@@ -413,23 +421,33 @@ def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
     """The arguments, after asking that all towers have the same; inside a step as this tower has them.
 
     What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
+
+    Raises:
+      TypeError: one is PerDevice, or a tower-local variable.
+      LocalityError: inside a step, towers differ in one.
     """
 
     def one(what: str, leaf: Any) -> Any:
+        if isinstance(leaf, Variable) and leaf.is_on_read:
+            raise TypeError(
+                f"distribution.{method}: {what} is the tower-local {leaf.describe()}, of which each tower has a value "
+                "of its own: pass distribution.read_var(variable)"
+            )
         mine = own(leaf)
         if mine is not leaf:
             problem = f"distribution.{method}: {what} differs between towers: reduce it first"
             [mine] = current_store().expect([mine], frozenset({T}), problem)
         return mine
 
-    if not context.in_step():
-        return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in arguments.items())
-    return tuple(
+    found = [
         jax.tree_util.tree_map_with_path(
             lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf), known(tree), is_leaf=is_leaf
         )
         for name, tree in arguments.items()
-    )
+    ]
+    if context.in_step():
+        return tuple(found)
+    return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in zip(arguments, found, strict=True))
 
 
 def _tower_id() -> Any:

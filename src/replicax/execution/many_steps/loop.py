@@ -53,6 +53,8 @@ class Step(Wrapper):
         runs: a step that raises has changed nothing, on either executor.
     """
 
+    argument = "element"
+
     def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None) -> None:
         self._expected: dict[str, str] | None = None
         if initial_loop_values is not None:

@@ -108,7 +108,10 @@ class Wrapper:
 
     Attributes:
       kind: its type, and whatever else tells it from others around the function.
+      argument: what its only argument is; ``None``: its arguments are those of the function.
     """
+
+    argument: str | None = None
 
     def __init__(self, fn: Callable[..., Any], *kind: Hashable) -> None:
         self.fn = fn
