@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests import processes
 from tests.compat import workers_towers
 
 
+def _each(everyone: list[list[dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """What each worker has found, compiled and on the exact executor."""
+    return [(worker, found) for worker, both in enumerate(everyone) for found in both]
+
+
 def test_what_each_worker_sees() -> None:
     """Of four towers a worker has two; what is computed across them is the same everywhere."""
-    for worker, found in enumerate(processes.run(workers_towers.facts, workers=2, devices=2)):
+    for worker, found in _each(processes.run(workers_towers.facts, workers=2, devices=2)):
         assert found["towers"] == (4, 4, 4, False)
         chief = worker == 0
         assert found["worker"] == (False, True, chief, chief)
@@ -27,7 +34,7 @@ def test_what_each_worker_sees() -> None:
 
 def test_each_worker_has_a_dataset_of_its_own() -> None:
     """The pass ends for all when one has no round left."""
-    for worker, found in enumerate(processes.run(workers_towers.train, 1, workers=2, devices=2)):
+    for worker, found in _each(processes.run(workers_towers.train, 1, workers=2, devices=2)):
         assert found["first"] == [[[0] * 3, [1] * 3], [[10] * 3, [11] * 3]][worker]
         assert found["steps"] == 2  # and one round was taken by hand
         # The means over all towers of the rounds (2, 3 | 12, 13) and (4, 5 | 14, 15).

@@ -21,8 +21,14 @@ def message_of(action: Any, kind: type[Exception] = Exception) -> str:
     return "nothing was raised"
 
 
-def facts() -> dict[str, Any]:
-    """What a worker sees of the strategy, and what its towers compute together."""
+def facts() -> list[dict[str, Any]]:
+    """What a worker sees of the strategy, and what its towers compute together; on both executors."""
+    with replicax.debug():
+        exact = _facts()
+    return [_facts(), exact]
+
+
+def _facts() -> dict[str, Any]:
     d = tf.DistributionStrategy.of(replicax.MultiWorkerMirroredStrategy())
 
     def merge_fn(distribution: Any, x: Any) -> Any:
@@ -49,6 +55,8 @@ def facts() -> dict[str, Any]:
             "first": float(first),
             "fetched": [float(d.fetch(value)) for value in (v, local, total, d.reduce("sum", mine))],
             "fetched to": [d.fetch(v, f"cpu:{i}").devices() == {jax.local_devices()[i]} for i in range(2)],
+            "broadcast": float(d.broadcast(3.0)),
+            "group": d.group(mine),
             "everywhere": float(d.fetch(v, d.worker_devices).addressable_data(1)),
             "map": message_of(lambda: d.map([1.0], lambda x: x)),
             "fetch": message_of(lambda: d.fetch(mine)),
@@ -60,8 +68,14 @@ def facts() -> dict[str, Any]:
     return found
 
 
-def train(short: int) -> dict[str, Any]:
+def train(short: int) -> list[dict[str, Any]]:
     """Steps on a dataset of the worker's own; that of worker ``short`` ends one round earlier."""
+    with replicax.debug():
+        exact = _train(short)
+    return [_train(short), exact]
+
+
+def _train(short: int) -> dict[str, Any]:
     strategy = replicax.MultiWorkerMirroredStrategy()
     d = tf.DistributionStrategy.of(strategy)
     worker = strategy.extended.workers.index
