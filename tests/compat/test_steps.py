@@ -180,7 +180,8 @@ def test_towers_again_in_a_merge_fn(executor: Executor) -> None:
         total = distribution.reduce("sum", x)
         results = distribution.call_for_each_tower(again, x, shared=total)
         assert tf.get_cross_tower_context() is distribution
-        distribution.update(w, lambda w, s: w.assign(s), results["shared"])  # the same for all, as is inferred
+        shared = distribution.fetch(results["shared"])  # the same for all, as is inferred
+        distribution.update(w, lambda w, s: w.assign(s), results["shared"] if reads_shared else shared)
         return results["x"], distribution.unwrap(results["x"])
 
     def fn(i: Any) -> Any:
@@ -189,11 +190,21 @@ def test_towers_again_in_a_merge_fn(executor: Executor) -> None:
     with entered(d, executor):
         v = tf.get_variable("v", initializer=0.0, synchronization="on_read", aggregation="sum")
         w = tf.get_variable("w", initializer=0.0)
+        reads_shared = True
         own, everyones = d.call_for_each_tower(fn, d.worker_device_index)
         assert numbers(d, own) == [1, 3]
         assert [float(x) for x in everyones] == [1, 3]
         assert numbers(d, v) == [4, 5]
         assert float(w) == 3
+        w.assign(0.0)
+        reads_shared = False
+        d.call_for_each_tower(fn, d.worker_device_index)
+        assert float(w) == 3
+        with pytest.raises(ValueError, match=r"distribution\.fetch: val differs between towers: reduce it first"):
+            d.call_for_each_tower(
+                lambda i: tf.get_tower_context().merge_call(lambda d, x: d.fetch(x), jnp.float32(i)),
+                d.worker_device_index,
+            )
 
 
 @on_both

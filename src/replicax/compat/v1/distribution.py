@@ -1,4 +1,4 @@
-"""``DistributionStrategy``: the contract, in tower words."""
+"""``DistributionStrategy``: the public contract, in tower words."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class DistributionStrategy:
     def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``fn(*args, **kwargs)`` once in each tower; ``replicax.Strategy.run``.
 
-        ``run_concurrently`` among ``kwargs`` is taken out: it says how, and one program has them all run.
+        ``run_concurrently`` among ``kwargs`` is taken out: here all towers run in one program.
         """
         self._check_across("call_for_each_tower")
         kwargs.pop("run_concurrently", None)
@@ -184,6 +184,7 @@ class DistributionStrategy:
         """Run ``fn(ctx, *inputs)`` for ``iterations`` elements, in one dispatch; ``replicax.Strategy.run_steps``.
 
         ``fn`` is in cross-tower context, so it uses ``call_for_each_tower``. The steps have run when this returns.
+        ``initial_loop_values`` are not needed; if given, the outputs must have their structure, shapes and dtypes.
         """
         self._check_across("run_steps_on_dataset")
         if not isinstance(iterator, PerDeviceIterator):
@@ -198,7 +199,8 @@ class DistributionStrategy:
     def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
         """Feed the towers from a dataset, or a function that makes one: ``strategy.distribute_datasets_from_function``.
 
-        Each tower gets a whole element. A dataset is what ``replicax.Strategy.distribute_dataset`` takes.
+        Each tower gets a whole element, of arrays and numbers of any shape. A dataset is what
+        ``replicax.Strategy.distribute_dataset`` takes.
 
         Raises:
           ValueError: it is not a dataset, and makes none.
@@ -303,6 +305,8 @@ class DistributionStrategy:
         """
         self._check_across("fetch")
         value = self.read_var(val) if isinstance(val, Variable) else val
+        if context.in_step():
+            [value] = _same("fetch", val=value)
         if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(known(value), is_leaf=is_leaf)):
             raise LocalityError(
                 "distribution.fetch: a PerDevice value has no single value to copy: reduce it first, or take it apart "
@@ -396,7 +400,7 @@ class DistributionStrategy:
 
 
 class _TowerScope(context.Scope):
-    """The scope of the strategy, as which its tower words are entered."""
+    """The scope of a strategy; entering it gives the strategy's tower words."""
 
     def __init__(self, distribution: DistributionStrategy) -> None:
         super().__init__(distribution.strategy.extended.replicas)
@@ -412,8 +416,9 @@ class _AcrossStep(Wrapper):
     """A step that goes across at once, where its function is called."""
 
     def __call__(self, outputs: StepOutputs, *inputs: Any) -> None:
-        tower = get_tower_context()
-        assert tower is not None
+        replica = context.get_replica_context()
+        assert replica is not None
+        tower = TowerContext(DistributionStrategy.of(replica.strategy), replica)
         tower.merge_call(lambda _, *inputs: self.fn(MultiStepContext(outputs), *inputs), *inputs)
 
 
@@ -454,48 +459,3 @@ def _tower_id() -> Any:
     replica = context.get_replica_context()
     assert replica is not None
     return replica.replica_id_in_sync_group
-
-
-# --- the current one ------------------------------------------------------------------------------------
-
-
-def get_distribution_strategy() -> DistributionStrategy:
-    """The strategy whose scope or step we are in, or the default one; ``replicax.get_strategy``.
-
-    >>> from replicax.compat import v1
-    >>> v1.get_distribution_strategy().is_single_tower
-    True
-    """
-    return DistributionStrategy.of(context.get_strategy())
-
-
-def has_distribution_strategy() -> bool:
-    """Whether the current strategy is one that somebody chose; ``replicax.has_strategy``.
-
-    >>> from replicax.compat import v1
-    >>> v1.has_distribution_strategy()
-    False
-    """
-    return context.has_strategy()
-
-
-def get_tower_context() -> TowerContext | None:
-    """The current tower's context, or ``None`` in cross-tower context; ``replicax.get_replica_context``.
-
-    >>> from replicax.compat import v1
-    >>> v1.get_tower_context().num_towers  # outside every scope: the default one
-    1
-    """
-    replica = context.get_replica_context()
-    return None if replica is None else TowerContext(DistributionStrategy.of(replica.strategy), replica)
-
-
-def get_cross_tower_context() -> DistributionStrategy | None:
-    """The strategy in cross-tower context, or ``None`` in a tower; ``replicax.in_cross_replica_context``.
-
-    >>> from replicax.compat import v1
-    >>> with v1.MirroredStrategy(["cpu:0", "cpu:1"]).scope() as distribution:
-    ...     v1.get_cross_tower_context() is distribution
-    True
-    """
-    return get_distribution_strategy() if context.in_cross_replica_context() else None

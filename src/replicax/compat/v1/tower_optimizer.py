@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax.compat.v1.distribution import DistributionStrategy, get_tower_context
+from replicax.compat.v1.current_distribution import get_tower_context
+from replicax.compat.v1.distribution import DistributionStrategy
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
 from replicax.compat.v1.tower_variables import trainable_variables
 from replicax.compat.v1.tower_words import in_tower_words
