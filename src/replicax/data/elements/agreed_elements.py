@@ -83,7 +83,7 @@ class ElementsOfOwnStreams(AgreedElements):
             return None
         sizes = tuple(size for worker in announcements for size in worker.sizes)
         some = next(kind for worker in announcements for kind in worker.kinds)
-        kinds = tuple(kind for w in announcements for kind in w.kinds or (some,) * len(w.sizes))
+        kinds = tuple(kind for w in announcements for kind in w.kinds_of_replicas(some))
         same_rows = len(set(kinds)) == 1
         if not same_rows and division.partial is PartialBatch.PAD:
             there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
@@ -119,7 +119,8 @@ class ElementsOfOwnStreams(AgreedElements):
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        announcement = Announcement(sizes, tuple(part.kinds() for part in parts), is_over)
+        kinds = tuple(part.kinds() for part in parts)
+        announcement = Announcement(sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over)
         if self._is_first and tree is not None:
             announcement = announcement.with_structure(tree, parts[0])
         everyone = self._told(announcement)

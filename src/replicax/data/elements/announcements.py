@@ -20,6 +20,7 @@ class Announcement:
 
     sizes: tuple[int, ...] = ()
     kinds: tuple[tuple[Leaf, ...], ...] = ()
+    """Of each replica; or one, if they are the same; or none, if there never was anything."""
     is_over: bool = True
     skeleton: Any = None
     """The structure with numbers as leaves; in the first element only, and ``None`` if there is none, or if it is one
@@ -27,6 +28,10 @@ class Announcement:
     described: str = ""
     """The structure with dtypes and ranks as leaves, in words; in the first element only."""
     error: str | None = None
+
+    def kinds_of_replicas(self, otherwise: tuple[Leaf, ...]) -> Sequence[tuple[Leaf, ...]]:
+        """Those of each replica; where there never was anything, ``otherwise``."""
+        return self.kinds if len(self.kinds) > 1 else (self.kinds or (otherwise,)) * len(self.sizes)
 
     @classmethod
     def of_error(cls, error: Exception) -> Announcement:
