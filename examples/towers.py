@@ -2,9 +2,16 @@
 
     python examples/towers.py
 
-It is written for ``tf.contrib.distribute`` of TensorFlow 1.x. What was changed to run it here are its imports, and its
-tensor operations, which are JAX's. Everything else (``tf.…`` and ``distribution.…``) stands as it stood, and runs as
-one compiled program for all towers. Needs scikit-learn for the data.
+It is written in the words of ``tf.contrib.distribute`` of TensorFlow 1.x: those of 1.9 (``fetch``, tower-local scopes)
+and of 1.10 to 1.12 (``run_steps_on_dataset``, ``VariableAggregation``). What differs from the original is:
+
+- imports: ``tf`` is ``replicax.compat.v1``, which has the names of ``tf.train`` and ``tf.contrib.distribute``, too;
+- tensor operations and initializers, which are JAX's, and the optimizer's rule, which is Optax's;
+- the dataset, which is a list of arrays instead of a ``tf.data.Dataset``;
+- the session, which is gone: what it would run has run already. ``use_cpu_devices`` makes towers out of one CPU.
+
+Every call of a ``distribution``, a tower or a context stands as it would there. All steps of an epoch are one dispatch
+of one compiled program for all towers. Needs scikit-learn for the data.
 """
 
 from __future__ import annotations

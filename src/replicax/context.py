@@ -450,6 +450,14 @@ def in_step() -> bool:
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
+def left_replica() -> ReplicaContext | None:
+    """The replica that a ``merge_call`` on this thread has left for across; ``None`` elsewhere."""
+    frames = _stack.frames
+    if not frames or frames[-1].replica is not None:
+        return None
+    return next((frame.replica for frame in reversed(frames) if frame.replica is not None), None)
+
+
 def is_right_across(replicas: Replicas) -> bool:
     """Whether the caller is outside every scope and step, or directly inside the scope of their strategy.
 

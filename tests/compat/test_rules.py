@@ -125,7 +125,7 @@ def test_optimizers_have_a_side_of_their_own() -> None:
             optimizer.compute_gradients(lambda: v.value, [v])
         with pytest.raises(RuntimeError, match="_distributed_apply is for cross-tower context"):
             d.call_for_each_tower(lambda: optimizer._distributed_apply(d, [(v.value, v)]))
-        with pytest.raises(ValueError, match="no gradient for any variable"):
+        with pytest.raises(ValueError, match=r"no gradients provided for any variable: \['v'\]"):
             d.call_for_each_tower(lambda: optimizer.apply_gradients([(None, v)]))
 
 
@@ -221,6 +221,41 @@ def test_update_in_a_merge_fn_takes_v(executor: Executor) -> None:
         assert float(v) == 1.0
         d.call_for_each_tower(lambda x: tf.get_tower_context().merge_call(assign, x + 1), 4.0)
         assert float(v) == 5.0
+
+
+@on_both
+def test_tower_local_variables_are_t(executor: Executor) -> None:
+    """So ``update`` wants their aggregate, which is for cross-tower context."""
+    d, another = two_towers(), two_towers()
+    with entered(d, executor):
+        v = tf.get_variable("v", initializer=1.0)
+        with d.tower_local_var_scope("sum"):
+            local = tf.get_variable("local", initializer=0.0)
+        d.call_for_each_tower(lambda i: local.assign(jnp.float32(1 + i)), d.worker_device_index)
+        of_its_own = (
+            r"the tower-local variable 'local'.*, of which each tower has a value of its own: pass distribution.read_v"
+        )
+        with pytest.raises(TypeError, match=rf"distribution\.update: args\[0\] is {of_its_own}"):
+            d.update(v, lambda v, x: v.assign(x), local)
+        with pytest.raises(TypeError, match=rf"distribution\.update_non_slot: kwargs\['x'\] is {of_its_own}"):
+            d.call_for_each_tower(
+                lambda: tf.get_tower_context().merge_call(
+                    lambda d: d.update_non_slot(d.non_slot_devices([v]), lambda x: v.assign(x), x=local)
+                )
+            )
+        d.update(v, lambda v, x: v.assign(x), d.read_var(local))
+        assert float(v) == float(d.reduce("sum", local)) == 3
+        with pytest.raises(
+            RuntimeError, match=r"distribution\.read_var is for cross-tower context.*in a tower context"
+        ):
+            d.call_for_each_tower(lambda: d.read_var(local))
+        assert float(d.call_for_each_tower(lambda: d.read_var(v))) == 3  # which has one value wherever it is read
+    with entered(another, executor):
+        for read in (another.read_var, another.fetch):
+            with pytest.raises(
+                RuntimeError, match=r"'v'.* belongs to .*, but distribution.read_var is called on another"
+            ):
+                read(v)
 
 
 @on_both
@@ -326,6 +361,9 @@ def test_what_jax_raises_is_explained_in_tower_words(filtering: str) -> None:
     try:
         with d.scope(), pytest.raises(jax.errors.TracerBoolConversionError, match="for all towers and calls"):
             d.call_for_each_tower(lambda x: 1 if x > 0 else 2, d.worker_device_index)
+        named = pytest.raises(jax.errors.TracerBoolConversionError, match=r"depends on the argument batch\['x'\]")
+        with d.scope(), named:
+            d.call_for_each_tower(lambda batch: 1 if batch["x"] > 0 else 2, {"x": d.worker_device_index})
     finally:
         jax.config.update("jax_traceback_filtering", before)
 

@@ -1,4 +1,4 @@
-"""Steps on datasets, the way back into towers from across, and what feeds them."""
+"""Steps on datasets, and the way back into towers from across."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import replicax
 from replicax.compat import v1 as tf
 from tests.compat.executors import Executor, entered, numbers, on_both, two_towers
 
@@ -86,19 +85,55 @@ def test_an_output_of_a_tower_has_to_be_combined(executor: Executor) -> None:
 
 
 @on_both
-def test_initial_loop_values_must_match(executor: Executor) -> None:
+@pytest.mark.parametrize(
+    ("initial", "message"),
+    [
+        ({"x": jnp.zeros(3)}, r"output\['x'\] is float32\[3\] in initial_loop_values, and float32\[2\] in the step"),
+        ({"x": jnp.zeros(2, int)}, r"output\['x'\] is int32\[2\] in initial_loop_values"),
+        ({}, r"output\['x'\] is missing in initial_loop_values, and float32\[2\] in the step"),
+        (
+            {"x": jnp.zeros(2), "y": 0.0},
+            r"output\['y'\] is float32\[\] in initial_loop_values, and missing in",
+        ),
+        (jnp.zeros(2), "initial_loop_values must be a dict"),
+    ],
+    ids=["shape", "dtype", "none", "another", "no dict"],
+)
+def test_initial_loop_values_must_match(executor: Executor, initial: Any, message: str) -> None:
     d = two_towers()
 
     def step_fn(ctx: tf.MultiStepContext, x: Any) -> None:
+        d.update_non_slot(d.non_slot_devices([steps]), lambda: steps.assign_add(1))
         ctx.set_last_step_output("x", x, "sum")
 
     with entered(d, executor):
-        dataset = d.distribute_dataset(full(1, 2, 3, 4))
-        iterator = dataset.make_one_shot_iterator()
-        d.run_steps_on_dataset(step_fn, iterator, 1, {"x": jnp.zeros(2)})
-        if executor is not replicax.debug:  # which does not loop, and has nothing to begin with
-            with pytest.raises(ValueError, match=r"output\['x'\] is float32\[3\] in initial_loop_values"):
-                d.run_steps_on_dataset(step_fn, iterator, 1, {"x": jnp.zeros(3)})
+        steps = tf.get_variable("steps", initializer=0)
+        iterator = d.distribute_dataset(full(1, 2, 3, 4)).make_one_shot_iterator()
+        with pytest.raises(ValueError, match=message):
+            d.run_steps_on_dataset(step_fn, iterator, 1, initial)
+        assert int(steps) == 0
+        ctx = d.run_steps_on_dataset(step_fn, iterator, 2, {"x": jnp.zeros(2)})  # no element was lost
+        assert (ctx.last_step_outputs["x"].tolist(), int(steps)) == ([7, 7], 2)
+        iterator = d.distribute_dataset(full(1, 2)).make_one_shot_iterator()
+        with pytest.raises(ValueError, match=message):  # of a step that is known
+            d.run_steps_on_dataset(step_fn, iterator, 1, initial)
+
+
+@on_both
+def test_initial_loop_values_where_towers_differ_in_size(executor: Executor) -> None:
+    d = two_towers()
+
+    def step_fn(ctx: tf.MultiStepContext, x: Any) -> None:
+        ctx.set_last_step_output("total", d.call_for_each_tower(jnp.sum, x), "sum")
+
+    with entered(d, executor):
+        iterator = d.distribute_dataset([np.ones(3, np.float32), np.ones(2, np.float32)]).make_one_shot_iterator()
+        with pytest.raises(
+            ValueError, match=r"output\['total'\] is float32\[1\] in initial_loop_values, and float32\[\]"
+        ):
+            d.run_steps_on_dataset(step_fn, iterator, 1, {"total": jnp.zeros(1)})
+        ctx = d.run_steps_on_dataset(step_fn, iterator, 1, {"total": 0.0})
+        assert float(ctx.last_step_outputs["total"]) == 5
 
 
 def test_steps_want_an_iterator_of_this_strategy() -> None:
@@ -145,7 +180,8 @@ def test_towers_again_in_a_merge_fn(executor: Executor) -> None:
         total = distribution.reduce("sum", x)
         results = distribution.call_for_each_tower(again, x, shared=total)
         assert tf.get_cross_tower_context() is distribution
-        distribution.update(w, lambda w, s: w.assign(s), results["shared"])  # the same for all, as is inferred
+        shared = distribution.fetch(results["shared"])  # the same for all, as is inferred
+        distribution.update(w, lambda w, s: w.assign(s), results["shared"] if reads_shared else shared)
         return results["x"], distribution.unwrap(results["x"])
 
     def fn(i: Any) -> Any:
@@ -154,11 +190,21 @@ def test_towers_again_in_a_merge_fn(executor: Executor) -> None:
     with entered(d, executor):
         v = tf.get_variable("v", initializer=0.0, synchronization="on_read", aggregation="sum")
         w = tf.get_variable("w", initializer=0.0)
+        reads_shared = True
         own, everyones = d.call_for_each_tower(fn, d.worker_device_index)
         assert numbers(d, own) == [1, 3]
         assert [float(x) for x in everyones] == [1, 3]
         assert numbers(d, v) == [4, 5]
         assert float(w) == 3
+        w.assign(0.0)
+        reads_shared = False
+        d.call_for_each_tower(fn, d.worker_device_index)
+        assert float(w) == 3
+        with pytest.raises(ValueError, match=r"distribution\.fetch: val differs between towers: reduce it first"):
+            d.call_for_each_tower(
+                lambda i: tf.get_tower_context().merge_call(lambda d, x: d.fetch(x), jnp.float32(i)),
+                d.worker_device_index,
+            )
 
 
 @on_both
@@ -218,100 +264,3 @@ def test_in_the_default_tower_a_merge_fn_may_call_towers() -> None:
         return d.call_for_each_tower(lambda x: x + 1, x)
 
     assert float(tf.get_tower_context().merge_call(merge_fn, 1.0)) == 2
-
-
-# --- map ------------------------------------------------------------------------------------------------
-
-
-@on_both
-@pytest.mark.parametrize("count", [1, 2])
-def test_map(executor: Executor, count: int) -> None:
-    d = tf.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-    with entered(d, executor):
-        found = d.map([1.0, 2.0, 4.0], lambda x, factor, plus: x * factor + plus, 10.0, plus=1.0)
-        assert [[float(x) for x in own] for own in d.unwrap(found)] == [[[11, 21, 41]], [[11, 41], [21]]][count - 1]
-        combined = [float(d.reduce(how, found)) for how in ("sum", "mean", "only_first_tower")]
-        np.testing.assert_allclose(combined, [73, 73 / 3, 11], rtol=1e-6)  # the mean is over items
-        assert repr(found) == f"MapOutput(3 items on {count} towers)"
-        with pytest.raises(ValueError, match="the output of map over nothing"):
-            d.reduce("sum", d.map([], lambda x: x))
-
-
-@on_both
-def test_map_in_a_merge_fn(executor: Executor) -> None:
-    d = two_towers()
-
-    def merge_fn(distribution: Any, x: Any) -> Any:
-        total = distribution.reduce("sum", x)
-        return distribution.reduce("mean", distribution.map([1.0, 2.0, 6.0], lambda item: item * total))
-
-    with entered(d, executor):
-        result = d.call_for_each_tower(lambda x: tf.get_tower_context().merge_call(merge_fn, x + 0), 5.0)
-        assert float(result) == 30
-
-
-# --- datasets -------------------------------------------------------------------------------------------
-
-
-@on_both
-def test_each_tower_gets_a_whole_element(executor: Executor) -> None:
-    d = two_towers()
-    with entered(d, executor):
-        dataset = d.distribute_dataset([np.arange(3.0), np.arange(2.0), np.arange(4.0)])  # of any size
-        iterator = dataset.make_one_shot_iterator()
-        assert [x.shape for x in d.unwrap(iterator.get_next())] == [(3,), (2,)]
-        with pytest.raises(StopIteration):  # for the third there is one tower only
-            iterator.get_next()
-        assert len(list(dataset)) == len(list(dataset)) == 1
-
-
-@on_both
-def test_scalars(executor: Executor) -> None:
-    d = two_towers()
-    with entered(d, executor):
-        iterator = d.distribute_dataset(lambda: [{"i": i, "x": np.ones(2)} for i in range(4)]).make_one_shot_iterator()
-        for expected in ([0, 1], [2, 3]):
-            element = iterator.get_next()
-            assert [x.shape for x in d.unwrap(element["i"])] == [(), ()]
-            assert numbers(d, element["i"]) == expected
-    with entered(tf.OneDeviceStrategy("cpu:1"), executor) as one:
-        assert one.distribute_dataset([1.5]).make_one_shot_iterator().get_next().shape == ()
-
-
-def test_what_is_no_dataset() -> None:
-    d = two_towers()
-    with d.scope():
-        for wrong in (3, "text", lambda: 3, lambda: None, iter([np.ones(1)]), {"x": 1}):
-            with pytest.raises(ValueError, match="distribute_dataset: "):
-                d.distribute_dataset(wrong)
-
-
-def test_what_datasets_may_be() -> None:
-    d = two_towers()
-    arrays = (np.arange(4.0), np.arange(8.0).reshape(4, 2))
-
-    def generator() -> Any:
-        yield from zip(*arrays, strict=True)
-
-    with d.scope():
-        kinds = [arrays, lambda: arrays, generator, lambda: generator(), d.strategy.make_numpy_dataset(arrays)]
-        kinds += [list(generator()), lambda: list(generator())]
-        for kind in kinds:
-            dataset = d.distribute_dataset(kind)
-            for _ in range(2):  # a pass after the other
-                first = [numbers(d, x) for x, _ in dataset]
-                assert first == [[0, 1], [2, 3]]
-
-
-def test_the_dataset_function_is_called_once() -> None:
-    d = two_towers()
-    calls = []
-
-    def dataset_fn() -> Any:
-        calls.append(None)
-        return full(1, 2)
-
-    with d.scope():
-        dataset = d.distribute_dataset(dataset_fn)
-        assert len(list(dataset)) + len(list(dataset)) == 2
-    assert len(calls) == 1

@@ -213,18 +213,41 @@ def test_a_loss_that_goes_across(executor: Any) -> None:
 
 @on_both
 def test_gradients_that_are_not_there(executor: Any) -> None:
+    """A loss that does not depend on a variable has no gradient with respect to it, and leaves it alone."""
+    d = two_towers()
+
+    def compute(x: Any) -> Any:
+        # ``seen`` has no way to the loss, and ``behind`` none that can be differentiated.
+        return optimizer.compute_gradients(lambda: v.value * x + jax.lax.stop_gradient(behind.value) + 0 * x)
+
+    with entered(d, executor):
+        v, seen, behind = (tf.get_variable(name, initializer=3.0) for name in ("v", "seen", "behind"))
+        optimizer = tf.Optimizer(optax.sgd(1.0, momentum=0.5))
+        seen.value  # noqa: B018
+        x = d.call_for_each_tower(lambda i: jnp.float32(1 + i), d.worker_device_index)
+        pairs = d.call_for_each_tower(compute, x)
+        assert [float(g) for g in d.unwrap(pairs[0][0])] == [0.5, 1.0]
+        assert pairs[1:] == [(None, seen), (None, behind)]
+        d.call_for_each_tower(lambda x: optimizer.apply_gradients(compute(x), name="step"), x)
+        optimizer._distributed_apply(d, pairs)  # from across
+        assert (float(v), float(seen), float(behind)) == (3.0 - 1.5 - 2.25, 3.0, 3.0)
+        assert [slot.name for slot in optimizer.variables()] == [slot.name for slot in optimizer.optimizer.variables]
+
+
+@on_both
+def test_no_gradients_at_all(executor: Any) -> None:
     d = two_towers()
     with entered(d, executor):
         v, w = tf.get_variable("v", initializer=3.0), tf.get_variable("w", initializer=3.0)
-        optimizer = tf.Optimizer(optax.sgd(1.0, momentum=0.5))
-
-        def fn(x: Any) -> None:
-            [pair] = optimizer.compute_gradients(lambda: v.value * x, [v])
-            optimizer.apply_gradients([pair, (None, w)], name="step")
-
-        d.call_for_each_tower(fn, 1.0)
-        assert (float(v), float(w)) == (2.0, 3.0)
-        assert [slot.name for slot in optimizer.variables()] == [slot.name for slot in optimizer.optimizer.variables]
+        optimizer = tf.Optimizer(optax.sgd(1.0))
+        none = pytest.raises(ValueError, match=r"no gradients provided for any variable: \['v', 'w'\]\. Does the loss")
+        with none:
+            d.call_for_each_tower(lambda x: optimizer.minimize(lambda: jnp.float32(x)), d.worker_device_index)
+        with none:
+            optimizer._distributed_apply(d, [(None, v), (None, w)])
+        with pytest.raises(ValueError, match="no variables provided: grads_and_vars is empty"):
+            d.call_for_each_tower(lambda: optimizer.apply_gradients([]))
+        assert float(v) == float(w) == 3.0
 
 
 @on_both

@@ -218,7 +218,6 @@ def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch)
     iterator = iter(pair.distribute_dataset(grain.MapDataset.source(examples).batch(rows)))
     next(iterator)
     monkeypatch.setattr(to_devices, "_stacked", None)
-    monkeypatch.setattr(to_devices, "_copied", None)
     for i, batch in enumerate(iterator, 1):
         np.testing.assert_array_equal(np.asarray(pair.gather(batch, 0)), examples[i * rows : (i + 1) * rows])
     assert i == 99

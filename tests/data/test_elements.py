@@ -204,3 +204,16 @@ def test_input_contexts() -> None:
 def test_what_is_no_dataset_function(pair) -> None:
     with pytest.raises(TypeError, match="dataset_fn must be a function of an InputContext, got 3"):
         pair.distribute_datasets_from_function(3)
+
+
+def test_rows_that_differ_in_shape_between_replicas(pair) -> None:
+    """One compiled program (no warning says otherwise), and each replica gets its own."""
+    batches = [np.full((2, 3), 1.0), np.full((2, 5), 10.0), np.full((1, 4), 1.0), np.full((3, 1), 10.0)]
+    dataset = pair.distribute_datasets_from_function(lambda context: batches)
+    elements = list(dataset)
+    assert [[x.shape for x in pair.local_results(element)] for element in elements] == [
+        [(2, 3), (2, 5)],
+        [(1, 4), (3, 1)],
+    ]
+    sums = [float(pair.reduce("sum", pair.run(jnp.sum, (element,)))) for element in elements]
+    assert sums == [6 + 100, 4 + 30]

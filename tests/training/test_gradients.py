@@ -181,3 +181,42 @@ def test_what_has_no_gradient() -> None:
         replicax.value_and_grad(lambda: 1.0, [1.0])
     with pytest.raises(TypeError, match="must return a pair"):
         replicax.value_and_grad(lambda: 1.0, [replicax.Variable(1.0)], has_aux=True)()
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_unconnected_gradients(pair, executor) -> None:
+    """``None`` where no derivative comes back, be it through a loop, a branch or a program; zeros otherwise."""
+    names = ("used", "stopped", "unread", "in a loop", "in no loop", "in a program", "in a branch", "in aux", "written")
+    with pair.scope():
+        variables = {name: replicax.Variable(jnp.ones(4), name=name) for name in names}
+
+    def step(x, unconnected):
+        def loss():
+            value = {name: v.value for name, v in variables.items() if name != "unread"}
+            variables["written"].assign(jnp.zeros(4))
+
+            def body(total, t):
+                return total + (value["in a loop"] * t).sum() + jax.lax.stop_gradient(value["in no loop"]).sum(), None
+
+            total, _ = jax.lax.scan(body, (value["used"] * x).sum(), jnp.arange(3.0))
+            total += jax.jit(lambda v: 2 * v.sum())(value["in a program"]) + variables["written"].value.sum()
+            total += jax.lax.cond(x > 0, lambda: value["in a branch"].sum(), lambda: 0.0)
+            return total + jax.lax.stop_gradient(value["stopped"]).sum(), value["in aux"]
+
+        _, gradients = replicax.value_and_grad(loss, variables, has_aux=True, unconnected_gradients=unconnected)()
+        return gradients
+
+    x = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    options = replicax.RunOptions(executor=executor)
+    zeros = pair.run(step, (x, "zero"), options=options)
+    found = pair.run(step, (x, "none"), options=options)
+    connected = {"used", "in a loop", "in a program", "in a branch"}
+    assert {name for name, gradient in found.items() if gradient is not None} == connected
+    for name in names:
+        for gradient in pair.local_results(zeros[name]):
+            assert bool((gradient != 0).any()) == (name in connected)
+    for name in connected:
+        for one, other in zip(pair.local_results(found[name]), pair.local_results(zeros[name]), strict=True):
+            np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="unconnected_gradients must be 'zero' or 'none', got None"):
+        replicax.value_and_grad(lambda: 0.0, variables, unconnected_gradients=None)

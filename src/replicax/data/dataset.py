@@ -42,10 +42,11 @@ class DistributedDataset(Renamed):
         workers: InputWorkers,
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None = None,
+        examples: bool = False,
     ) -> None:
         from replicax.data.input_pipeline import InputPipeline  # loads Grain
 
-        self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn)
+        self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn, examples)
 
     def __repr__(self) -> str:
         pipeline = self._pipeline

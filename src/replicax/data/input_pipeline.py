@@ -33,6 +33,7 @@ class InputPipeline:
       workers: that the dataset is for.
       options: as the user gave them.
       whole: whether each batch is one replica's, rather than one for all.
+      examples: whether it is one example of a replica's, whose arrays need have no rows.
       source: the dataset.
       reading: how its batches come to be.
       sharing: how workers share it.
@@ -45,10 +46,12 @@ class InputPipeline:
         workers: InputWorkers,
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None,
+        examples: bool = False,
     ) -> None:
         self.workers = workers
         self.options = options
         self.whole = dataset_fn is not None
+        self.examples = examples
         self.source = as_source(dataset if dataset_fn is None else dataset_fn(workers.context), method)
         self.reading = reading_of(self.source)
         policy = options.auto_shard_policy
@@ -63,7 +66,7 @@ class InputPipeline:
             raise ValueError(f"{method}: the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         self._numbers = itertools.count()
         self._spec: Any = None
-        self._batch: int | None = self.reading.batch_size  # rows of a full one
+        self._batch: int | None = 1 if examples else self.reading.batch_size  # rows of a full one
         self._examples: int | None = None  # that a full batch is made of, where workers have agreed on it
 
     # --- what a batch is like ---------------------------------------------------------------------------
@@ -105,7 +108,8 @@ class InputPipeline:
         share = self._batch if self.whole else max(self.workers.rows_of_replicas(self._batch, self.sharing.shared))
         pads = self.options.partial_batch is PartialBatch.PAD
         kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
-        leaves = [kind((share, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
+        dims = () if self.examples else (share,)
+        leaves = [kind((*dims, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
         self._spec = jax.tree_util.tree_unflatten(tree, leaves)
 
     def _first_batch(self) -> tuple[Any, BatchRows] | None:
@@ -117,7 +121,7 @@ class InputPipeline:
             return None
         finally:
             batches.close()
-        checker = Checker(self.workers.replicas)
+        checker = Checker(self.workers.replicas, self.examples)
         rows = checker.rows(batch, "element 0")
         return checker.tree, rows
 
@@ -210,4 +214,5 @@ class InputPipeline:
         if batch is not None:
             rows = (batch,) * workers.replicas if self.whole else workers.rows_of_replicas(batch, self.sharing.shared)
         new = self.reading.gives_new_arrays
-        return Division(self.source.kind, workers.replicas, workers.mine, partial, self.whole, rows, new)
+        kind = self.source.kind
+        return Division(kind, workers.replicas, workers.mine, partial, self.whole, self.examples, rows, new)

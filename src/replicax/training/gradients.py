@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from replicax import _jax
 from replicax.devices.host_values import check_numbers
@@ -17,7 +19,12 @@ from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 
 
-def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(
+    fn: Callable[..., Any],
+    variables: Any,
+    has_aux: bool = False,
+    unconnected_gradients: Literal["zero", "none"] = "zero",
+) -> Callable[..., Any]:
     """A function that computes ``fn`` and its gradient with respect to ``variables``.
 
     Each replica differentiates its own loss. The gradients are not summed over the replicas: they have the
@@ -28,6 +35,8 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
         the variables directly, for example as a closure; they are not passed to it.
       variables: a list of variables, or any pytree of them.
       has_aux: whether ``fn`` returns a pair.
+      unconnected_gradients: what the gradient of a variable is that the loss does not depend on: ``"zero"``, zeros;
+        ``"none"``, ``None``, with which ``Optimizer.apply_gradients`` leaves the variable out.
 
     Returns:
       A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``.
@@ -36,7 +45,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     Raises:
       TypeError: a leaf of ``variables`` is not a variable, or its dtype has no gradient; the loss is not a
         float scalar.
-      ValueError: a variable is listed twice.
+      ValueError: a variable is listed twice; ``unconnected_gradients`` is neither.
       LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the sum of the gradients would be n times too large.
 
@@ -49,6 +58,10 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
     (9.0, 6.0)
     """
     checked_function(fn, "value_and_grad(fn, variables)")
+    if unconnected_gradients not in ("zero", "none"):
+        raise ValueError(
+            f"value_and_grad: unconnected_gradients must be 'zero' or 'none', got {unconnected_gradients!r}"
+        )
     chosen, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
     for i, v in enumerate(chosen):
         if not isinstance(v, Variable):
@@ -64,9 +77,12 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
         written: dict[Variable, str | None] = {}
         aux_leaves: list[Any] = []
         aux_tree: Any = None
+        connected: set[int] = set()
 
         def loss_of(values: list[Any]) -> tuple[Any, tuple[list[Any], list[Any]]]:
             nonlocal aux_leaves, aux_tree
+            if unconnected_gradients == "none":
+                values = [_noting(value, functools.partial(connected.add, i)) for i, value in enumerate(values)]
             store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
             with use_store(store):
                 returned = checked_result(fn(*args, **kwargs), fn, "value_and_grad")
@@ -84,6 +100,8 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
         for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
             outer.write(variable, value, must_be_mirrored)
         loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS)
+        if unconnected_gradients == "none":
+            gradients = [g if i in connected else None for i, g in enumerate(gradients)]
         gradients = jax.tree_util.tree_unflatten(tree, gradients)
         if not has_aux:
             return loss, gradients
@@ -92,6 +110,26 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False
         return (loss, jax.tree_util.tree_unflatten(aux_tree, aux_leaves)), gradients
 
     return with_gradient
+
+
+def _noting(value: Any, note: Callable[[], Any]) -> Any:
+    """``value``; ``note`` is called when a gradient comes back to it.
+
+    JAX keeps zeros symbolic on its way back through a function, and makes arrays of them only in the end.
+    """
+
+    @jax.custom_vjp
+    def same(x: Any) -> Any:
+        return x
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        if isinstance(gradient, SymbolicZero):
+            return (jnp.zeros(gradient.shape, gradient.dtype),)
+        note()
+        return (gradient,)
+
+    same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+    return same(value)
 
 
 _MIRRORED_LOSS = (

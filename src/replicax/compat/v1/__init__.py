@@ -18,13 +18,13 @@ as it does when the original runs eagerly.
 [10, 11]
 """
 
-from replicax.compat.v1.distribution import (
-    DistributionStrategy,
+from replicax.compat.v1.current_distribution import (
     get_cross_tower_context,
     get_distribution_strategy,
     get_tower_context,
     has_distribution_strategy,
 )
+from replicax.compat.v1.distribution import DistributionStrategy
 from replicax.compat.v1.placements import MirroredStrategy, OneDeviceStrategy, TPUStrategy
 from replicax.compat.v1.tower_aggregation import VariableAggregation
 from replicax.compat.v1.tower_datasets import Operation, PerDeviceDataset, PerDeviceIterator

@@ -1,10 +1,9 @@
-"""``DistributionStrategy``: the contract, in tower words."""
+"""``DistributionStrategy``: the public contract, in tower words."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -15,18 +14,21 @@ from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
 from replicax.compat.v1.tower_datasets import PerDeviceDataset, PerDeviceIterator
 from replicax.compat.v1.tower_map import MapOutput, mapped
 from replicax.compat.v1.tower_steps import MultiStepContext
-from replicax.compat.v1.tower_variables import creating, tower_local
+from replicax.compat.v1.tower_variables import TowerStep, tower_local
 from replicax.compat.v1.tower_words import also, in_tower_words
-from replicax.compat.v1.towers import TowerContext, back_in, left_tower, own
+from replicax.compat.v1.towers import TowerContext, back_in, own
+from replicax.devices.arrays import put
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
+from replicax.execution.tracing.function_key import Wrapper
 from replicax.extended.locations import destination as location
+from replicax.extended.mirrored_values import mirrored
 from replicax.locality import T
 from replicax.nests import is_leaf, known
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function
 from replicax.values import PerReplica
-from replicax.variables.store import current_store
+from replicax.variables.store import check_owner, current_store
 from replicax.variables.variable import Variable
 
 
@@ -53,6 +55,7 @@ class DistributionStrategy:
 
     def _begin(self, strategy: Strategy) -> None:
         self.strategy = strategy
+        # Kept by the strategy itself, so that both live as long: a weak dictionary's value would hold its key.
         vars(strategy).setdefault("_in_tower_words", self)
 
     @classmethod
@@ -159,13 +162,13 @@ class DistributionStrategy:
     def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``fn(*args, **kwargs)`` once in each tower; ``replicax.Strategy.run``.
 
-        ``run_concurrently`` among ``kwargs`` is taken out: it says how, and one program has them all run.
+        ``run_concurrently`` among ``kwargs`` is taken out: here all towers run in one program.
         """
         self._check_across("call_for_each_tower")
         kwargs.pop("run_concurrently", None)
         checked_function(fn, "call_for_each_tower(fn, *args)")
-        step = creating(fn)
-        replica = left_tower()
+        step = TowerStep(fn)
+        replica = context.left_replica()
         if replica is not None:
             return back_in(replica, step, args, kwargs)
         return self.strategy.run(step, args, kwargs)
@@ -181,6 +184,7 @@ class DistributionStrategy:
         """Run ``fn(ctx, *inputs)`` for ``iterations`` elements, in one dispatch; ``replicax.Strategy.run_steps``.
 
         ``fn`` is in cross-tower context, so it uses ``call_for_each_tower``. The steps have run when this returns.
+        ``initial_loop_values`` are not needed; if given, the outputs must have their structure, shapes and dtypes.
         """
         self._check_across("run_steps_on_dataset")
         if not isinstance(iterator, PerDeviceIterator):
@@ -189,23 +193,14 @@ class DistributionStrategy:
                 f"distribution.distribute_dataset(dataset_fn).make_one_shot_iterator(), got {iterator!r}"
             )
         checked_function(fn, "run_steps_on_dataset(fn, iterator)")
-        inner = creating(fn)
-
-        @functools.wraps(fn)
-        def step(ctx: StepOutputs, *inputs: Any) -> None:
-            def across(_: DistributionStrategy, *inputs: Any) -> None:
-                inner(MultiStepContext(ctx), *inputs)
-
-            replica = context.get_replica_context()
-            assert replica is not None
-            TowerContext(self, replica).merge_call(across, *iterator.of_tower(inputs))
-
+        step = _AcrossStep(TowerStep(fn))
         return MultiStepContext(self.strategy.run_steps(step, iterator.iterator, iterations, initial_loop_values))
 
     def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
         """Feed the towers from a dataset, or a function that makes one: ``strategy.distribute_datasets_from_function``.
 
-        Each tower gets a whole element. A dataset is what ``replicax.Strategy.distribute_dataset`` takes.
+        Each tower gets a whole element, of arrays and numbers of any shape. A dataset is what
+        ``replicax.Strategy.distribute_dataset`` takes.
 
         Raises:
           ValueError: it is not a dataset, and makes none.
@@ -269,17 +264,23 @@ class DistributionStrategy:
     def map(self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MapOutput:
         """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; ``replicax.Strategy.run`` for each round.
 
-        ``fn`` is a function of its arguments and changes no variables. A mean of the result is over the items.
+        ``fn`` is a function of its arguments and changes no variables. The result is PerDevice; its mean is over the
+        items.
+
+        Raises:
+          TypeError, LocalityError: an argument differs between towers.
+          ContextError: there are several workers.
         """
         self._check_across("map")
         checked_function(fn, "map(map_over, fn)")
-        return mapped(self.strategy, map_over, fn, args, kwargs)
+        items, args, kwargs = _same("map", map_over=list(map_over), args=args, kwargs=kwargs)
+        return mapped(self.strategy, items, fn, args, kwargs)
 
     @in_tower_words
     def unwrap(self, value: Any) -> list[Any]:
         """The components of a value, in the towers' order; ``replicax.Strategy.local_results``."""
         if isinstance(value, MapOutput):
-            return value.of_towers()
+            return list(value.values)
         return list(self.strategy.local_results(value))
 
     def value_container(self, value: Any) -> Any:
@@ -288,21 +289,24 @@ class DistributionStrategy:
 
     @in_tower_words
     def group(self, value: Any, name: str | None = None) -> None:
-        """Wait until ``value`` is there. Replicax has no operations to group; ``jax.block_until_ready`` waits."""
+        """Wait until ``value``, a result of ``replicax.Strategy.run``, is there: ``jax.block_until_ready``."""
         if not context.in_step():
             jax.block_until_ready(self.unwrap(value))
 
     @in_tower_words
     def fetch(self, val: Any, destination: Any = "/device:CPU:0", fn: Callable[[Any], Any] = (lambda x: x)) -> Any:
-        """``fn(val)`` on a device, of a tower-local variable the aggregate. In Replicax ``jax.device_put`` does it.
+        """``fn(val)`` on a device: ``jax.device_put``, of a variable with ``replicax.Variable.read_value``.
 
-        Inside a step the result is on the devices of all towers.
+        With several workers ``destination`` is a device of this worker's, and each has a copy. Inside a step the result
+        is on the devices of all towers.
 
         Raises:
           LocalityError: ``val`` is PerDevice, and so has no single value.
         """
         self._check_across("fetch")
         value = self.read_var(val) if isinstance(val, Variable) else val
+        if context.in_step():
+            [value] = _same("fetch", val=value)
         if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(known(value), is_leaf=is_leaf)):
             raise LocalityError(
                 "distribution.fetch: a PerDevice value has no single value to copy: reduce it first, or take it apart "
@@ -311,7 +315,12 @@ class DistributionStrategy:
         result = fn(value)
         if context.in_step():
             return result
-        return jax.device_put(result, location(self.strategy.extended.replicas, destination, "distribution.fetch"))
+        where = location(self.strategy.extended.replicas, destination, "distribution.fetch")
+        if where is None:
+            return self.strategy.extended.broadcast_to(result)
+        return jax.tree_util.tree_map(
+            lambda leaf: put(leaf, where, where="distribution.fetch: the value"), known(result)
+        )
 
     # --- variables --------------------------------------------------------------------------------------
 
@@ -332,7 +341,15 @@ class DistributionStrategy:
     @also(tower_local_var="var")
     @in_tower_words
     def read_var(self, var: Variable) -> Any:
-        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``."""
+        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``.
+
+        Raises:
+          ContextError: another strategy's variable; a tower-local one in a tower, which has no aggregate there.
+        """
+        if isinstance(var, Variable):
+            check_owner(var, self.strategy.extended.replicas, "distribution.read_var is called on")
+            if var.is_on_read and context.in_step():
+                self._check_across("read_var")
         return self.strategy.extended.read_var(var)
 
     @in_tower_words
@@ -343,7 +360,7 @@ class DistributionStrategy:
         """
         self._check_across("update")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update", args, kwargs)
+        args, kwargs = _same("update", args=args, kwargs=kwargs)
         return self.strategy.extended.update(var, fn, args, kwargs, grouped)
 
     @in_tower_words
@@ -351,7 +368,7 @@ class DistributionStrategy:
         """The same for variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update_non_slot", args, kwargs)
+        args, kwargs = _same("update_non_slot", args=args, kwargs=kwargs)
         return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
 
     # --- the machine ------------------------------------------------------------------------------------
@@ -363,7 +380,7 @@ class DistributionStrategy:
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Nothing, as in Replicax: devices are ready when JAX has made them.
+        """Nothing: a ``replicax.Strategy`` has its devices from the start.
 
         Raises:
           ValueError: a cluster is given, which would be too late.
@@ -383,7 +400,7 @@ class DistributionStrategy:
 
 
 class _TowerScope(context.Scope):
-    """The scope of the strategy, as which its tower words are entered."""
+    """The scope of a strategy; entering it gives the strategy's tower words."""
 
     def __init__(self, distribution: DistributionStrategy) -> None:
         super().__init__(distribution.strategy.extended.replicas)
@@ -395,70 +412,50 @@ class _TowerScope(context.Scope):
         return self._distribution
 
 
-def _same(method: str, args: Any, kwargs: Any) -> Any:
-    """Inside a step, ``(args, kwargs)`` as this tower has them, after asking that all have the same.
+class _AcrossStep(Wrapper):
+    """A step that goes across at once, where its function is called."""
+
+    def __call__(self, outputs: StepOutputs, *inputs: Any) -> None:
+        replica = context.get_replica_context()
+        assert replica is not None
+        tower = TowerContext(DistributionStrategy.of(replica.strategy), replica)
+        tower.merge_call(lambda _, *inputs: self.fn(MultiStepContext(outputs), *inputs), *inputs)
+
+
+def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
+    """The arguments, after asking that all towers have the same; inside a step as this tower has them.
 
     What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
+
+    Raises:
+      TypeError: one is PerDevice, or a tower-local variable.
+      LocalityError: inside a step, towers differ in one.
     """
-    replica = left_tower()
-    if replica is None:
-        return args, kwargs
-    leaves, tree = jax.tree_util.tree_flatten_with_path(known((args, kwargs)), is_leaf=is_leaf)
-    mine = own(replica, [leaf for _, leaf in leaves])
-    for i, (path, leaf) in enumerate(leaves):
-        if isinstance(leaf, PerReplica):
-            name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-            problem = f"distribution.{method}: {name} differs between towers: reduce it first"
-            [mine[i]] = current_store().expect([mine[i]], frozenset({T}), problem)
-    return jax.tree_util.tree_unflatten(tree, mine)
+
+    def one(what: str, leaf: Any) -> Any:
+        if isinstance(leaf, Variable) and leaf.is_on_read:
+            raise TypeError(
+                f"distribution.{method}: {what} is the tower-local {leaf.describe()}, of which each tower has a value "
+                "of its own: pass distribution.read_var(variable)"
+            )
+        mine = own(leaf)
+        if mine is not leaf:
+            problem = f"distribution.{method}: {what} differs between towers: reduce it first"
+            [mine] = current_store().expect([mine], frozenset({T}), problem)
+        return mine
+
+    found = [
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf), known(tree), is_leaf=is_leaf
+        )
+        for name, tree in arguments.items()
+    ]
+    if context.in_step():
+        return tuple(found)
+    return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in zip(arguments, found, strict=True))
 
 
 def _tower_id() -> Any:
     replica = context.get_replica_context()
     assert replica is not None
     return replica.replica_id_in_sync_group
-
-
-# --- the current one ------------------------------------------------------------------------------------
-
-
-def get_distribution_strategy() -> DistributionStrategy:
-    """The strategy whose scope or step we are in, or the default one; ``replicax.get_strategy``.
-
-    >>> from replicax.compat import v1
-    >>> v1.get_distribution_strategy().is_single_tower
-    True
-    """
-    return DistributionStrategy.of(context.get_strategy())
-
-
-def has_distribution_strategy() -> bool:
-    """Whether the current strategy is one that somebody chose; ``replicax.has_strategy``.
-
-    >>> from replicax.compat import v1
-    >>> v1.has_distribution_strategy()
-    False
-    """
-    return context.has_strategy()
-
-
-def get_tower_context() -> TowerContext | None:
-    """The current tower's context, or ``None`` in cross-tower context; ``replicax.get_replica_context``.
-
-    >>> from replicax.compat import v1
-    >>> v1.get_tower_context().num_towers  # outside every scope: the default one
-    1
-    """
-    replica = context.get_replica_context()
-    return None if replica is None else TowerContext(DistributionStrategy.of(replica.strategy), replica)
-
-
-def get_cross_tower_context() -> DistributionStrategy | None:
-    """The strategy in cross-tower context, or ``None`` in a tower; ``replicax.in_cross_replica_context``.
-
-    >>> from replicax.compat import v1
-    >>> with v1.MirroredStrategy(["cpu:0", "cpu:1"]).scope() as distribution:
-    ...     v1.get_cross_tower_context() is distribution
-    True
-    """
-    return get_distribution_strategy() if context.in_cross_replica_context() else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.data import DistributedIterator
+from replicax.data import DistributedDataset, DistributedIterator, InputOptions
+from replicax.data.input_workers import workers_of
 from replicax.errors import ContextError
 from replicax.nests import known
 from replicax.strategy import Strategy
@@ -19,8 +19,8 @@ from replicax.strategy import Strategy
 class PerDeviceDataset:
     """A dataset for all towers; get it from ``distribute_dataset``. Here it is :class:`replicax.DistributedDataset`.
 
-    Each tower gets a whole element: that of ``strategy.distribute_datasets_from_function``. A last round in which there
-    are fewer elements than towers is left out.
+    Each tower gets a whole element: arrays and numbers of any shape, which need have no batch dim. A last round in
+    which there are fewer elements than towers is left out. With several workers each has a dataset of its own.
 
     >>> import numpy as np
     >>> from replicax.compat import v1
@@ -33,9 +33,11 @@ class PerDeviceDataset:
     """
 
     def __init__(self, strategy: Strategy, dataset_fn: Any) -> None:
-        self._strategy = strategy
-        self._rounds = _Rounds(strategy, dataset_fn)
-        self._dataset = strategy.distribute_datasets_from_function(lambda _: self._rounds)
+        dataset, options = _dataset(strategy, dataset_fn), InputOptions(partial_batch="drop")
+        workers = workers_of(strategy.extended.replicas)
+        self._dataset = DistributedDataset(
+            None, options, workers, "distribute_dataset", lambda _: dataset, examples=True
+        )
 
     def make_one_shot_iterator(self) -> PerDeviceIterator:
         """One pass, which begins at once: ``iter`` of a ``replicax.DistributedDataset``."""
@@ -45,7 +47,7 @@ class PerDeviceDataset:
 
     def make_initializable_iterator(self, shared_name: str | None = None) -> PerDeviceIterator:
         """One that begins when its ``initializer`` is run, and anew; ``iter`` of ``replicax.DistributedDataset``."""
-        return PerDeviceIterator(self._strategy, self._rounds, lambda: iter(self._dataset))
+        return PerDeviceIterator(lambda: iter(self._dataset))
 
     def __iter__(self) -> PerDeviceIterator:
         """One pass."""
@@ -53,13 +55,13 @@ class PerDeviceDataset:
 
 
 class Operation:
-    """What a session would run: call it, or its ``run``. Replicax has none, as things happen when they are called."""
+    """What a session would run: its ``run`` begins a pass, as ``iter`` of a ``replicax.DistributedDataset`` does."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
 
     def run(self, feed_dict: Any = None, session: Any = None) -> None:
-        """Do it: in Replicax it would have been done."""
+        """Do it: what ``iter`` of a ``replicax.DistributedDataset`` does at once."""
         self._action()
 
     def __call__(self) -> None:
@@ -69,9 +71,7 @@ class Operation:
 class PerDeviceIterator:
     """One pass over a :class:`PerDeviceDataset`; here it is :class:`replicax.DistributedIterator`."""
 
-    def __init__(self, strategy: Strategy, rounds: _Rounds, begin: Callable[[], DistributedIterator]) -> None:
-        self._strategy = strategy
-        self._rounds = rounds
+    def __init__(self, begin: Callable[[], DistributedIterator]) -> None:
         self._begin = begin
         self._iterator: DistributedIterator | None = None
 
@@ -101,53 +101,33 @@ class PerDeviceIterator:
 
     def get_next(self, name: str | None = None) -> Any:
         """The next element of each tower (T), or a ``StopIteration``; ``replicax.DistributedIterator.get_next``."""
-        element = next(self.iterator)
-        return self._strategy.run(_unpacked, (element,)) if self._rounds.packed else element
+        return next(self.iterator)
 
     __next__ = get_next
 
     def __iter__(self) -> PerDeviceIterator:
         return self
 
-    def of_tower(self, element: Any) -> Any:
-        """One tower's element, as it is in the dataset, from what a ``replicax.DistributedIterator`` gives a step."""
-        return _unpacked(element) if self._rounds.packed else element
 
+class _MadeAnew:
+    """A dataset that a function makes for each pass.
 
-class _Rounds:
-    """The elements of a dataset in rounds, of one for each tower of this worker.
-
-    Replicas are fed batches: arrays that all have the same number of rows. Elements that are no such batches are
-    packed: each of their arrays becomes the only row of another.
-
-    Attributes:
-      packed: whether they are; known when the first element has been read.
+    Args:
+      make: the function, which gives an iterator.
+      first: what it gave at first.
     """
 
-    def __init__(self, strategy: Strategy, dataset_fn: Any) -> None:
-        self._towers = len(strategy.extended.local_replicas)
-        self._make = _maker(strategy, dataset_fn)
-        self.packed: bool | None = None
+    def __init__(self, make: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
+        self._make = make
+        self._first: Iterator[Any] | None = first
 
     def __iter__(self) -> Iterator[Any]:
-        elements = iter(self._make())
-        while len(this := list(itertools.islice(elements, self._towers))) == self._towers:
-            yield from map(self._with_rows, this)
-
-    def _with_rows(self, element: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(known(element))
-        arrays = [np.asarray(leaf) for leaf in leaves]
-        if self.packed is None:
-            self.packed = len({a.shape[:1] for a in arrays}) > 1 or any(not a.ndim for a in arrays)
-        return jax.tree_util.tree_unflatten(tree, [a[None] for a in arrays] if self.packed else arrays)
+        first, self._first = self._first, None
+        return self._make() if first is None else first
 
 
-def _unpacked(element: Any) -> Any:
-    return jax.tree_util.tree_map(lambda x: x[0], known(element))
-
-
-def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
-    """A function that gives the dataset, for each pass, from a dataset or a function that makes one.
+def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
+    """The dataset, from a dataset or a function that makes one.
 
     Raises:
       ValueError: it is neither.
@@ -159,11 +139,11 @@ def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
             "which can be gone through only once"
         )
     dataset = dataset_fn() if is_function else dataset_fn
-    if isinstance(dataset, Iterator):  # made anew for each pass
-        return itertools.chain([dataset], iter(dataset_fn, None)).__next__
+    if isinstance(dataset, Iterator):
+        return _MadeAnew(dataset_fn, dataset)
     leaves = jax.tree_util.tree_leaves(known(dataset)) if not isinstance(dataset, list) else []
     if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
-        dataset = strategy.make_numpy_dataset(dataset)
+        return strategy.make_numpy_dataset(dataset)
     is_dataset = isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")
     if isinstance(dataset, str | bytes | dict) or not is_dataset:
         wanted = (
@@ -172,4 +152,4 @@ def _maker(strategy: Strategy, dataset_fn: Any) -> Callable[[], Iterable[Any]]:
             else "expected a dataset, or a function without arguments that makes one"
         )
         raise ValueError(f"distribute_dataset: {wanted}, got {dataset!r}")
-    return lambda: dataset
+    return dataset

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax.compat.v1.distribution import DistributionStrategy, get_tower_context
+from replicax.compat.v1.current_distribution import get_tower_context
+from replicax.compat.v1.distribution import DistributionStrategy
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
 from replicax.compat.v1.tower_variables import trainable_variables
 from replicax.compat.v1.tower_words import in_tower_words
@@ -62,6 +63,8 @@ class Optimizer:
     ) -> list[tuple[Any, Variable]]:
         """This tower's gradients (T), each with its variable; ``replicax.value_and_grad``.
 
+        The gradient of a variable that the loss does not depend on is ``None``.
+
         Args:
           loss: a function without arguments that returns this tower's loss, a scalar.
           var_list: by default all trainable variables that ``get_variable`` has made.
@@ -81,7 +84,7 @@ class Optimizer:
         def share() -> Any:
             return scale_regularization_loss(loss()) if self._scales else loss()
 
-        _, gradients = value_and_grad(share, variables)()
+        _, gradients = value_and_grad(share, variables, unconnected_gradients="none")()
         late = [] if var_list is not None else [v.name for v in trainable_variables()[len(variables) :]]
         if late:
             raise ValueError(f"compute_gradients: the loss has created the variables {late}; {_BEFORE}")
@@ -93,9 +96,11 @@ class Optimizer:
     ) -> None:
         """Change variables by the sum of all towers' gradients; ``replicax.Optimizer.apply_gradients``.
 
+        Variables whose gradient is ``None`` are left out.
+
         Raises:
           ContextError: called across, where there is ``_distributed_apply``.
-          ValueError: there is no gradient at all.
+          ValueError: there are no pairs, or all gradients are ``None``; other variables have gradients than before.
         """
         tower = get_tower_context()
         if tower is None:
@@ -113,7 +118,7 @@ class Optimizer:
         global_step: Variable | None = None,
         name: str | None = None,
     ) -> None:
-        """The same across: reduce gradients (T) to their variables, update these, and count."""
+        """The same across, where gradients are T; ``replicax.Optimizer.apply_gradients`` in each tower."""
         distribution._check_across("_distributed_apply")
         gradients, variables = zip(*_present(grads_and_vars), strict=True)
 
@@ -131,7 +136,7 @@ class Optimizer:
         var_list: Sequence[Variable] | None = None,
         name: str | None = None,
     ) -> None:
-        """``compute_gradients``, and ``apply_gradients``; in Replicax ``value_and_grad`` and ``apply_gradients``."""
+        """``compute_gradients`` and ``apply_gradients``; ``replicax.value_and_grad`` and an ``apply_gradients``."""
         self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
 
     def variables(self) -> list[Variable]:
@@ -140,10 +145,17 @@ class Optimizer:
 
 
 def _present(grads_and_vars: Pairs) -> list[tuple[Any, Variable]]:
-    pairs = [(gradient, v) for gradient, v in grads_and_vars if gradient is not None]
+    """The pairs that have a gradient."""
+    pairs = [(gradient, v) for gradient, v in grads_and_vars]
     if not pairs:
-        raise ValueError("Optimizer: there is no gradient for any variable")
-    return pairs
+        raise ValueError("apply_gradients: no variables provided: grads_and_vars is empty")
+    present = [(gradient, v) for gradient, v in pairs if gradient is not None]
+    if not present:
+        raise ValueError(
+            f"apply_gradients: no gradients provided for any variable: {[getattr(v, 'name', v) for _, v in pairs]}. "
+            "Does the loss read them, and not behind jax.lax.stop_gradient?"
+        )
+    return present
 
 
 def _count(step: Variable) -> Variable:

@@ -39,7 +39,7 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """``None``: the steps have run when ``run_steps_on_dataset`` returns, and ``replicax`` has no operations."""
+        """``None``: the steps have run already, as those of ``replicax.Strategy.run_steps``."""
 
     @in_tower_words
     def set_last_step_output(

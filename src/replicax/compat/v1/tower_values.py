@@ -41,7 +41,7 @@ class PerDevice(metaclass=_PerDeviceValues):
 
 
 class Mirrored(metaclass=_MirroredValues):
-    """A value that is the same on all towers (locality M, V(v) or N): an ordinary ``jax.Array``, or a variable.
+    """A value that is the same on all towers: an ordinary ``jax.Array``, or a :class:`replicax.Variable`.
 
     >>> import jax.numpy as jnp
     >>> from replicax.compat import v1

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from replicax import context
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
+from replicax.execution.tracing.function_key import Wrapper
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.variables.aggregation import Synchronization
@@ -29,9 +30,9 @@ AUTO_REUSE = "auto_reuse"
 
 @dataclasses.dataclass
 class VariableScope:
-    """What :func:`variable_scope` enters: a prefix of names, and what :func:`get_variable` does with known ones.
+    """What :func:`variable_scope` enters; a :class:`replicax.Variable` is passed around, and needs none.
 
-    In Replicax variables are objects that are passed around, and names are for people.
+    It is a prefix of names, and what :func:`get_variable` does with names that are known.
 
     Attributes:
       name: the prefix.
@@ -68,12 +69,13 @@ _scopes = _Scopes()
 
 
 def _names_of(strategy: Strategy) -> dict[str, tuple[Variable, Any]]:
+    # Kept by the strategy itself, as its tower words are: the names end with the strategy.
     names: _Names = vars(strategy).setdefault("_names_of_towers", _Names())
     return names.variables
 
 
 def get_variable_scope() -> VariableScope:
-    """The innermost :class:`VariableScope` of this thread; Replicax has none, as variables are passed around."""
+    """The innermost :class:`VariableScope` of this thread; none is needed for a ``replicax.Variable``."""
     return _scopes.stack[-1]
 
 
@@ -120,28 +122,34 @@ def tower_local(reduce_method: Any) -> Iterator[None]:
         _scopes.tower_local.pop()
 
 
-def creating(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` as a step, whose variables are known to be its own; in each tower's thread with the scopes of this one."""
-    inner = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    step = getattr(inner, "__code__", inner)
-    name, reuse = _scopes.stack[-1].name, _scopes.stack[-1].reuse
-    local = tuple(aggregation.value for aggregation in _scopes.tower_local)
+class TowerStep(Wrapper):
+    """A tower's function as a step: the variables that it makes are known to be its own, under this thread's scopes.
 
-    @functools.wraps(fn)
-    def tower(*args: Any, **kwargs: Any) -> Any:
+    On the exact executor each tower has a thread, which has scopes of its own.
+
+    Args:
+      fn: the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._scope = _scopes.stack[-1].name, _scopes.stack[-1].reuse
+        self._tower_local = tuple(_scopes.tower_local)
+        super().__init__(fn, *self._scope, *self._tower_local)
+        inner = fn
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        self._code = getattr(inner, "__code__", inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outer = vars(_scopes).copy()
-        _scopes.stack = [VariableScope(name, reuse)]
-        _scopes.tower_local = [VariableAggregation(value) for value in local]
-        _scopes.step = step
+        _scopes.stack = [VariableScope(*self._scope)]
+        _scopes.tower_local = list(self._tower_local)
+        _scopes.step = self._code
         _scopes.asked = set()
         try:
-            return fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)
         finally:
             vars(_scopes).update(outer)
-
-    return tower
 
 
 @keywords_renamed(
@@ -229,7 +237,7 @@ def get_variable(
 
 
 def trainable_variables() -> list[Variable]:
-    """The trainable variables that :func:`get_variable` has made for the current strategy; in Replicax keep a list."""
+    """Those that :func:`get_variable` has made for the current strategy: keep a list of each ``replicax.Variable``."""
     return [v for v, _ in _names_of(context.get_strategy()).values() if v.trainable]
 
 

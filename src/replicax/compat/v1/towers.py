@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +13,9 @@ from replicax import context
 from replicax.compat.v1.tower_variables import tower_local
 from replicax.compat.v1.tower_words import in_tower_words
 from replicax.errors import ContextError
+from replicax.nests import is_leaf, known
 from replicax.user_functions import checked_function
+from replicax.values import Local, PerReplica
 
 if TYPE_CHECKING:
     from replicax.compat.v1.distribution import DistributionStrategy
@@ -82,8 +83,7 @@ class TowerContext:
 
         @functools.wraps(merge_fn)
         def across(_: Any, *args: Any, **kwargs: Any) -> Any:
-            with _left_for_across(self._replica):
-                return merge_fn(self._distribution, *args, **kwargs)
+            return merge_fn(self._distribution, *args, **kwargs)
 
         return self._replica.merge_call(across, args, kwargs)
 
@@ -95,43 +95,20 @@ class TowerContext:
 # --- and back -------------------------------------------------------------------------------------------
 
 
-class _Left(threading.local):
-    def __init__(self) -> None:
-        self.replicas: list[context.ReplicaContext] = []
-
-
-_left = _Left()
-
-
-@contextlib.contextmanager
-def _left_for_across(replica: context.ReplicaContext) -> Iterator[None]:
-    _left.replicas.append(replica)
-    try:
-        yield
-    finally:
-        _left.replicas.pop()
-
-
-def left_tower() -> context.ReplicaContext | None:
-    """The tower that this thread has left for across by a ``merge_call``, in a step that is running."""
-    return _left.replicas[-1] if _left.replicas and context.in_step() else None
-
-
 def back_in(replica: context.ReplicaContext, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call ``fn`` in the tower that was left for across: what ``call_for_each_tower`` is there.
-
-    ``merge_call`` knows both ways of a value: what goes into it is wrapped as it is seen from across, and what comes
-    back is this tower's own.
-    """
-    wrapped: list[Any] = []
+    """Call ``fn`` in the tower that was left for across: what ``call_for_each_tower`` is there."""
+    results: list[Any] = []
     with context.replica(replica):
-        own_args, own_kwargs = replica.merge_call(lambda _: (args, kwargs))
-        result = fn(*own_args, **own_kwargs)
-        replica.merge_call(lambda _, seen: wrapped.append(seen), (result,))
-    return wrapped[0]
+        result = fn(*own(args), **own(kwargs))
+        # What a tower has computed is seen from across as PerDevice: only merge_call knows what that is.
+        replica.merge_call(lambda _, seen: results.append(seen), (result,))
+    return results[0]
 
 
-def own(replica: context.ReplicaContext, tree: Any) -> Any:
-    """What the tower that was left for across has of a pytree, without the wrapping."""
-    with context.replica(replica):
-        return replica.merge_call(lambda _: tree)
+def own(tree: Any) -> Any:
+    """What this tower has of a pytree as it is seen from across, inside a step."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf
+
+    return jax.tree_util.tree_map(one, known(tree), is_leaf=is_leaf)

@@ -82,7 +82,9 @@ class ElementsOfOwnStreams(AgreedElements):
         if all(over) or (any(over) and division.partial is PartialBatch.DROP):
             return None
         sizes = tuple(size for worker in announcements for size in worker.sizes)
-        same_rows = len({kind for worker in announcements for kind in worker.kinds}) == 1
+        some = next(kind for worker in announcements for kind in worker.kinds)
+        kinds = tuple(kind for w in announcements for kind in w.kinds_of_replicas(some))
+        same_rows = len(set(kinds)) == 1
         if not same_rows and division.partial is PartialBatch.PAD:
             there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
             raise ValueError(
@@ -93,7 +95,9 @@ class ElementsOfOwnStreams(AgreedElements):
         if self._rows is None:
             self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
         parts = parts or self._nothing(announcements)
-        return Element(self._checker.tree, parts, sizes, same_rows and len(set(sizes)) == 1, same_rows)
+        if same_rows:
+            return Element(self._checker.tree, parts, sizes, len(set(sizes)) == 1)
+        return Element(self._checker.tree, parts, sizes, False, kinds)
 
     def _own(self) -> tuple[list[BatchRows], bool]:
         """The parts of this worker's replicas (none, if there never were any), and whether there are no more."""
@@ -115,9 +119,10 @@ class ElementsOfOwnStreams(AgreedElements):
         """What all workers have for this element."""
         tree = self._checker.tree
         sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        announcement = Announcement(sizes, tuple({part.kinds() for part in parts}), is_over)
+        kinds = tuple(part.kinds() for part in parts)
+        announcement = Announcement(sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over)
         if self._is_first and tree is not None:
-            announcement = announcement.with_structure(tree, parts[0].kinds())
+            announcement = announcement.with_structure(tree, parts[0])
         everyone = self._told(announcement)
         if self._is_first:
             check_same_structure(everyone, self._where())

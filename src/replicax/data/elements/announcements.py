@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.elements.batch_rows import Leaf
+from replicax.data.elements.batch_rows import BatchRows, Leaf
 from replicax.workers.codec import declared, dumps
 
 
@@ -20,6 +20,7 @@ class Announcement:
 
     sizes: tuple[int, ...] = ()
     kinds: tuple[tuple[Leaf, ...], ...] = ()
+    """Of each replica; or one, if they are the same; or none, if there never was anything."""
     is_over: bool = True
     skeleton: Any = None
     """The structure with numbers as leaves; in the first element only, and ``None`` if there is none, or if it is one
@@ -28,15 +29,19 @@ class Announcement:
     """The structure with dtypes and ranks as leaves, in words; in the first element only."""
     error: str | None = None
 
+    def kinds_of_replicas(self, otherwise: tuple[Leaf, ...]) -> Sequence[tuple[Leaf, ...]]:
+        """Those of each replica; where there never was anything, ``otherwise``."""
+        return self.kinds if len(self.kinds) > 1 else (self.kinds or (otherwise,)) * len(self.sizes)
+
     @classmethod
     def of_error(cls, error: Exception) -> Announcement:
         """That this worker could not read its part."""
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("(raised "))
         return cls(error=f"{type(error).__name__}: {error}{notes}")
 
-    def with_structure(self, tree: Any, kinds: Sequence[Leaf]) -> Announcement:
-        """The same, with the structure of the rows, of which each leaf has its kind."""
-        names = [f"{np.dtype(dtype).name} of rank {len(shape) + 1}" for shape, dtype in kinds]
+    def with_structure(self, tree: Any, rows: BatchRows) -> Announcement:
+        """The same, with the structure of the rows."""
+        names = [f"{np.dtype(leaf.dtype).name} of rank {leaf.ndim}" for leaf in rows.leaves]
         described = str(jax.tree_util.tree_unflatten(tree, names))
         skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
         try:
@@ -115,5 +120,6 @@ def structure_of_others(announcements: Sequence[Announcement], where: str) -> tu
 
 def in_words(kinds: Sequence[Sequence[Leaf]]) -> str:
     """Rows in words."""
-    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in kinds)
+    different = dict.fromkeys(map(tuple, kinds))
+    several = (", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in leaves) for leaves in different)
     return " and ".join(several)

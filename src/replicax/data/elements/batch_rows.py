@@ -15,20 +15,22 @@ from replicax.execution.replica_values import ARRAYS
 from replicax.nests import known
 
 Leaf = tuple[tuple[int, ...], Any]
-"""Shape of one row, and dtype."""
+"""Shape of one row (of the whole array, if there are no rows), and dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchRows:
-    """Some rows of a batch.
+    """Some rows of a batch; or one example, whose arrays have no rows.
 
     Attributes:
-      leaves: arrays ``[size, …]``.
+      leaves: arrays ``[size, …]``; of one example of any shape.
       size: how many rows.
+      is_example: whether it is one example, which is never divided.
     """
 
     leaves: list[Any]
     size: int
+    is_example: bool = False
 
     def part(self, start: int, size: int) -> BatchRows:
         """``size`` rows from ``start`` on."""
@@ -43,7 +45,8 @@ class BatchRows:
 
     def kinds(self) -> tuple[Leaf, ...]:
         """Shape of a row and dtype of each leaf."""
-        return tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
+        start = 0 if self.is_example else 1
+        return tuple((leaf.shape[start:], leaf.dtype) for leaf in self.leaves)
 
 
 def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
@@ -106,10 +109,12 @@ class Checker:
 
     Args:
       replicas: over how many replicas a batch is divided; for messages.
+      examples: whether each is one example, whose arrays need have no rows.
     """
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, examples: bool = False) -> None:
         self._replicas = replicas
+        self._examples = examples
         self._first: list[tuple[int, np.dtype[Any]]] = []
         self.tree: Any = None
         # As it is for who asks for the elements, and not for the thread that makes them.
@@ -126,12 +131,12 @@ class Checker:
         """
         leaves, tree = jax.tree_util.tree_flatten(known(batch))
         usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
-        if not usual or len({len(leaf) for leaf in leaves}) > 1:
+        if not usual or (not self._examples and len({len(leaf) for leaf in leaves}) > 1):
             self._check(batch, where)  # slowly, with a name for everything
         for position, name, dtype in self._wide:
             check_integers(leaves[position], where + name, dtype)
         arrays = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
-        return BatchRows(arrays, arrays[0].shape[0])
+        return BatchRows(arrays, 1, True) if self._examples else BatchRows(arrays, arrays[0].shape[0])
 
     def _check(self, batch: Any, where: str) -> None:
         paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
@@ -139,16 +144,17 @@ class Checker:
             raise ValueError(f"{where} is {batch!r}, in which there are no arrays")
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
-        sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
+        if not self._examples:
+            sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
+            if len(set(sizes.values())) > 1:
+                raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
         self._check_like_first(tree, names, leaves, where)
 
     def _array(self, leaf: Any, name: str) -> Any:
         if not isinstance(leaf, ARRAYS):
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-        if array.ndim == 0:
+        if array.ndim == 0 and not self._examples:
             raise ValueError(
                 f"{name} is a scalar and can't be divided over {self._replicas} replica(s): batch the dataset by the "
                 "global batch first"

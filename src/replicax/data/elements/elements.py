@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax._grain.nodes import OwnRows
-from replicax.data.elements.batch_rows import BatchRows, Checker, Filler, shares
+from replicax.data.elements.batch_rows import BatchRows, Checker, Filler, Leaf, shares
 from replicax.data.elements.chunks import Chunk, Staged
 from replicax.data.input_options import PartialBatch
 from replicax.execution.many_steps.element_groups import Single
@@ -25,6 +25,7 @@ class Division:
       mine: which of them are this worker's.
       partial: what to do with a batch that is not full.
       whole: whether a batch is one replica's, rather than one for all.
+      examples: whether it is one example of a replica's, whose arrays need have no rows.
       rows: what each replica gets of a full batch; ``None``: as much as of the first.
       new: whether each batch is in new arrays that nobody else has.
     """
@@ -34,6 +35,7 @@ class Division:
     mine: range
     partial: PartialBatch
     whole: bool = False
+    examples: bool = False
     rows: tuple[int, ...] | None = None
     new: bool = False
 
@@ -47,7 +49,7 @@ class Element:
       parts: what each of this worker's replicas has.
       sizes: how many examples each replica of all workers has.
       alike: whether all replicas have arrays of the same shapes.
-      same_rows: whether these differ in the number of rows only.
+      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
       filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
       together: all parts, one after the other, in arrays that nobody else has; ``None`` if they have to be copied,
         because the dataset may fill them again.
@@ -57,7 +59,7 @@ class Element:
     parts: list[BatchRows]
     sizes: tuple[int, ...]
     alike: bool
-    same_rows: bool = True
+    kinds: tuple[tuple[Leaf, ...], ...] | None = None
     filled: list[Any] | None = None
     together: BatchRows | None = None
 
@@ -65,6 +67,16 @@ class Element:
     def columns(self) -> list[Any]:
         """For each leaf what each of this worker's replicas has of it."""
         return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
+
+    @property
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """For each leaf its shape on each replica of all workers."""
+        kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
+        sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
+        return [
+            tuple((*size, *shape) for size, (shape, _) in zip(sizes, leaf, strict=True))
+            for leaf in zip(*kinds, strict=True)
+        ]
 
 
 NO_BATCH: Any = object()
@@ -92,7 +104,7 @@ class Elements:
         self._batches = batches
         self._division = division
         self._place = place
-        self._checker = Checker(division.replicas)
+        self._checker = Checker(division.replicas, division.examples)
         self._filler = Filler()
         self._rows = division.rows
         self._position = position

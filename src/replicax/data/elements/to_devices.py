@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from replicax import _jax
 from replicax.data.elements.chunks import Staged
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.replica_values import devices_here, example_mask, padded, place_stacks
-from replicax.values import Components, PerReplica, Stacked, Uneven
+from replicax.execution.replica_values import example_mask, largest_of, padded, place_stacks
+from replicax.values import PerReplica, Stacked, Uneven
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
@@ -46,16 +46,11 @@ def placed(element: Element, mesh: Mesh) -> Any:
         bare = n == 1
         arrays = place_stacks(_stacks(element), mesh, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
-    elif element.same_rows:
-        most = max(element.sizes)
-        for array in place_stacks([_with_room(column, most) for column in element.columns], mesh):
-            shapes = tuple((size, *array.shape[2:]) for size in element.sizes)
-            leaves.append(PerReplica(Uneven(array, shapes)))
     else:
-        here = devices_here(mesh)
-        parts = zip(element.parts, here.values(), strict=True)
-        rows = [jax.device_put(_copied(part.leaves), device) for part, device in parts]
-        leaves = [PerReplica(Components(column, tuple(here), n)) for column in zip(*rows, strict=True)]
+        shapes = element.shapes
+        stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
+        for array, each in zip(place_stacks(stacks, mesh), shapes, strict=True):
+            leaves.append(PerReplica(Uneven(array, each) if len(set(each)) > 1 else Stacked(array)))
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
@@ -71,16 +66,13 @@ def _stacks(element: Element) -> list[Any]:
     return [_stacked(column) for column in element.columns]
 
 
-def _with_room(parts: tuple[Any, ...], rows: int) -> np.ndarray:
-    """An array ``[len(parts), rows, …]``, with each part at the start of its slice."""
-    stack = np.zeros((len(parts), rows, *parts[0].shape[1:]), parts[0].dtype)
-    for slot, part in zip(stack, parts, strict=True):
-        slot[: len(part)] = part
+def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
+    """An array ``[len(parts), *largest]``, with each part at the start of its slice."""
+    stack = np.zeros((len(parts), *largest), parts[0].dtype)
+    for i, part in enumerate(parts):
+        start: tuple[Any, ...] = (i, *map(slice, part.shape))
+        stack[start] = part
     return stack
-
-
-def _copied(leaves: list[Any]) -> list[Any]:
-    return [leaf if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
 
 
 def _stacked(leaves: tuple[Any, ...]) -> Any:

@@ -45,12 +45,32 @@ class StepSource(Protocol):
 
 
 class Step(Wrapper):
-    """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context."""
+    """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context.
+
+    Args:
+      fn: the user's function.
+      initial_loop_values: what its outputs must be like, or ``None``. It is looked at where the Python of the step
+        runs: a step that raises has changed nothing, on either executor.
+    """
+
+    argument = "element"
+
+    def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None) -> None:
+        self._expected: dict[str, str] | None = None
+        if initial_loop_values is not None:
+            if not isinstance(initial_loop_values, dict):
+                raise ValueError(
+                    f"initial_loop_values must be a dict with a value for each output, got {initial_loop_values!r}"
+                )
+            self._expected = _kinds(initial_loop_values)
+        super().__init__(fn, *(self._expected or {}).items())
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
         result = self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
         checked_result(result, self.fn, "strategy.run_steps")
+        if self._expected is not None and (found := _kinds(ctx.last_step_outputs)) != self._expected:
+            raise ValueError(_difference(self.__name__, self._expected, "initial_loop_values", found, "the step"))
         return ctx._closed()
 
 
@@ -77,13 +97,13 @@ def run_steps(
     groups, error = source.take(steps, not exact)
     if exact:
         groups = [Single(element) for group in groups for element in group.elements()]
-    step = Step(fn)
     launches: list[list[Any]] = []
     returned: Any = None
     try:
+        step = Step(fn, initial_loop_values)
         prepared = [prepare(programs, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
-        if len(groups) > 1 or initial_loop_values is not None:
-            _check_outputs(step.__name__, prepared, groups, initial_loop_values)
+        if len(groups) > 1:
+            _check_outputs(step.__name__, prepared, groups)
         groups, prepared = _one_by_one(groups, prepared)
         launches = [[] for _ in groups]
         for group, program, launched in zip(groups, prepared, launches, strict=True):
@@ -145,25 +165,21 @@ def _run_group(
 # --- outputs --------------------------------------------------------------------------------------------
 
 
-def _check_outputs(
-    name: str, programs: Sequence[Executable | None], groups: Sequence[ElementGroup | Single], initial: Any
-) -> None:
+def _check_outputs(name: str, programs: Sequence[Executable | None], groups: Sequence[ElementGroup | Single]) -> None:
     """Raise unless all steps have the same outputs.
 
     Raises:
       ValueError: they have not; the message names the first that differs.
     """
-    expected, whose = None, "initial_loop_values"
-    if initial is not None:
-        if not isinstance(initial, dict):
-            raise ValueError(f"initial_loop_values must be a dict with a value for each output, got {initial!r}")
-        expected = _kinds(initial)
+    expected, whose = None, ""
     start = 0
     for group, program in zip(groups, programs, strict=True):
         if program is not None:
             found = _kinds(_outputs(program.program))
             if expected is not None and found != expected:
-                raise ValueError(_difference(name, expected, whose, found, start, group.count))
+                last = start + group.count - 1
+                where = f"step {start}" if last == start else f"steps {start} to {last}"
+                raise ValueError(_difference(name, expected, whose, found, where))
             expected, whose = found, f"step {start} of these"
         start += group.count
 
@@ -188,8 +204,7 @@ def _kinds(outputs: Any) -> dict[str, str]:
     return found
 
 
-def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], start: int, count: int) -> str:
-    where = f"step {start}" if count == 1 else f"steps {start} to {start + count - 1}"
+def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], where: str) -> str:
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
     was, now = (kinds.get(path, "missing") for kinds in (expected, found))
     return (

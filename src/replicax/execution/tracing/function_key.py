@@ -14,7 +14,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 _BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
@@ -72,10 +72,10 @@ class FunctionKey:
         self.captured = captured
         self.places = places
         self._hash = hash((code, captured))
-        self._wrapped: dict[type, FunctionKey] = {}
+        self._wrapped: dict[Hashable, FunctionKey] = {}
 
-    def wrapped(self, wrapper: type) -> FunctionKey:
-        """The key of this step in a :class:`Wrapper` of that type."""
+    def wrapped(self, wrapper: Hashable) -> FunctionKey:
+        """The key of this step in a :class:`Wrapper` of that kind."""
         key = self._wrapped.get(wrapper)
         if key is None:
             key = self._wrapped[wrapper] = FunctionKey(self.code, (("wrapper", wrapper), *self.captured), self.places)
@@ -101,14 +101,21 @@ class FunctionKey:
 
 
 class Wrapper:
-    """What makes another step of a function; it is the same step as any other of its type around that function.
+    """What makes another step of a function; it is the same step as any other of its kind around that function.
 
     Args:
       fn: the function.
+
+    Attributes:
+      kind: its type, and whatever else tells it from others around the function.
+      argument: what its only argument is; ``None``: its arguments are those of the function.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    argument: str | None = None
+
+    def __init__(self, fn: Callable[..., Any], *kind: Hashable) -> None:
         self.fn = fn
+        self.kind = (type(self), *kind)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
 
 
@@ -128,7 +135,7 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
             if unchanged and _are_current(captured):
                 return key
     if isinstance(fn, Wrapper):
-        return function_key(fn.fn).wrapped(type(fn))
+        return function_key(fn.fn).wrapped(fn.kind)
     return _new_key(fn)
 
 
@@ -151,7 +158,7 @@ _changed_by_tracing: set[tuple[types.CodeType, str]] = set()
 
 def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     if isinstance(fn, Wrapper):
-        return _new_key(fn.fn).wrapped(type(fn))
+        return _new_key(fn.fn).wrapped(fn.kind)
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):

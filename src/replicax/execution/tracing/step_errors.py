@@ -130,7 +130,7 @@ def _as_written(path: str, fn: Callable[..., Any]) -> str:
     if match[2]:
         return match[2] + match[3]
     if isinstance(fn, Wrapper):
-        return "element" + match[3]
+        return _as_written(path, fn.fn) if fn.argument is None else fn.argument + match[3]
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
