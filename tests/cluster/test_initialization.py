@@ -53,6 +53,13 @@ def test_what_a_launcher_sets_and_devices_before_the_strategy() -> None:
         assert re.search(expected, message), (i, message)
 
 
+def test_a_strategy_connects_the_tasks_of_a_slurm_step() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    port = {"JAX_COORDINATOR_PORT": str(processes.free_port())}
+    tasks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    assert together("summed", [step | port | task for task in tasks]) == [[3.0, 0, 2, None], [3.0, 1, 2, None]]
+
+
 def test_two_processes_are_one_worker() -> None:
     told = {"TF_CONFIG": tf_config({"worker": [here(), here()]}, "worker", 0)}
     for kind, message in together("refused", [told, told]):
