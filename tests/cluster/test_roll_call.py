@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -114,13 +115,36 @@ def test_workers_know_of_different_numbers(group) -> None:
             assert "knows of 3, and worker 1 (process" in str(error)
 
 
+def test_a_worker_that_ends_may_come_again(group) -> None:
+    port = int(group.coordinator[10:])
+    with threads() as pool:
+        chief = pool.submit(called, group, 0)
+        about = {"greeting": "replicax roll call", "index": 1, "count": 3, "host": "here", "pid": 1}
+        _wait_until_somebody_listens(port)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as first:
+            first.sendall(json.dumps(about).encode() + b"\n")
+        others = [pool.submit(called, group, index) for index in (1, 2)]
+        assert chief.result() is None
+        with socket.create_server(("127.0.0.1", port)):
+            assert [other.result() for other in others] == [None, None]
+
+
+def _wait_until_somebody_listens(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+
+
 def test_strangers_do_no_harm(group) -> None:
     port = int(group.coordinator[10:])
     pair = dataclasses.replace(group, count=2)
     with threads() as pool:
         chief = pool.submit(called, pair, 0)
+        _wait_until_somebody_listens(port)
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"greeting": "replicax roll call"}\n', b""):
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as s:
+            with socket.create_connection(("127.0.0.1", port)) as s:
                 s.sendall(said)
         other = pool.submit(called, pair, 1)
         assert chief.result() is None

@@ -71,31 +71,43 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as open_:
         server = open_.enter_context(_server(group, bind, deadline))
-        present, connections = {0: _about(group)}, []
+        present = {0: _about(group)}
+        connections: dict[int, socket.socket] = {}
         problem: str | None = None
         while problem is None and len(present) < group.count:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = open_.enter_context(server.accept()[0])
             except TimeoutError:
+                _forget_who_has_gone(present, connections)
                 missing = [group.name_of(i) for i in range(group.count) if i not in present]
                 problem = (
                     f"after {time.monotonic() - started:.0f} s {len(present)} of {group.count} workers have come to "
                     f"the coordinator at {group.coordinator}; missing: {', '.join(missing)}. Look at what they "
-                    "printed: each must run this program, and reach that address"
+                    f"printed: each must run this program, and reach that address. They are those of {group.source}"
                 )
                 break
             theirs = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
             if theirs is None:
                 continue  # somebody else, who has lost the way
-            connections.append(connection)
+            _forget_who_has_gone(present, connections)
             problem = _problem(group, present, theirs)
             present.setdefault(theirs["index"], theirs)
+            if problem is not None:
+                _send(connection, {"problem": problem})
+            else:
+                connections[theirs["index"]] = connection
         server.close()  # before the others look whether JAX's service listens
-        for connection in connections:
+        for connection in connections.values():
             _send(connection, {"problem": problem})
     if problem is not None:
         raise _error(problem)
+
+
+def _forget_who_has_gone(present: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
+    """Leave out workers that have closed their connections: they have ended, and perhaps come again."""
+    for index in [index for index, connection in connections.items() if _has_gone(connection)]:
+        del present[index], connections[index]
 
 
 def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
@@ -204,6 +216,17 @@ def _about(group: WorkerGroup) -> dict[str, Any]:
 
 def _where(about: dict[str, Any]) -> str:
     return f"process {about['pid']} on {about['host']}"
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which it waits for an answer."""
+    try:
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
