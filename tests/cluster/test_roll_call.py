@@ -56,7 +56,7 @@ def test_all_come(group) -> None:
 def test_missing_workers_are_named(group) -> None:
     with threads() as pool:
         waits = pool.submit(called, group, 2)
-        chief = called(group, 0, SOON)
+        chief = called(group, 0, 3 * SOON)
         for error in (chief, waits.result()):
             assert isinstance(error, TimeoutError)
             assert "2 of 3 workers have come to the coordinator at " + group.coordinator in str(error)
@@ -75,11 +75,29 @@ def test_a_coordinator_that_can_not_be_reached(group) -> None:
     assert "the name of the host is not known here" in str(called(nowhere, 1, SOON))
 
 
-def test_one_who_has_ended_is_not_waited_for(group) -> None:
+def test_a_coordinator_that_does_not_answer(group) -> None:
     with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))) as server, threads() as pool:
-        waits = pool.submit(called, group, 1)
-        server.accept()[0].close()
-        assert "was not answered" in str(waits.result())
+        waits = pool.submit(called, group, 1, SOON)
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection:
+            error = waits.result()
+    assert isinstance(error, TimeoutError)
+    assert f"worker 1 ({group.addresses[1]}) has reached {group.coordinator}, and worker 0 has not answered" in str(
+        error
+    )
+
+
+def test_an_earlier_coordinator_that_is_about_to_end(group) -> None:
+    pair = dataclasses.replace(group, count=2)
+    with threads() as pool:
+        with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))) as earlier:
+            waits = pool.submit(called, pair, 1)
+            earlier.settimeout(20)
+            earlier.accept()[0].close()
+        assert called(pair, 0) is None
+        with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))):
+            assert waits.result() is None
 
 
 def test_a_port_in_use(group) -> None:

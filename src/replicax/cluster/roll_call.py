@@ -152,15 +152,19 @@ def _problem(group: WorkerGroup, present: dict[int, dict[str, Any]], theirs: dic
 
 def _come(group: WorkerGroup, deadline: float) -> None:
     started = time.monotonic()
-    connection = _reach(group, deadline)
-    with connection:
-        _send(connection, _about(group))
-        answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing, when its time is over
-    if answer is None:
-        raise TimeoutError(
-            f"{group.name_of(group.index)} has reached {group.coordinator} and was not answered within "
-            f"{time.monotonic() - started:.0f} s, or worker 0 has ended there: look at what it printed"
-        )
+    answer = None
+    while answer is None:
+        with _reach(group, deadline) as connection:
+            _send(connection, _about(group))
+            answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing when its time is over
+        if answer is None and time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"{group.name_of(group.index)} has reached {group.coordinator}, and worker 0 has not answered there "
+                f"within {time.monotonic() - started:.0f} s: look at what it printed, and whether another program or "
+                "an earlier run of this one has the port"
+            )
+        if answer is None:  # worker 0 has ended, or an earlier one has not yet, where all are being started again
+            time.sleep(max(0.0, min(10 * _RETRY, deadline - time.monotonic())))
     if answer.get("problem"):
         raise _error(answer["problem"])
     # JAX's client would wait a second after it was refused once.
