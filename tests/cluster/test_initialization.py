@@ -93,6 +93,10 @@ def test_what_is_no_resolver_and_no_time() -> None:
         TypeError, match="cluster_resolver must be a replicax.ClusterResolver, got 'node0:2222'.*Simple"
     ):
         replicax.initialize_workers("node0:2222")
+    with pytest.raises(
+        TypeError, match=r"first argument names devices, .*SimpleClusterResolver.*cluster_resolver=\.\.\."
+    ):
+        replicax.MultiWorkerMirroredStrategy(replicax.SimpleClusterResolver(replicax.ClusterSpec({})))
     for seconds in (0, -1, True, "9"):
         with pytest.raises(ValueError, match="timeout_seconds must be a positive number or None"):
             replicax.initialize_workers(timeout_seconds=seconds)

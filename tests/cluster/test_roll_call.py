@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.roll_call import bind_address, call_the_roll, listening_socket
 from replicax.cluster.worker_group import WorkerGroup
 from tests.processes import free_port
 
@@ -35,6 +35,14 @@ def called(group: WorkerGroup, index: int, seconds: float = 20) -> Exception | N
     except Exception as error:
         return error
     return None
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -172,10 +180,14 @@ def test_strangers_do_no_harm(group) -> None:
 
 def test_where_the_chief_listens(group, monkeypatch) -> None:
     assert bind_address(group) == group.coordinator
-    assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
+    if has_ipv6():
+        assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
     assert bind_address(dataclasses.replace(group, coordinator="localhost:80")) in ("127.0.0.1:80", "[::1]:80")
-    everywhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
-    assert everywhere in ("[::]:80", "0.0.0.0:80")
+    elsewhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
+    assert elsewhere in ("[::]:80", "0.0.0.0:80")
+    for host in ("localhost", "0.0.0.0", *(["[::]"] if has_ipv6() else [])):
+        with listening_socket(f"{host}:{free_port()}") as listens:
+            socket.create_connection(("localhost", listens.getsockname()[1])).close()
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "192.0.2.1:81")
     assert bind_address(group) == "192.0.2.1:81"
     error = called(group, 0, SOON)

@@ -46,6 +46,18 @@ def bind_address(group: WorkerGroup) -> str:
     return join_address("::", port) if socket.has_dualstack_ipv6() else join_address("0.0.0.0", port)
 
 
+def listening_socket(address: str) -> socket.socket:
+    """A socket that listens at an address; it does not share the port, as JAX's service would.
+
+    Raises:
+      OSError: the port is in use, or the address is not one of this machine.
+    """
+    host, port = host_and_port(address, "JAX_COORDINATOR_BIND_ADDRESS")
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(where[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
 def call_the_roll(group: WorkerGroup, bind: str, deadline: float) -> None:
     """Wait until all workers have come to the coordinator, each once; then its port is free.
 
@@ -111,12 +123,8 @@ def _forget_who_has_gone(present: dict[int, dict[str, Any]], connections: dict[i
 
 
 def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
-    host, port = host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=family, backlog=128, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
-        )
+        return listening_socket(bind)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(

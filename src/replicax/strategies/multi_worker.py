@@ -81,6 +81,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
+        if isinstance(devices, ClusterResolver):  # as in the original
+            raise TypeError(
+                f"{type(self).__name__}: the first argument names devices, and got {devices!r}: pass "
+                "cluster_resolver=..."
+            )
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
