@@ -11,6 +11,11 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.initialization import initialize_workers
+from replicax.cluster.simple import SimpleClusterResolver
+from replicax.cluster.tf_config import TFConfigClusterResolver
 from replicax.collectives import ReduceOp
 from replicax.communication import CommunicationImplementation, CommunicationOptions
 from replicax.context import (
@@ -77,6 +82,9 @@ from replicax.variables import (
 )
 
 if TYPE_CHECKING:
+    from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+    from replicax.cluster.slurm import SlurmClusterResolver
+    from replicax.cluster.union import UnionClusterResolver
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies.tpu import TPUStrategy
     from replicax.tpu.assignment import DeviceAssignment
@@ -93,6 +101,8 @@ __all__ = [
     "AutoShardPolicy",
     "CentralStorageStrategy",
     "Chip",
+    "ClusterResolver",
+    "ClusterSpec",
     "Collective",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -111,6 +121,8 @@ __all__ = [
     "InputOptions",
     "InputPlan",
     "IntegerRangeError",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
@@ -131,13 +143,17 @@ __all__ = [
     "RunOptions",
     "ShardedStrategy",
     "ShardedVariable",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
     "Strategy",
     "StrategyExtended",
     "Synchronization",
+    "TFConfigClusterResolver",
     "TPUClusterResolver",
     "TPUStrategy",
     "Topology",
     "TraceError",
+    "UnionClusterResolver",
     "ValueContext",
     "Variable",
     "VariableLostError",
@@ -150,6 +166,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "initialize_workers",
     "parquet_rows",
     "plan",
     "scale_regularization_loss",
@@ -165,10 +182,14 @@ __all__ = [
 _LATER = {
     "Chip": "replicax.planning",
     "DeviceAssignment": "replicax.tpu.assignment",
+    "KubernetesClusterResolver": "replicax.cluster.kubernetes",
+    "KubernetesExecutableLocation": "replicax.cluster.kubernetes",
     "Plan": "replicax.planning",
+    "SlurmClusterResolver": "replicax.cluster.slurm",
     "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
     "Topology": "replicax.tpu.topology",
+    "UnionClusterResolver": "replicax.cluster.union",
     "plan": "replicax.planning",
 }
 

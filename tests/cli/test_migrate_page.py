@@ -96,6 +96,13 @@ TOLD = {
     "training: apply_gradients": "page: gradients that have been reduced need `aggregate=False`",
     "input: the next element": "DistributedIterator.get_next: inside a step a ContextError",
     "input: distributed inside": "Strategy.experimental_distribute_dataset: an error inside a step",
+    "clusters: one address": "SimpleClusterResolver: two tasks with one address",
+    "clusters: TF_CONFIG": "TFConfigClusterResolver: an error when it is read",
+    "clusters: the layer before": "ClusterResolver.master: also that of a named task",
+    "clusters: resolvers with the same tasks": "UnionResolver: equal lists of a job are one",
+    "clusters: the first resolver": "UnionResolver: the first resolver that knows its own",
+    "clusters: a Slurm step": "SlurmClusterResolver: tasks are in Slurm's order",
+    "clusters: pods with numbers": "KubernetesClusterResolver: in the order of their completion indices",
 }
 
 
@@ -126,6 +133,7 @@ SECTIONS = {
     "ReplicaContext": "the replica context",
     "PerReplica": "a distributed value",
     "DistributedIterator": "`DistributedIterator`",
+    "ClusterResolver": "`ClusterResolver`",
 }
 """Headings of the page."""
 

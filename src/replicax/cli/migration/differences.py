@@ -13,10 +13,16 @@ _INSIDE = "an error inside a step; batches may come from anything iterable, Grai
 
 DIFFERENCES: dict[str, str] = {
     "MirroredStrategy": _ALL_LOCAL,
-    "MultiWorkerMirroredStrategy": "call jax.distributed.initialize before it; TF_CONFIG is not read",
+    "MultiWorkerMirroredStrategy": "cluster_resolver is a keyword; by the same TF_CONFIG JAX connects the workers",
     "TPUStrategy": "the resolver may be left out",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",
     "TPUClusterResolver": "finds the TPUs of this program by itself; emulate= and topology= are for machines without",
+    "SimpleClusterResolver": "two tasks with one address are an error",
+    "TFConfigClusterResolver": "what is wrong in TF_CONFIG is an error when it is read",
+    "SlurmClusterResolver": "tasks are in Slurm's order, and need not be named: JAX finds a Slurm step by itself",
+    "KubernetesClusterResolver": "pods by their own addresses, in the order of their completion indices; the labels "
+    "have to be given",
+    "UnionResolver": "equal lists of a job are one; the task is that of the first resolver that knows its own",
     "DistributedValues": "only for what differs: what is the same on all replicas is an ordinary array",
     "CommunicationOptions": "an argument of each collective, or of MultiWorkerMirroredStrategy",
     "InputOptions": "other options: auto_shard_policy, partial_batch, prefetch",
@@ -59,6 +65,7 @@ DIFFERENCES: dict[str, str] = {
     "ReplicaContext.merge_call": "all replicas must come to it, so it can't stand under a Python branch on a value; "
     "no other step can be run in it",
     "ReplicaContext.replica_id_in_sync_group": "an array in a step, on which Python can't branch",
+    "ClusterResolver.master": "rpc_layer stands before every address, also that of a named task",
     "DistributedIterator.get_next": "inside a step a ContextError, a RuntimeError",
     "PerReplica.values": "a PerReplica has no truth, and is not an array",
 }
