@@ -121,7 +121,7 @@ def add_parser(subparsers: Any) -> None:
     jobs.add_argument("--time", type=_duration, metavar="T", help="at most, such as 30:00 or 12:00:00 or 2-00:00:00")
     jobs.add_argument("--name", metavar="NAME", help="of the job (default: the script's)")
     jobs.add_argument("--image", metavar="IMAGE", help="the container to run in (Kubernetes)")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module instead of a script")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module instead of a script")
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -157,12 +157,14 @@ def _settings(args: argparse.Namespace) -> Any:
     from replicax.launcher import meeting_point, worker_program
     from replicax.launcher.launch_settings import LaunchSettings
 
-    words = args.program if args.module is None else ["-m", *args.module]
+    words = ["-m", *args.program] if args.is_module else args.program
     is_job = args.sbatch or args.jobset
     found = worker_program.parsed(words, is_here=not is_job)
+    if is_job and args.hosts:
+        raise LaunchError("--hosts is for launches that start now; the hosts of a job are those that it is given")
     least, most = args.workers
     node = args.node_rank
-    if args.hosts and not is_job:
+    if args.hosts:
         node = meeting_point.own_number(args.hosts) if node is None and len(args.hosts) > 1 else node or 0
         if node >= len(args.hosts):
             raise LaunchError(f"--node-rank {node}: expected 0 to {len(args.hosts) - 1}, as there are so many --hosts")

@@ -53,13 +53,12 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> Meeting
     """
     host = bind or LOOPBACK
     reached_at = LOOPBACK if _is_any(host) else host
+    check_free(host, port or 0)
     ports = [port] if port is not None else []
     while len(ports) < workers:
         found = free_port(host)
         if found not in ports:
             ports.append(found)
-    if port is not None:
-        check_free(host, port)
     return MeetingPoint(tuple(_joined(reached_at, p) for p in ports), _joined(host, ports[0]))
 
 

@@ -52,8 +52,7 @@ class WorkerProgram:
         if os.path.isdir(path):
             raise LaunchError(f"{path} is a folder: expected a Python file, or -m and a module")
         if not os.path.exists(path):
-            hint = ". Options of the launcher come before the script" if path.startswith("-") else ""
-            raise LaunchError(f"there is no file {path} in {os.getcwd()}{hint}")
+            raise LaunchError(f"there is no file {path} in {os.getcwd()}")
         if path.endswith(".py"):
             if not os.access(path, os.R_OK):
                 raise LaunchError(f"{path} can't be read (Permission denied)")

@@ -42,8 +42,6 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        if settings.hosts:
-            raise LaunchError("--hosts is for launches that start now; the hosts of a job are those that it is given")
         if self.nodes > 1 and settings.is_elastic:
             raise LaunchError(
                 f"--workers {settings.least}:{settings.workers} with --nodes {self.nodes}: the number of workers can "
