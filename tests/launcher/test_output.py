@@ -112,6 +112,22 @@ def test_on_a_terminal_progress_bars_move_below_coloured_lines(tmp_path) -> None
     assert b"[0]\x1b[0m 75\r\n" in seen  # what the prefix and the cursor leave of 80 columns
 
 
+def test_files_have_every_byte_of_lines_that_are_too_long_to_show(tmp_path) -> None:
+    script = f"""
+        import os
+        os.write(1, b"a" * {3 * LONGEST_LINE} + b"\\n")
+        for i in range({LONGEST_LINE // 4}):
+            os.write(1, b"\\rbar %06d" % i)
+    """
+    launch = launched(tmp_path, "--workers", "1", "--log-dir", "logs", "train.py", script=script)
+    assert launch.code == 0, launch.stderr
+    kept = (tmp_path / "logs/attempt-0/worker-0.log").read_bytes()
+    bars = b"".join(b"\rbar %06d" % i for i in range(LONGEST_LINE // 4))
+    assert kept == b"a" * (3 * LONGEST_LINE) + b"\n" + bars + b"\n"
+    assert launch.stdout.splitlines()[-1] == f"[0] bar {LONGEST_LINE // 4 - 1:06}"
+    assert max(map(len, launch.stdout.splitlines())) <= 2 * LONGEST_LINE + len("[0] ")
+
+
 def test_when_nobody_reads_the_output_any_more_the_workers_go_on(tmp_path) -> None:
     reading, writing = os.pipe()
     script = "for i in range(1000): print(i)\nopen('finished', 'w').close()"

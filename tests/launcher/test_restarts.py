@@ -63,7 +63,9 @@ def test_a_place_that_fails_twice_in_a_row_is_given_up_if_enough_are_left() -> N
 
 def test_with_several_hosts_the_scheduler_starts_again() -> None:
     settings = LaunchSettings(PROGRAM, 2, 2, hosts=("a", "b"), port=7000)
-    assert "for the scheduler" in RestartPolicy(settings).after(fault(-9)).why
+    for status in (-9, EXIT_PREEMPTED):
+        decision = RestartPolicy(settings).after(fault(status, worker=3))
+        assert (decision.goes_on, "for the scheduler" in decision.why) == (False, True)
 
 
 # --- real launches --------------------------------------------------------------------------------------

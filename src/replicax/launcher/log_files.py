@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from replicax.launcher import LaunchError
-from replicax.launcher.console import Console, OutputLines, Stream
+from replicax.launcher.console import LONGEST_LINE, Console, OutputLines, Stream
 
 _ROOM = 1 << 16
 
@@ -83,7 +83,9 @@ class LogFile:
 
 
 class WorkerOutput:
-    """What one worker prints: into its file, and onto the console.
+    """What one worker prints: into its file as it comes, and onto the console line by line.
+
+    Lines stay whole in the file, too, unless their end takes long to come.
 
     Args:
       worker: which.
@@ -95,34 +97,43 @@ class WorkerOutput:
         self.worker, self.file = worker, file
         self._console = console
         self._lines: dict[Stream, OutputLines] = {"stdout": OutputLines(), "stderr": OutputLines()}
-        self._kept: dict[Stream, int] = {"stdout": 0, "stderr": 0}  # of the unfinished lines, what the file has already
+        self._left: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # for the file, when the line has its end
+        self._is_begun: dict[Stream, bool] = {"stdout": False, "stderr": False}  # whether the file has its beginning
 
     def add(self, stream: Stream, piece: bytes) -> None:
         """A piece of a stream has come."""
+        whole, end, left = (self._left[stream] + piece).rpartition(b"\n")
+        if end:
+            self.file.write(whole + end)
+            self._is_begun[stream] = False
+        self._left[stream] = left
+        if len(left) > LONGEST_LINE:
+            self._keep_left(stream)
         lines = self._lines[stream]
         for line in lines.add(piece):
-            self._show(stream, line)
-        self._console.unfinished(self.worker, stream, lines.unfinished)
+            self._console.line(self.worker, stream, line)
+        if b"\r" in lines.unfinished:  # what is drawn over itself; the end of another line is about to come
+            self._console.unfinished(self.worker, stream, lines.unfinished)
 
     def keep_unfinished(self) -> None:
-        """Into the file with what has come of lines that have no end yet: it may be long until that comes."""
-        for stream, lines in self._lines.items():
-            left = lines.unfinished[self._kept[stream] :]
+        """Show and keep what has come of lines that have no end yet: it may be long until that comes."""
+        for stream, left in self._left.items():
             if left:
-                self.file.write(left)
-                self._kept[stream] += len(left)
+                self._keep_left(stream)
+                self._console.unfinished(self.worker, stream, self._lines[stream].unfinished)
 
     def close(self) -> None:
         """The worker has ended."""
         for stream, lines in self._lines.items():
+            if self._left[stream] or self._is_begun[stream]:
+                self.file.write(self._left[stream] + b"\n")
             for line in lines.close():
-                self._show(stream, line)
+                self._console.line(self.worker, stream, line)
         self.file.close()
 
-    def _show(self, stream: Stream, line: bytes) -> None:
-        self.file.write(line[self._kept[stream] :])
-        self._kept[stream] = 0
-        self._console.line(self.worker, stream, line)
+    def _keep_left(self, stream: Stream) -> None:
+        self.file.write(self._left[stream])
+        self._left[stream], self._is_begun[stream] = b"", True
 
 
 def stamp() -> str:

@@ -104,6 +104,7 @@ class Guard:
 
     def dismiss(self) -> None:
         """The launch is over, and nothing of it is left."""
-        os.write(self._end, b".")
+        with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+            os.write(self._end, b".")
         os.close(self._end)
         os.waitpid(self._process, 0)

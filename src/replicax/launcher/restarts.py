@@ -57,6 +57,8 @@ class RestartPolicy:
         if result.outcome is AttemptOutcome.RESIZED:
             return self._after_resize(result.resize)
         assert result.cause is not None
+        if not self._settings.is_alone:
+            return Decision(False, 0.0, "with several hosts it is for the scheduler to start all of them again")
         if result.outcome is AttemptOutcome.PREEMPTED:
             self._suspect = None
             return self._after_preemption()
@@ -88,8 +90,6 @@ class RestartPolicy:
                 f"going on with {len(self.places)} workers",
             )
         limit = self._settings.max_restarts
-        if not self._settings.is_alone:
-            return Decision(False, 0.0, "with several hosts it is for the scheduler to start all of them again")
         if limit is None and not cause.is_killed:
             return Decision(
                 False,
