@@ -137,3 +137,24 @@ def test_a_worker_that_has_finished_waits_for_the_others_for_so_long(tmp_path) -
         r"worker\(s\) 0 have finished, the first 0 s ago, and worker\(s\) 1 have not: --finish-timeout 0.3 is over",
         said(launch)[1],
     )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", range(40))
+def test_nothing_is_left_of_a_launcher_that_is_killed_at_any_moment(tmp_path, moment) -> None:
+    with Launch(tmp_path, "--workers", "3", "train.py", "stubborn", script=WAIT) as launch:
+        time.sleep(moment / 80)
+        launch.process.kill()
+        launch.process.wait()
+        assert launch.nothing_is_left(), launch.left()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", range(20))
+def test_a_signal_at_any_moment_ends_all(tmp_path, moment, signum) -> None:
+    with Launch(tmp_path, "--workers", "3", "train.py", "waits", script=WAIT) as launch:
+        time.sleep(0.1 + moment / 40)
+        launch.send(signum)
+        assert launch.wait() in (-signum, 1, 128 + signum)
+        assert launch.nothing_is_left(), launch.left()

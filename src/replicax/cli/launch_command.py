@@ -194,7 +194,7 @@ def _settings(args: argparse.Namespace) -> Any:
 def _show_plan(supervisor: Any, command: tuple[str, ...]) -> None:
     """Print the commands of the first attempt, as one would type them."""
     environments = supervisor.environments(0, supervisor.meeting_point())
-    for environment in environments:
+    for environment in environments.values():
         added = {k: v for k, v in sorted(environment.items()) if os.environ.get(k) != v}
         words = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
         removed = [f"-u {name}" for name in sorted(set(os.environ) - set(environment))]

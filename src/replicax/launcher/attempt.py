@@ -8,7 +8,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ FAULT_PATIENCE = 0.5
 """Seconds that the others have when a worker has failed: without it they can do nothing but end."""
 NOTICE = 60.0
 """After how many seconds it is said for whom a worker that has finished waits; then after twice as many, and so on."""
+UNKILLABLE = 20.0
+"""After how many seconds a process that was killed, and is still there, is given up."""
 _TICK = 0.5
 _PIECE = 1 << 16
 
@@ -61,9 +63,8 @@ class Attempt:
 
     Args:
       settings: of the launch.
-      workers: the numbers of those on this machine, among all hosts'.
-      count: how many there are on all hosts.
-      environments: of each worker.
+      environments: of this machine's workers, by their numbers among all hosts'.
+      count: how many workers there are on all hosts.
       folder: for their output.
       launch_id: marks their processes.
       console: shows their output.
@@ -74,9 +75,8 @@ class Attempt:
     def __init__(
         self,
         settings: LaunchSettings,
-        workers: Sequence[int],
+        environments: Mapping[int, Mapping[str, str]],
         count: int,
-        environments: Sequence[Mapping[str, str]],
         folder: Path,
         launch_id: str,
         console: Console,
@@ -84,7 +84,7 @@ class Attempt:
         inbox: SignalInbox,
     ) -> None:
         self._settings, self._launch_id = settings, launch_id
-        self._numbers, self._count, self._environments, self._folder = workers, count, environments, folder
+        self._environments, self._count, self._folder = environments, count, folder
         self._console, self._say, self._inbox = console, say, inbox
         self._workers: list[WorkerProcess] = []
         self._outputs: dict[int, WorkerOutput] = {}
@@ -94,6 +94,8 @@ class Attempt:
         self._resize = 0
         self._ending_since: float | None = None
         self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._kept_at = 0.0
         self._finished_at: float | None = None
         self._notice_after = NOTICE
 
@@ -106,7 +108,7 @@ class Attempt:
         self._selector.register(self._inbox, selectors.EVENT_READ)
         try:
             self._start()
-            while self._alive():
+            while self._alive() and (self._give_up_at is None or time.monotonic() < self._give_up_at):
                 self._wait()
         finally:
             self._clear_away()
@@ -118,7 +120,7 @@ class Attempt:
 
     def _start(self) -> None:
         prepare = die_with_parent()
-        for number, environment in zip(self._numbers, self._environments, strict=True):
+        for number, environment in self._environments.items():
             worker = WorkerProcess(number, self._settings.program.command, environment, prepare)
             self._workers.append(worker)
             file = LogFile(self._folder / f"worker-{number}.log", self._console)
@@ -144,7 +146,8 @@ class Attempt:
         ended = [ending for worker in self._workers if (ending := worker.look()) is not None]
         for ending in sorted(ended, key=lambda e: e.rank):
             self._note(ending)
-        if not ready:
+        if time.monotonic() - self._kept_at >= _TICK:
+            self._kept_at = time.monotonic()
             for output in self._outputs.values():
                 output.keep_unfinished()
         self._meet_deadlines()
@@ -221,12 +224,13 @@ class Attempt:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             late = self._alive()
-            if late and self._settings.grace and (self._stop or self._resize or self._cause is None):
+            after_fault = self._cause is not None and not self._cause.is_preemption and self._stop is None
+            if late and not after_fault:
                 names = ", ".join(str(worker.worker) for worker in late)
                 self._say(f"worker(s) {names} have not ended in time, and are killed")
             for worker in late:
                 worker.kill()
-            self._kill_at = None if not late else now + 1.0
+            self._kill_at, self._give_up_at = None, now + UNKILLABLE
         notice_at, finish_by = self._notice_at(), self._finish_by()
         if finish_by is not None and now >= finish_by:
             self._say(f"{self._waiting()}: --finish-timeout {self._settings.finish_timeout:g} is over, ending all")
@@ -285,7 +289,8 @@ class Attempt:
         self._console.show_tail(cause.worker)
 
     def _result(self) -> AttemptResult:
-        endings = tuple(worker.ending for worker in self._workers if worker.ending is not None)
+        given_up = -int(signal.SIGKILL)
+        endings = tuple(worker.ending or Ending(worker.worker, given_up, 0.0) for worker in self._workers)
         if all(ending.is_good for ending in endings):
             outcome = AttemptOutcome.FINISHED
         elif self._stop is not None:

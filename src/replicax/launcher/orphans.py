@@ -61,8 +61,11 @@ def end_marked(launch_id: str) -> list[int]:
       Those that can't be ended, as the kernel has them wait for a device.
     """
     deadline = time.monotonic() + _PATIENCE
-    while left := marked(launch_id):
-        if time.monotonic() > deadline:
+    clean = 0
+    while clean < 2:  # a process that is just beginning another program shows no environment for a moment
+        left = marked(launch_id)
+        clean = 0 if left else clean + 1
+        if left and time.monotonic() > deadline:
             return left
         for process in left:
             with contextlib.suppress(OSError):

@@ -53,27 +53,23 @@ class Supervisor:
         assert settings.port is not None
         return meeting_point.of_hosts(settings.hosts, settings.node, workers, settings.port, settings.bind)
 
-    def environments(self, attempt: int, meeting: MeetingPoint) -> list[dict[str, str]]:
-        """The environments of this machine's workers, in their order."""
+    def environments(self, attempt: int, meeting: MeetingPoint) -> dict[int, dict[str, str]]:
+        """The environments of this machine's workers, by their numbers among all hosts'."""
         places = self._policy.places
-        return [
-            worker_environment(
+        first = self._settings.node * self._settings.workers
+        return {
+            first + i: worker_environment(
                 self._environment,
                 self._settings,
                 meeting,
-                worker=self._first + i,
+                worker=first + i,
                 attempt=attempt,
                 launch_id=self._id,
                 devices=self._shares.variables(place, len(places), self._environment),
                 columns=self._console.columns,
             )
             for i, place in enumerate(places)
-        ]
-
-    @property
-    def _first(self) -> int:
-        """The number of this machine's first worker, among all hosts'."""
-        return self._settings.node * self._settings.workers
+        }
 
     def run(self) -> int:
         """Make attempts until one has finished or no other is allowed.
@@ -126,7 +122,6 @@ class Supervisor:
     def _attempt(self, number: int, meeting: MeetingPoint, inbox: SignalInbox) -> AttemptResult:
         count = len(meeting.addresses)
         folder = self._settings.log_dir / f"attempt-{number}"
-        mine = [self._first + i for i in range(len(self._policy.places))]
         again = f"attempt {number}: " if number else ""
         self._say(
             f"{again}{self._settings.program.name} on {count} worker(s), {self._shares}; the chief is at "
@@ -134,9 +129,7 @@ class Supervisor:
         )
         self._console.forget_tails()
         environments = self.environments(number, meeting)
-        return Attempt(
-            self._settings, mine, count, environments, folder, self._id, self._console, self._say, inbox
-        ).run()
+        return Attempt(self._settings, environments, count, folder, self._id, self._console, self._say, inbox).run()
 
     def _stopped(self, result: AttemptResult, stop: signal.Signals) -> int:
         """The exit code when the launch itself was asked to end."""
