@@ -32,6 +32,7 @@ def owners():
         "DistributedDataset": dataset,
         "DistributedIterator": iter(dataset),
         "InputOptions": replicax.InputOptions(),
+        "ClusterResolver": replicax.SimpleClusterResolver(replicax.ClusterSpec({})),
         "TPUClusterResolver": replicax.TPUClusterResolver(emulate="2x1x1x1"),
         "PerReplica": strategy.distribute_values_from_function(lambda ctx: 1.0),
     }
@@ -85,7 +86,7 @@ VALUE = np.float32(1)
         (lambda s, v: replicax.Variable(initializer=jnp.zeros), "here it is 'initial_value'"),
         (lambda s, v: replicax.MirroredStrategy(num_gpus=2), r"MirroredStrategy: 'num_gpus'.*devices=\['gpu:0'"),
         (lambda s, v: replicax.MirroredStrategy(cross_device_ops=1), "replicax.CommunicationOptions"),
-        (lambda s, v: replicax.MultiWorkerMirroredStrategy(cluster_resolver=1), "jax.distributed.initialize"),
+        (lambda s, v: replicax.MultiWorkerMirroredStrategy(num_gpus_per_worker=1), r"devices=\['gpu:0'"),
         (lambda s, v: replicax.TPUStrategy(steps_per_run=3), "'steps_per_run'.*strategy.run_steps"),
         (lambda s, v: replicax.TPUStrategy(experimental_device_assignment=3), "here it is 'device_assignment'"),
         (lambda s, v: replicax.MultiStepContext().set_last_step_output("x", 1, aggregation="sum"), "it is 'reduce_op'"),

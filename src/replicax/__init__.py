@@ -16,6 +16,14 @@ from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.old_names import missing
 
 if TYPE_CHECKING:
+    from replicax.cluster.cluster_resolver import ClusterResolver
+    from replicax.cluster.cluster_spec import ClusterSpec
+    from replicax.cluster.initialization import initialize_workers
+    from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+    from replicax.cluster.simple import SimpleClusterResolver
+    from replicax.cluster.slurm import SlurmClusterResolver
+    from replicax.cluster.tf_config import TFConfigClusterResolver
+    from replicax.cluster.union import UnionClusterResolver
     from replicax.collectives import ReduceOp
     from replicax.communication import CommunicationImplementation, CommunicationOptions
     from replicax.context import (
@@ -103,6 +111,8 @@ __all__ = [
     "AutoShardPolicy",
     "CentralStorageStrategy",
     "Chip",
+    "ClusterResolver",
+    "ClusterSpec",
     "Collective",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -121,6 +131,8 @@ __all__ = [
     "InputOptions",
     "InputPlan",
     "IntegerRangeError",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "Locality",
     "LocalityError",
     "MaxSizePartitioner",
@@ -141,13 +153,17 @@ __all__ = [
     "RunOptions",
     "ShardedStrategy",
     "ShardedVariable",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
     "Strategy",
     "StrategyExtended",
     "Synchronization",
+    "TFConfigClusterResolver",
     "TPUClusterResolver",
     "TPUStrategy",
     "Topology",
     "TraceError",
+    "UnionClusterResolver",
     "ValueContext",
     "Variable",
     "VariableLostError",
@@ -160,6 +176,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "initialize_workers",
     "parquet_rows",
     "plan",
     "scale_regularization_loss",
@@ -179,6 +196,8 @@ _LATER = {
     "AutoShardPolicy": "replicax.data",
     "CentralStorageStrategy": "replicax.strategies",
     "Chip": "replicax.planning",
+    "ClusterResolver": "replicax.cluster.cluster_resolver",
+    "ClusterSpec": "replicax.cluster.cluster_spec",
     "Collective": "replicax.hlo.collective_instructions",
     "CommunicationImplementation": "replicax.communication",
     "CommunicationOptions": "replicax.communication",
@@ -197,6 +216,8 @@ _LATER = {
     "InputOptions": "replicax.data",
     "InputPlan": "replicax.data",
     "IntegerRangeError": "replicax.errors",
+    "KubernetesClusterResolver": "replicax.cluster.kubernetes",
+    "KubernetesExecutableLocation": "replicax.cluster.kubernetes",
     "Locality": "replicax.execution",
     "LocalityError": "replicax.errors",
     "MaxSizePartitioner": "replicax.variables",
@@ -218,13 +239,17 @@ _LATER = {
     "RunOptions": "replicax.execution.run",
     "ShardedStrategy": "replicax.strategies",
     "ShardedVariable": "replicax.variables",
+    "SimpleClusterResolver": "replicax.cluster.simple",
+    "SlurmClusterResolver": "replicax.cluster.slurm",
     "Strategy": "replicax.strategy",
     "StrategyExtended": "replicax.extended",
     "Synchronization": "replicax.variables",
+    "TFConfigClusterResolver": "replicax.cluster.tf_config",
     "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
     "Topology": "replicax.tpu.topology",
     "TraceError": "replicax.errors",
+    "UnionClusterResolver": "replicax.cluster.union",
     "ValueContext": "replicax.data",
     "Variable": "replicax.variables",
     "VariableLostError": "replicax.errors",
@@ -237,6 +262,7 @@ _LATER = {
     "get_strategy": "replicax.context",
     "has_strategy": "replicax.context",
     "in_cross_replica_context": "replicax.context",
+    "initialize_workers": "replicax.cluster.initialization",
     "parquet_rows": "replicax.data.files",
     "plan": "replicax.planning",
     "scale_regularization_loss": "replicax.training",

@@ -24,10 +24,7 @@ _STEPS = "strategy.run_steps(fn, iterator, steps)"
 _LOCAL = "strategy.local_results(value)"
 _SIZE = "strategy.num_replicas_in_sync"
 _PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
-_CLUSTER = (
-    "nothing: jax.distributed.initialize finds Slurm, Kubernetes and TPU clusters, or is told the chief's address"
-)
-_PROCESSES = "nothing: workers are processes of one program, which begins with jax.distributed.initialize"
+_PROCESSES = "nothing: workers are processes of one program, which replicax.MultiWorkerMirroredStrategy connects"
 _ESTIMATOR = "nothing: there are no estimators; a training loop calls strategy.run"
 _SYNCHRONOUS = "nothing: all training is synchronous, in steps that all workers run"
 _PREEMPTED = "nothing yet: save the variables and iterator.get_state(), and start again with the workers that are left"
@@ -57,7 +54,6 @@ NAMES: dict[str, dict[str, str]] = {
         "CentralStorage": "replicax.CentralStorageStrategy",
         "Client": _PROCESSES,
         "ClusterCoordinator": _SYNCHRONOUS,
-        "ClusterResolver": _CLUSTER,
         "CollectiveAllReduceStrategy": "replicax.MultiWorkerMirroredStrategy",
         "CollectiveCommunication": "replicax.CommunicationImplementation",
         "CollectiveHints": "replicax.CommunicationOptions",
@@ -71,12 +67,10 @@ NAMES: dict[str, dict[str, str]] = {
         "DistributionStrategy": "replicax.Strategy",
         "DistributionStrategyExtended": "replicax.StrategyExtended",
         "FtrlParameters": _EMBEDDING,
-        "GCEClusterResolver": _CLUSTER,
+        "GCEClusterResolver": "nothing: list the machines in a replicax.SimpleClusterResolver",
         "HardwareFeature": _EMBEDDING,
         "HierarchicalCopyAllReduce": _OPTIONS,
         "InputReplicationMode": "strategy.distribute_dataset, or distribute_datasets_from_function",
-        "KubernetesClusterResolver": _CLUSTER,
-        "KubernetesExecutableLocation": _CLUSTER,
         "Mirrored": "an ordinary jax.Array: what is the same on every replica needs no wrapper",
         "Monitor": "a loop that calls strategy.run_steps",
         "MultiWorkerAllReduce": _OPTIONS,
@@ -94,13 +88,10 @@ NAMES: dict[str, dict[str, str]] = {
         "ReductionToOneDeviceCrossTowerOps": _OPTIONS,
         "RemoteValue": _SYNCHRONOUS,
         "Server": _PROCESSES,
-        "SimpleClusterResolver": _CLUSTER,
-        "SlurmClusterResolver": _CLUSTER,
         "StandardInputStep": "a function for one replica, run by strategy.run",
         "StandardSingleLossStep": "a function for one replica, run by strategy.run",
         "Step": "a function for one replica, run by strategy.run",
         "StochasticGradientDescentParameters": _EMBEDDING,
-        "TFConfigClusterResolver": _CLUSTER,
         "TPUEmbedding": _EMBEDDING,
         "TPUEmbeddingForServing": _EMBEDDING,
         "TPUEmbeddingV0": _EMBEDDING,
@@ -109,7 +100,7 @@ NAMES: dict[str, dict[str, str]] = {
         "TPUSystemMetadata": "replicax.Topology, which replicax.TPUClusterResolver() has",
         "TerminationConfig": _PREEMPTED,
         "TowerContext": "replicax.ReplicaContext",
-        "UnionResolver": _CLUSTER,
+        "UnionResolver": "replicax.UnionClusterResolver",
         "UpdateContext": "nothing: an update needs no device",
         "VariableAggregation": "replicax.Aggregation",
         "VariableSynchronization": "replicax.Synchronization",
@@ -151,7 +142,7 @@ NAMES: dict[str, dict[str, str]] = {
         "broadcast": "strategy.extended.broadcast_to(tensor, destinations)",
         "call_for_each_replica": "strategy.run(fn, args, kwargs)",
         "call_for_each_tower": "strategy.run(fn, args=(…,)), with the arguments in a tuple",
-        "cluster_resolver": "nothing: jax.process_index() and jax.process_count() say which worker this is",
+        "cluster_resolver": "the attribute cluster_resolver, of a MultiWorkerMirroredStrategy or a TPUStrategy",
         "configure": _NOTHING,
         "distribute_dataset_fn": _FROM_FUNCTION,
         "experimental_finalize": _NOTHING,
@@ -222,6 +213,9 @@ NAMES: dict[str, dict[str, str]] = {
         "get_next_as_optional": "next(iterator), which ends with StopIteration",
         "initialize": _ITERATED,
         "initializer": _ITERATED,
+    },
+    "ClusterResolver": {
+        "get_task_info": "the attributes task_type and task_id",
     },
     "TPUClusterResolver": {
         "get_coordination_service_leader": "nothing: jax.distributed.initialize knows it",

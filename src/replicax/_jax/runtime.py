@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax._src import array as _array
+from jax._src import clusters as _cluster_kinds
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
@@ -179,4 +182,42 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
     for name, cluster in (("gke", _clusters.GkeTpuCluster), ("google_cloud", _clusters.GceTpuCluster)):
         if cluster.is_env_present():
             return name, cluster._get_worker_list_in_slice()
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectedCluster:
+    """What ``jax.distributed.initialize()`` would find by itself.
+
+    Attributes:
+      name: what JAX calls the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …
+      coordinator: the address of process 0, with the port that JAX would choose.
+      count: how many processes there are.
+      index: which one this is.
+    """
+
+    name: str
+    coordinator: str
+    count: int
+    index: int
+
+
+def detected_cluster(seconds: float) -> DetectedCluster | None:
+    """The cluster that JAX detects, where there are several processes; ``None`` otherwise.
+
+    Args:
+      seconds: how long JAX may wait for the coordinator's name to be known.
+    """
+    for kind in _cluster_kinds.ClusterEnv._cluster_types:
+        name = kind.name or kind.__name__.removesuffix("Cluster").lower()
+        if name == "k8s" and "JOB_COMPLETION_INDEX" not in os.environ:
+            continue  # a pod that belongs to no indexed job is alone
+        if kind.opt_in_only_method or not kind.is_env_present():
+            continue
+        count = kind.get_process_count()
+        if count == 1:
+            return None
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        coordinator = kind.get_coordinator_address(timeout_secs=int(min(seconds, 1e6)), override_coordinator_port=port)
+        return DetectedCluster(name, coordinator, count, kind.get_process_id())
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.initialization import initialize_workers
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import resolve_devices
@@ -29,7 +30,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     """A replica on each device of several workers, with a copy of every variable on each.
 
     A *worker* is a process; workers may share a machine (*host*) or have one each; worker 0 is the *chief*. Each worker
-    runs the same program, after ``jax.distributed.initialize``, and drives the replicas on its own devices.
+    runs the same program, and drives the replicas on its own devices. The strategy connects them, if
+    ``jax.distributed.initialize`` has not been called: see :func:`initialize_workers`, which finds the cluster.
     Steps are the same as under :class:`MirroredStrategy`, and so are their results; with one process this is the same
     strategy. Two things are local: ``local_results`` and ``distribute_values_from_function`` have this worker's
     replicas only, and plain values (NumPy arrays, numbers) are this worker's own, and must be the same on all workers.
@@ -45,13 +47,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         ever. The collectives of compiled steps have timeouts of their own: see ``communication_options``.
       communication_options: :class:`CommunicationOptions` of all collectives without options of their own: those of
         ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.
+      cluster_resolver: tells of the cluster; ``None`` means that the environment does.
+
+    Attributes:
+      cluster_resolver: the resolver; ``None`` if none was given.
 
     Raises:
-      RuntimeError: the devices were made before ``jax.distributed.initialize``, or can't communicate; the workers
-        have different versions, platforms or settings; a collective gave wrong numbers.
+      RuntimeError: the devices were made before the workers were connected, or can't communicate; the workers
+        have different versions, platforms or settings; a collective gave wrong numbers; and as
+        :func:`initialize_workers`.
       ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't
-        support.
-      TypeError: ``communication_options`` of another type.
+        support; and as :func:`initialize_workers`.
+      TypeError: ``communication_options`` or ``cluster_resolver`` of another type.
+      TimeoutError: workers can't be reached when they are to be connected; the message names them.
       DeadlockError: a worker does not create a strategy; the message names it.
 
     Exchanges a message among the workers, and runs one small program to test the collectives.
@@ -62,7 +70,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     @keywords_renamed(
-        cluster_resolver="call jax.distributed.initialize first: it finds the cluster",
         communication="communication_options=replicax.CommunicationOptions(…)",
         num_gpus_per_worker="name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
     )
@@ -71,10 +78,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         timeout_seconds: float | None = DEFAULT_TIMEOUT,
         communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        is_number = isinstance(timeout_seconds, numbers.Real) and not isinstance(timeout_seconds, bool)
-        if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
-            raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
+        initialize_workers(cluster_resolver, timeout_seconds)
+        self.cluster_resolver = cluster_resolver
         _check_initialised()
         mine = resolve_devices(devices)
         options = checked_options(communication_options, mine[0].platform, type(self).__name__)

@@ -14,14 +14,18 @@ import numpy as np
 from jax.experimental import topologies
 
 from replicax import _jax
+from replicax.cluster.cluster_resolver import ClusterResolver, url
+from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.devices.selection import use_cpu_devices
-from replicax.old_names import Renamed
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice
 from replicax.tpu.topology import Topology
 
+_JOB = "worker"
+"""The job of the processes that drive TPUs."""
 
-class TPUClusterResolver(Renamed):
+
+class TPUClusterResolver(ClusterResolver):
     """Which TPUs there are: their devices, their topology, and the addresses of their hosts.
 
     Args:
@@ -67,7 +71,6 @@ class TPUClusterResolver(Renamed):
                 "TPUClusterResolver: give one of tpu, topology (to plan) and emulate (to run on CPU devices), got "
                 f"tpu={tpu!r}, topology={topology!r}, emulate={emulate!r}"
             )
-        self.task_type = "worker"
         if emulate is not None:
             self.topology, self.devices = _emulated(emulate)
             self.kind = "emulated"
@@ -77,7 +80,7 @@ class TPUClusterResolver(Renamed):
         else:
             self.topology, self.devices = topology_of(_attached(tpu))
             self.kind = "attached"
-        self.task_id = jax.process_index() if self.kind == "attached" else 0
+        super().__init__(_JOB, jax.process_index() if self.kind == "attached" else 0)
 
     @classmethod
     def connect(cls, tpu: str | None = None) -> TPUClusterResolver:
@@ -107,10 +110,9 @@ class TPUClusterResolver(Renamed):
         self._check_task(task_type, task_id)
         return {"TPU": self.topology.num_tpus_per_task}
 
-    def cluster_spec(self) -> dict[str, list[str]]:
-        """The addresses of the workers by the name of their job; ``{}`` where there are none to reach."""
+    def cluster_spec(self) -> ClusterSpec:
         cluster = _jax.tpu_cluster() if self.kind == "attached" else None
-        return {} if cluster is None else {self.task_type: list(cluster[1])}
+        return ClusterSpec({} if cluster is None else {_JOB: list(cluster[1])})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a worker; ``""`` where nothing is reached through the network.
@@ -118,7 +120,7 @@ class TPUClusterResolver(Renamed):
         Args:
           task_type: only ``"worker"``, or ``None``.
           task_id: which worker; ``None`` means the first, which coordinates the others.
-          rpc_layer: put before the address, as in ``"grpc://10.0.0.1"``.
+          rpc_layer: put before the address, as in ``"grpc://10.0.0.1"``; ``None`` means the resolver's.
 
         Raises:
           ValueError: there is no such worker.
@@ -128,10 +130,8 @@ class TPUClusterResolver(Renamed):
         ''
         """
         self._check_task(task_type, task_id)
-        addresses = self.cluster_spec().get(self.task_type)
-        if not addresses:
-            return ""
-        return (f"{rpc_layer}://" if rpc_layer else "") + addresses[task_id or 0]
+        cluster = self.cluster_spec()
+        return url(cluster.task_address(_JOB, task_id or 0), rpc_layer or self.rpc_layer) if cluster else ""
 
     def get_master(self) -> str:
         """The same as :meth:`master`."""
@@ -139,11 +139,11 @@ class TPUClusterResolver(Renamed):
 
     def get_job_name(self) -> str:
         """The same as ``task_type``."""
-        return self.task_type
+        return _JOB
 
     def _check_task(self, task_type: str | None, task_id: int | None) -> None:
-        if task_type not in (None, self.task_type):
-            raise ValueError(f"there is no job {task_type!r}: the TPUs belong to the job {self.task_type!r}")
+        if task_type not in (None, _JOB):
+            raise ValueError(f"there is no job {task_type!r}: the TPUs belong to the job {_JOB!r}")
         if task_id is not None and not 0 <= task_id < self.topology.num_tasks:
             raise ValueError(f"there is no worker {task_id}: there are {self.topology.num_tasks}, numbered from 0")
 

@@ -13,10 +13,14 @@ _INSIDE = "an error inside a step; batches may come from anything iterable, Grai
 
 DIFFERENCES: dict[str, str] = {
     "MirroredStrategy": _ALL_LOCAL,
-    "MultiWorkerMirroredStrategy": "call jax.distributed.initialize before it; TF_CONFIG is not read",
+    "MultiWorkerMirroredStrategy": "cluster_resolver is a keyword; by the same TF_CONFIG JAX connects the workers",
     "TPUStrategy": "the resolver may be left out",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",
     "TPUClusterResolver": "finds the TPUs of this program by itself; emulate= and topology= are for machines without",
+    "SlurmClusterResolver": "tasks are in Slurm's order, and need not be named: JAX finds a Slurm step by itself",
+    "KubernetesClusterResolver": "pods by their own addresses, in the order of their completion indices; the labels "
+    "have to be given",
+    "UnionResolver": "equal lists of a job are one; the task is that of the first resolver that knows its own",
     "DistributedValues": "only for what differs: what is the same on all replicas is an ordinary array",
     "CommunicationOptions": "an argument of each collective, or of MultiWorkerMirroredStrategy",
     "InputOptions": "other options: auto_shard_policy, partial_batch, prefetch",

@@ -91,6 +91,7 @@ MEMBERS: dict[str, str] = {
     "num_tpus_per_task serialized task_ordinal_at_coordinates tpu_device_name_at_coordinates "
     "tpu_device_ordinal_at_coordinates",
     "ClusterResolver": "cluster_spec environment get_task_info master num_accelerators rpc_layer task_id task_type",
+    "KubernetesExecutableLocation": "OFF_CLUSTER WITHIN_CLUSTER",
     "ClusterCoordinator": "create_per_worker_dataset done fetch join schedule strategy",
     "RemoteValue": "fetch get",
     "CrossDeviceOps": "batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce "
@@ -161,7 +162,7 @@ _GIVERS: dict[str, str] = {
         for name in (
             *("InputContext", "ValueContext", "InputOptions", "RunOptions", "ClusterCoordinator", "Server", "Monitor"),
             *("PreemptionCheckpointHandler", "PreemptionWatcher", "DistributeConfig", "CrossShardOptimizer"),
-            *("ReduceOp", "InputReplicationMode", "AutoShardPolicy"),
+            *("ReduceOp", "InputReplicationMode", "AutoShardPolicy", "KubernetesExecutableLocation"),
         )
     },
 }

@@ -1,0 +1,130 @@
+"""The devices: a process of its own finds them, compiles for them and sums over them, by a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from replicax.cli.diagnosis.environment_variables import environment_at_start, has_nvidia_gpu, has_tpu
+from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+
+_PROBE = Path(__file__).with_name("device_probe.py")
+_STAGES = {
+    "import": "importing JAX",
+    "devices": "finding the devices",
+    "compile": "compiling a small program",
+    "sum": "summing over the devices",
+}
+_GIB = 2**30
+_GRACE = 0.3
+
+
+def look(seconds: float) -> list[Finding]:
+    """The devices of this machine, and whether they compute.
+
+    Args:
+      seconds: after how many the process is ended.
+    """
+    lines, printed, ended = _probe(seconds)
+    done = {line["stage"]: line for line in lines}
+    findings: list[Finding] = []
+    if "devices" in done:
+        findings += _found(done["devices"])
+    if "compile" in done:
+        findings.append(
+            _computed("compiler", "a small program", done["compile"], f"{done['compile']['seconds']:.2f} s")
+        )
+    if "sum" in done:
+        each = f"{1000 * done['sum']['again']:.2f} ms"
+        count = len(done["devices"]["kinds"])
+        across = f"all-reduce of 1 MiB on {count} device{'s' if count > 1 else ''}"
+        findings.append(
+            _computed("collectives", across, done["sum"], f"{each}, the first time {done['sum']['first']:.2f} s")
+        )
+        return findings
+    stage = next(name for name in _STAGES if name not in done)
+    doing = _STAGES[stage]
+    if "failed" in done:
+        error = " ".join(done["failed"]["error"].split())
+        to_do = "read the error; JAX_PLATFORMS=cpu leaves accelerators alone"
+        findings.append(wrong("devices", f"{doing} failed: {error[:300]}", to_do, stage=stage, error=error))
+    elif ended is None:
+        hint = (
+            "a driver hangs, or another program holds the devices; if it is only slow: --timeout 60"
+            if stage in ("import", "devices")
+            else "devices wait for each other: too few threads (replicax.use_cpu_devices), or a broken link between "
+            "GPUs (NCCL_DEBUG=INFO says which); if it is only slow: --timeout 60"
+        )
+        findings.append(wrong("devices", f"{doing} did not end within {seconds:.1f} s", hint, stage=stage))
+    else:
+        last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
+        to_do = f"see all that it prints: {sys.executable} {_PROBE}"
+        what = f"{doing} ended the process with code {ended}: {last[:200]}"
+        findings.append(wrong("devices", what, to_do, stage=stage, code=ended))
+    return findings
+
+
+def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
+    """The lines of the probe, what it printed besides, and its exit code; ``None`` if it had to be ended."""
+    environment = {
+        **environment_at_start(),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # another program may need the memory
+        "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings are for programs that go on
+    }
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
+        process = subprocess.Popen(
+            [sys.executable, str(_PROBE)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=problems,
+            env=environment,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + seconds
+        try:
+            ended: int | None = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            ended = None
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE)  # and no longer: a process in a driver may not even die
+        out.seek(0)
+        problems.seek(0)
+        text = out.read().decode(errors="replace")
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"stage"') and line.endswith("}")]
+        return lines, problems.read().decode(errors="replace"), ended
+
+
+def _found(devices: dict[str, Any]) -> list[Finding]:
+    kinds = Counter(devices["kinds"])
+    limits = [limit for limit in devices["memory"] if limit]
+    what = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    if devices["platform"] not in what.lower():
+        what += f" ({devices['platform']})"
+    if limits:
+        what += f", {min(limits) / _GIB:.1f} GiB each"
+    data = {"platform": devices["platform"], "kinds": dict(kinds), "memory": devices["memory"]}
+    unused = [name for name, there in (("NVIDIA GPU", has_nvidia_gpu()), ("TPU", has_tpu())) if there]
+    if devices["platform"] == "cpu" and unused:
+        chosen = os.environ.get("JAX_PLATFORMS")
+        package = "replicax[tpu]" if unused[0] == "TPU" else "jax[cuda12]"
+        to_do = f"unset JAX_PLATFORMS={chosen}" if chosen else f"pip install '{package}', of the version of JAX"
+        return [warning("devices", f"{what}, though there is a {unused[0]}", to_do, **data)]
+    return [ok("devices", what, **data)]
+
+
+def _computed(topic: str, what: str, done: dict[str, Any], took: str) -> Finding:
+    data = {key: value for key, value in done.items() if key != "stage"}
+    if not done["right"]:
+        return wrong(
+            topic, f"{what} gave wrong numbers", "don't trust these devices: update the driver or jaxlib", **data
+        )
+    return ok(topic, f"{what}: {took}", **data)

@@ -1,0 +1,79 @@
+"""Environment variables that change what JAX, XLA and the workers do: which are set, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+
+_NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
+_PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_PYTHON_CLIENT_")
+_LONGEST = 40
+
+
+def look(seconds: float) -> list[Finding]:
+    """The variables that are set, in one line, and one more for each that is likely a mistake."""
+    all_ = environment_at_start()
+    there = {name: value for name, value in sorted(all_.items()) if name in _NAMES or name.startswith(_PREFIXES)}
+    shown = ", ".join(f"{name}={_short(value)}" for name, value in there.items())
+    return [
+        ok("environment", shown or "no variable of JAX's, XLA's or NCCL's is set", variables=there),
+        *_mistakes(all_),
+    ]
+
+
+def environment_at_start() -> dict[str, str]:
+    """The environment that this process was started with: importing JAX adds variables of its own."""
+    try:
+        text = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(line).partition("=") for line in text.split(b"\0") if line)
+    return {name: value for name, _, value in pairs}
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the machine has an NVIDIA GPU with a driver, whoever may use it."""
+    return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
+
+
+def has_tpu() -> bool:
+    """Whether the machine has a TPU."""
+    return Path("/dev/accel0").exists() or bool(os.environ.get("TPU_ACCELERATOR_TYPE"))
+
+
+def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and has_nvidia_gpu() and visible.strip() in ("", "-1"):
+        yield warning("environment", f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs", "unset it, or name some: 0,1")
+    flags = environment.get("XLA_FLAGS", "")
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    if forced:
+        devices = int(forced[1])
+        threads = environment.get("NPROC", "")
+        made = int(threads) if threads.isdigit() else (os.cpu_count() or 1)
+        if devices > 1 and made < 2 * devices:
+            yield wrong(
+                "environment",
+                f"XLA_FLAGS emulates {devices} devices with {made} thread(s): replicas that meet may wait for ever",
+                f"use replicax.use_cpu_devices({devices}) instead, or set NPROC={2 * devices}",
+                devices=devices,
+                threads=made,
+            )
+    memory = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
+    if memory and not _is_fraction(memory):
+        yield wrong("environment", f"XLA_PYTHON_CLIENT_MEM_FRACTION={memory}", "expected a number above 0, such as 0.9")
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"

@@ -1,0 +1,97 @@
+"""Python and the packages that Replicax stands on: their versions, against what this release supports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from replicax.cli.diagnosis.findings import Finding, ok, wrong
+
+_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-rocm7-plugin")
+"""Packages that go with one version of jaxlib, and are passed over by JAX, or fail, with another."""
+_SHOWN = ("jax", "jaxlib", "optax", "grain", "orbax-checkpoint", "libtpu", *_PLUGINS)
+
+
+def look(seconds: float) -> list[Finding]:
+    """Python's version and those of the packages."""
+    return [_python(), *_packages()]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    what = f"Python {version}, Replicax {_version('replicax') or 'from its sources'}"
+    data = {"python": version, "replicax": _version("replicax")}
+    supported = _requires_python()
+    if supported and not SpecifierSet(supported).contains(version, prereleases=True):
+        return wrong("software", what, f"Replicax supports Python {supported}: use such a Python", **data)
+    return ok("software", what, **data)
+
+
+def _packages() -> Iterator[Finding]:
+    versions: dict[str, str] = {}
+    for needed in _requirements():
+        version = _version(needed.name)
+        versions[needed.name] = version or ""
+        supported = str(needed.specifier) or "any version"
+        if version is None:
+            install = f"pip install '{needed.name}{needed.specifier}'"
+            yield wrong("software", f"{needed.name} is not installed", install, package=needed.name)
+        elif not needed.specifier.contains(version, prereleases=True):
+            yield wrong(
+                "software",
+                f"{needed.name} {version} is not supported: {supported}",
+                f"pip install '{needed.name}{needed.specifier}'",
+                package=needed.name,
+                version=version,
+                supported=supported,
+            )
+    jaxlib = versions.get("jaxlib")
+    for name in ("libtpu", *_PLUGINS):
+        version = _version(name)
+        if version is None:
+            continue
+        versions[name] = version
+        if name != "libtpu" and jaxlib and version != jaxlib:
+            yield wrong(
+                "software",
+                f"{name} {version} does not go with jaxlib {jaxlib}: JAX leaves the devices out, or fails",
+                f"pip install '{name}=={jaxlib}'",
+                package=name,
+                version=version,
+            )
+    shown = ", ".join(f"{name} {versions[name]}" for name in _SHOWN if versions.get(name))
+    yield ok("software", shown or "no package is known", versions=versions)
+
+
+def _requirements() -> list[Requirement]:
+    """What this release needs, and what JAX needs of jaxlib."""
+    needed = [r for r in _all_of("replicax") if r.marker is None or r.marker.evaluate({"extra": ""})]
+    jaxlib = [
+        r for r in _all_of("jax") if r.name == "jaxlib" and (r.marker is None or r.marker.evaluate({"extra": ""}))
+    ]
+    return needed + jaxlib
+
+
+def _all_of(package: str) -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in importlib.metadata.requires(package) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def _requires_python() -> str:
+    try:
+        return str(importlib.metadata.metadata("replicax").json.get("requires_python", ""))
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

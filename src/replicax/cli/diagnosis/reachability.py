@@ -1,0 +1,115 @@
+"""The cluster: which one is found, and whether its addresses have names that are known and hosts that answer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from replicax.cli.diagnosis.examination import at_the_same_time
+from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+from replicax.cluster.addresses import host_and_port, is_loopback, split_address
+from replicax.cluster.roll_call import bind_address
+from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
+
+_SHOWN = 5
+"""So many hosts out of reach have a line of their own."""
+
+
+def look(seconds: float) -> list[Finding]:
+    """The cluster that a strategy would find in this environment, and whether its hosts can be reached."""
+    try:
+        group = group_from_environment() or detected_group(seconds)
+    except (ValueError, RuntimeError) as error:
+        return [wrong("cluster", " ".join(str(error).split()), "correct it, or unset the variable")]
+    if group is None:
+        return [ok("cluster", "none: this process is alone (no TF_CONFIG, and JAX detects none)", workers=1)]
+    what = f"worker {group.index} of {group.count} ({group.source}), coordinator {group.coordinator}"
+    data = {"workers": group.count, "worker": group.index, "coordinator": group.coordinator, "source": group.source}
+    if group.count == 1:
+        return [ok("cluster", what, **data)]
+    return [ok("cluster", what, **data), *_coordinator(group), *_proxies(group), *_hosts(group, seconds)]
+
+
+def _coordinator(group: WorkerGroup) -> list[Finding]:
+    host, _ = host_and_port(group.coordinator, "the coordinator")
+    others = {split_address(address, "a worker")[0] for address in group.addresses}
+    if is_loopback(host) and not all(map(is_loopback, others)):
+        to_do = f"give it an address that {next(h for h in others if not is_loopback(h))} can reach"
+        return [wrong("cluster", f"the coordinator {group.coordinator} is for this machine only", to_do)]
+    if group.index != 0:
+        return []
+    bind = bind_address(group)
+    name, port = host_and_port(bind, "the coordinator")
+    try:
+        socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET).close()
+    except OSError as error:
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        return [wrong("cluster", f"worker 0 can't listen at {bind}: {why}", "end what uses it, or choose another port")]
+    return []
+
+
+def _proxies(group: WorkerGroup) -> list[Finding]:
+    there = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
+    if not there:
+        return []
+    host, _ = host_and_port(group.coordinator, "the coordinator")
+    spared = [
+        name.strip().lstrip(".") for name in os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).split(",")
+    ]
+    if "*" in spared or any(name and (host == name or host.endswith("." + name)) for name in spared):
+        return []
+    to_do = f"add the workers' hosts to no_proxy, or unset {there[0]}"
+    return [warning("cluster", f"{there[0]} is set, and workers would go through it to {host}", to_do)]
+
+
+def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
+    """One finding for all that can be reached, and one for each of the first that can't."""
+    addresses = dict.fromkeys([*group.addresses, group.coordinator])
+    limit = 0.8 * seconds
+    deadline = time.monotonic() + limit
+    answers = at_the_same_time(lambda address: _why_not(address, deadline), [*addresses], deadline)
+    late = f"no answer within {limit:.1f} s"
+    found = {address: answers.get(number, late) for number, address in enumerate(addresses)}
+    problems = {address: why for address, why in found.items() if why is not None}
+    return _reported(group, len(addresses), problems)
+
+
+def _reported(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> list[Finding]:
+    found = []
+    for address, why in list(problems.items())[:_SHOWN]:
+        who = next((f"worker {i}" for i, a in enumerate(group.addresses) if a == address), "the coordinator")
+        to_do = "correct the name or the network; a firewall must let the workers through"
+        found.append(wrong("network", f"{who} at {address}: {why}", to_do, address=address))
+    if len(problems) > _SHOWN:
+        more = len(problems) - _SHOWN
+        found.append(
+            wrong("network", f"{more} more hosts can't be reached", "as above", addresses=[*problems][_SHOWN:])
+        )
+    if not problems:
+        found.append(ok("network", f"the hosts of {count} addresses are known and answer", addresses=count))
+    return found
+
+
+def _why_not(address: str, deadline: float) -> str | None:
+    """Why the host of an address can't be reached; ``None`` if it can, whether or not somebody listens there yet."""
+    host, port = split_address(address, "a worker")
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        return f"the name {host!r} is not known here ({getattr(error, 'strerror', error)})"
+    if port is None:
+        return None
+    with contextlib.suppress(ConnectionRefusedError):  # the host answers, and nobody listens yet
+        try:
+            socket.create_connection((host, port), timeout=max(0.05, deadline - time.monotonic())).close()
+        except TimeoutError:
+            return "the host does not answer"
+        except ConnectionRefusedError:
+            raise
+        except OSError as error:
+            return error.strerror or str(error)
+    return None

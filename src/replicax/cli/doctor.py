@@ -1,0 +1,133 @@
+"""``replicax doctor``: what this machine and its cluster offer, and what is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replicax.cli.diagnosis.findings import Finding
+
+_TOTAL = 9.0
+"""Seconds that all of it may take, with the start of Python and the import of JAX."""
+_LEAST = 5.0
+"""Seconds that the checks have however long that took."""
+_EPILOG = """\
+Nothing is changed, and no worker is started: the devices are asked in a process of their own, and hosts of the
+cluster get a connection that is closed again. Each finding that is not well says what to do.
+
+Exit status: 0 if all is well or there are warnings only; 1 if something is wrong; 2 if the input was.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command to ``argparse``."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="look at this machine and its cluster: versions, devices, memory, network",
+        description="Look at the versions of what is installed, the machine and its devices, the variables that "
+        "matter, and the cluster that a strategy would find; report in one screen, in less than ten seconds, what is "
+        "there and what is wrong.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), metavar="DIR", help="where checkpoints would go (default: here)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"how long each check may take, all at the same time (default: {_TOTAL:g} for the whole command)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0, or 1 if something is wrong."""
+    from replicax.cli.diagnosis import (
+        device_check,
+        environment_variables,
+        host_machine,
+        installed_packages,
+        reachability,
+    )
+    from replicax.cli.diagnosis.examination import Check, examine
+    from replicax.cli.diagnosis.findings import State
+
+    began = time.monotonic()
+    checks = [
+        Check("software", installed_packages.look),
+        Check("devices", device_check.look),
+        Check("machine", host_machine.look),
+        Check("disk", lambda seconds: host_machine.look_at_disk(args.directory)),
+        Check("environment", environment_variables.look),
+        Check("cluster", reachability.look),
+    ]
+    limit = max(_LEAST, _TOTAL - _since_the_start()) if args.timeout is None else args.timeout
+    findings = examine(checks, limit)
+    seconds = time.monotonic() - began
+    is_well = all(finding.state is not State.WRONG for finding in findings)
+    if args.json:
+        report = {"well": is_well, "seconds": round(seconds, 2), "findings": [f.as_dict() for f in findings]}
+        print(json.dumps(report, indent=2))
+    else:
+        _print(findings, seconds)
+    return 0 if is_well else 1
+
+
+def _print(findings: Sequence[Finding], seconds: float) -> None:
+    import rich.console
+    from rich.table import Table
+    from rich.text import Text
+
+    from replicax.cli.diagnosis.findings import State
+
+    marks = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.WRONG: ("✗", "red")}
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    last = None
+    for finding in findings:
+        mark, style = marks[finding.state]
+        what = Text(finding.what)
+        if finding.to_do:
+            what.append(f"\n→ {finding.to_do}", style)
+        table.add_row(Text(mark, f"bold {style}"), "" if finding.topic == last else finding.topic, what)
+        last = finding.topic
+    console = rich.console.Console(highlight=False)
+    console.print(table)
+    counts = {state: sum(finding.state is state for finding in findings) for state in State}
+    verdict = ", ".join(
+        f"{count} {word}"
+        for state, word in ((State.WRONG, "wrong"), (State.WARNING, "to look at"))
+        if (count := counts[state])
+    )
+    console.print(f"\n{verdict or 'All is well'} ({seconds:.1f} s)")
+
+
+def _since_the_start() -> float:
+    """How many seconds this process is old; 0 where that can't be told."""
+    try:
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def _seconds(text: str) -> float:
+    """The type of a time in seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, got {text}")
+    return seconds

@@ -1,0 +1,76 @@
+"""Addresses: where a task of a cluster listens, as ``host:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+EXPECTED = "'HOST:PORT', such as 'node0:2222', '10.0.0.1:2222' or '[::1]:2222'"
+
+
+def split_address(address: str, what: str) -> tuple[str, int | None]:
+    """The host of an address, without brackets, and its port; ``None`` if it has none.
+
+    Args:
+      address: such as ``"node0:2222"``.
+      what: whose address it is, for errors.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it is no address, or the port is none.
+
+    >>> from replicax.cluster.addresses import split_address
+    >>> split_address("node0:2222", "the chief"), split_address("[::1]:80", "the chief"), split_address("::1", "")
+    (('node0', 2222), ('::1', 80), ('::1', None))
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"{what}: expected an address as a string, {EXPECTED}; got {address!r}")
+    host, port = address, ""
+    if address.startswith("["):
+        host, bracket, rest = address[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")) or rest == ":":
+            raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+        port = rest[1:]
+    elif address.count(":") == 1:
+        host, _, port = address.partition(":")
+        if not port:
+            raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}, whose port is empty")
+    elif address.count(":") > 1 and not _is_ip(address):
+        raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+    if not host or any(c.isspace() or c == "/" for c in host):
+        raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+    if not port:
+        return host, None
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{what}: {address!r} has the port {port!r}; expected a number from 1 to 65535")
+    return host, int(port)
+
+
+def host_and_port(address: str, what: str) -> tuple[str, int]:
+    """The same, of an address that must have a port, as somebody is to be reached there.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it is no address, or has no port.
+    """
+    host, port = split_address(address, what)
+    if port is None:
+        raise ValueError(f"{what}: {address!r} has no port; expected {EXPECTED}. Add the port that it listens on")
+    return host, port
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine under an address that no other machine can reach."""
+    return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

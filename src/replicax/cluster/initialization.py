@@ -1,0 +1,110 @@
+"""``initialize_workers``: connects the processes that run one program, by what resolvers or the environment tell."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import time
+
+import jax
+
+from replicax import _jax
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
+
+DEFAULT_TIMEOUT = 300.0
+"""How many seconds workers wait for each other at the start, where nobody has said otherwise."""
+_AFTER_THE_ROLL = 30.0
+"""How many seconds JAX has at least to connect workers who are all there."""
+
+
+def initialize_workers(
+    cluster_resolver: ClusterResolver | None = None, timeout_seconds: float | None = DEFAULT_TIMEOUT
+) -> None:
+    """Connect this process to the others that run the same program: ``jax.distributed.initialize``, with the cluster.
+
+    :class:`MultiWorkerMirroredStrategy` calls it. Call it yourself, at the top of the program, if devices are needed
+    before the strategy is made. A second call does nothing, and neither does one for a process that is alone.
+
+    The cluster is that of ``cluster_resolver``. Without one it is the first that is there: that of ``TF_CONFIG``; that
+    of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; that which JAX finds by itself, on
+    Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and the workers
+    meet at its address, or at ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is this machine's.
+    ``replicax launch`` sets these variables.
+
+    Args:
+      cluster_resolver: tells of the cluster, and which task this process is.
+      timeout_seconds: how many seconds to wait for the other workers. ``None`` for ever.
+
+    Raises:
+      ValueError: the cluster is not described rightly or not in one way only: JAX has been initialized with another
+        number of workers or as another one; ``TF_CONFIG`` and JAX's variables differ; the task is no worker.
+      TypeError: ``cluster_resolver`` is none.
+      RuntimeError: JAX has made its devices already; the coordinator's port is in use; two processes are the same
+        worker.
+      TimeoutError: the coordinator can't be reached, or workers are missing; the message names them.
+
+    >>> import replicax
+    >>> replicax.initialize_workers()  # nothing tells of other processes
+    """
+    is_number = isinstance(timeout_seconds, numbers.Real) and not isinstance(timeout_seconds, bool)
+    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
+        raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
+    if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+        raise TypeError(
+            f"cluster_resolver must be a replicax.ClusterResolver, got {cluster_resolver!r}; for a cluster that the "
+            "program knows: replicax.SimpleClusterResolver"
+        )
+    told = group_from_environment() if cluster_resolver is None else group_of(cluster_resolver)
+    if _jax.coordination_client() is not None:
+        _check_agrees(told)
+        return
+    seconds = math.inf if timeout_seconds is None else timeout_seconds
+    if told is None and cluster_resolver is None and not _jax.backends_are_initialized():
+        told = detected_group(seconds)
+    if told is None or told.count == 1:
+        return
+    if _jax.backends_are_initialized():
+        raise RuntimeError(
+            f"this process is {told.name_of(told.index)} of {told.count} ({told.source}), and JAX has made its devices "
+            "already, so that it can't reach the others any more: make the strategy, or call "
+            "replicax.initialize_workers(), at the top of the program, before any array is made and before "
+            "jax.devices() is called"
+        )
+    _connect(told, seconds)
+
+
+def _connect(group: WorkerGroup, seconds: float) -> None:
+    started = time.monotonic()
+    bind = bind_address(group)
+    call_the_roll(group, bind, started + min(seconds, 1e9))
+    if jax.config.values["jax_cpu_collectives_implementation"] is None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    left = max(_AFTER_THE_ROLL, min(seconds, 1e6) - (time.monotonic() - started))
+    jax.distributed.initialize(
+        group.coordinator,
+        num_processes=group.count,
+        process_id=group.index,
+        coordinator_bind_address=bind,
+        initialization_timeout=math.ceil(left),
+        # What JAX has detected gives a process its devices, too; it is not asked where the cluster is another.
+        cluster_detection_method=None if group.is_detected else "deactivate",
+    )
+
+
+def _check_agrees(told: WorkerGroup | None) -> None:
+    """Raise if JAX has been initialized otherwise than ``told``.
+
+    Raises:
+      ValueError: it has.
+    """
+    index, count = _jax.process_index_and_count()
+    if told is not None and (told.index, told.count) != (index, count):
+        raise ValueError(
+            f"{told.source} says that this process (pid {os.getpid()}) is worker {told.index} of {told.count}, and "
+            f"jax.distributed.initialize was called for worker {index} of {count}. Leave that call out, as the "
+            "strategy makes it, or give it the same cluster; workers are numbered with the "
+            "chief first, and then the tasks of the job 'worker'"
+        )

@@ -1,0 +1,230 @@
+"""The roll call: all workers come to the coordinator's address before JAX starts its service there.
+
+Where something is wrong with the cluster, JAX's own start ends the process without a Python error: a worker that does
+not come or an address that can't be reached is SIGABRT after the timeout, a port in use is a segmentation fault, and a
+second worker with the same number ends both. So workers first meet on a plain socket at the same address. Each says
+which one it is, and worker 0 tells all that they are complete, or what is wrong. Then the port is free for JAX.
+
+What is exchanged is one line of JSON each way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from replicax.cluster.addresses import host_and_port, join_address
+from replicax.cluster.worker_group import WorkerGroup
+
+_GREETING = "replicax roll call"
+_LIMIT = 65536
+"""So many bytes a line may have."""
+_RETRY = 0.05
+"""Seconds between two tries to reach the coordinator, at first; then more, up to a second."""
+_PATIENCE = 1.0
+"""Seconds for which a stranger may keep the coordinator waiting."""
+
+
+def bind_address(group: WorkerGroup) -> str:
+    """Where worker 0 listens: at the coordinator's address, if that is this machine's; otherwise on all interfaces.
+
+    ``JAX_COORDINATOR_BIND_ADDRESS`` goes before.
+    """
+    if told := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
+        return told
+    host, port = host_and_port(group.coordinator, "the coordinator")
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as s, contextlib.suppress(OSError):
+                s.bind(address)  # any port: only whether the address is this machine's
+                return join_address(str(address[0]), port)
+    return join_address("::", port) if socket.has_dualstack_ipv6() else join_address("0.0.0.0", port)
+
+
+def call_the_roll(group: WorkerGroup, bind: str, deadline: float) -> None:
+    """Wait until all workers have come to the coordinator, each once; then its port is free.
+
+    Args:
+      group: the workers.
+      bind: where worker 0 listens.
+      deadline: of ``time.monotonic()``.
+
+    Raises:
+      RuntimeError: two workers have one number, or know of different numbers of workers; the port is in use.
+      TimeoutError: the coordinator can't be reached, or workers are missing; the message names them.
+    """
+    if group.index == 0:
+        _listen(group, bind, deadline)
+    else:
+        _come(group, deadline)
+
+
+# --- worker 0 -------------------------------------------------------------------------------------------
+
+
+def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
+    started = time.monotonic()
+    with contextlib.ExitStack() as open_:
+        server = open_.enter_context(_server(group, bind, deadline))
+        present, connections = {0: _about(group)}, []
+        problem: str | None = None
+        while problem is None and len(present) < group.count:
+            server.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                connection = open_.enter_context(server.accept()[0])
+            except TimeoutError:
+                missing = [group.name_of(i) for i in range(group.count) if i not in present]
+                problem = (
+                    f"after {time.monotonic() - started:.0f} s {len(present)} of {group.count} workers have come to "
+                    f"the coordinator at {group.coordinator}; missing: {', '.join(missing)}. Look at what they "
+                    "printed: each must run this program, and reach that address"
+                )
+                break
+            theirs = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
+            if theirs is None:
+                continue  # somebody else, who has lost the way
+            connections.append(connection)
+            problem = _problem(group, present, theirs)
+            present.setdefault(theirs["index"], theirs)
+        server.close()  # before the others look whether JAX's service listens
+        for connection in connections:
+            _send(connection, {"problem": problem})
+    if problem is not None:
+        raise _error(problem)
+
+
+def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
+    host, port = host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=128, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise RuntimeError(
+                f"worker 0 can't listen at {bind}, where the workers were to meet ({group.source}): {error.strerror}. "
+                "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine"
+            ) from error
+        answer = _ask(group, min(deadline, time.monotonic() + 2 * _PATIENCE))
+        if answer is not None and answer.get("problem"):
+            raise RuntimeError(answer["problem"]) from error
+        raise RuntimeError(
+            f"worker 0 can't listen at {bind}, where the workers were to meet ({group.source}): the port is in use, by "
+            "another program or an earlier run of this one. End that, or choose another port"
+        ) from error
+
+
+def _problem(group: WorkerGroup, present: dict[int, dict[str, Any]], theirs: dict[str, Any]) -> str | None:
+    index = theirs["index"]
+    if theirs["count"] != group.count:
+        return (
+            f"the workers do not agree how many they are: worker 0 ({_where(present[0])}) knows of {group.count}, "
+            f"and worker {index} ({_where(theirs)}) of {theirs['count']}. Give all the same cluster"
+        )
+    if index in present:
+        return (
+            f"two processes are worker {index}: {_where(present[index])} and {_where(theirs)}. Give each a number "
+            f"of its own, from 0 to {group.count - 1} ('index' of 'task' in TF_CONFIG, or JAX_PROCESS_ID)"
+        )
+    return None
+
+
+# --- the others -----------------------------------------------------------------------------------------
+
+
+def _come(group: WorkerGroup, deadline: float) -> None:
+    started = time.monotonic()
+    connection = _reach(group, deadline)
+    with connection:
+        _send(connection, _about(group))
+        answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing, when its time is over
+    if answer is None:
+        raise TimeoutError(
+            f"{group.name_of(group.index)} has reached {group.coordinator} and was not answered within "
+            f"{time.monotonic() - started:.0f} s, or worker 0 has ended there: look at what it printed"
+        )
+    if answer.get("problem"):
+        raise _error(answer["problem"])
+    # JAX's client would wait a second after it was refused once.
+    with contextlib.suppress(TimeoutError):
+        _reach(group, min(deadline, time.monotonic() + 5 * _PATIENCE)).close()
+
+
+def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
+    """A connection to the coordinator, tried until the deadline."""
+    started, pause = time.monotonic(), _RETRY
+    host, port = host_and_port(group.coordinator, "the coordinator")
+    while True:
+        try:
+            left = max(0.01, deadline - time.monotonic())
+            return socket.create_connection((host, port), timeout=min(left, 5 * _PATIENCE))
+        except OSError as error:
+            why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            if time.monotonic() >= deadline:
+                known = (
+                    "the name of the host is not known here"
+                    if isinstance(error, socket.gaierror)
+                    else "worker 0 must run, and listen there"
+                )
+                raise TimeoutError(
+                    f"{group.name_of(group.index)} could not reach the coordinator at {group.coordinator} within "
+                    f"{time.monotonic() - started:.0f} s ({why}): {known}. The address is from {group.source}"
+                ) from error
+        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        pause = min(1.0, 1.5 * pause)
+
+
+def _ask(group: WorkerGroup, deadline: float) -> dict[str, Any] | None:
+    """What whoever listens at the coordinator's address answers to this worker; ``None`` if that is no roll call."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(host_and_port(group.coordinator, "the coordinator"), timeout=_PATIENCE) as connection,
+    ):
+        _send(connection, _about(group))
+        return _read(connection, deadline)
+    return None
+
+
+def _error(problem: str) -> Exception:
+    return TimeoutError(problem) if "; missing: " in problem else RuntimeError(problem)
+
+
+# --- lines ----------------------------------------------------------------------------------------------
+
+
+def _about(group: WorkerGroup) -> dict[str, Any]:
+    return {"index": group.index, "count": group.count, "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _where(about: dict[str, Any]) -> str:
+    return f"process {about['pid']} on {about['host']}"
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # it has gone, which is found out where it matters
+        connection.settimeout(_PATIENCE)
+        connection.sendall(json.dumps({"greeting": _GREETING, **message}).encode() + b"\n")
+
+
+def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
+    """The message that comes before the deadline; ``None`` if none does."""
+    data = b""
+    try:
+        while not data.endswith(b"\n") and len(data) < _LIMIT:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = connection.recv(_LIMIT)
+            if not part:
+                return None
+            data += part
+        message = json.loads(data)
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(message, dict) and message.get("greeting") == _GREETING
+    is_worker = ours and isinstance(message.get("index"), int) and isinstance(message.get("count"), int)
+    return message if is_worker or (ours and "problem" in message) else None

@@ -1,0 +1,272 @@
+"""``SlurmClusterResolver``: the tasks of a Slurm job step."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from replicax.cluster.addresses import join_address
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.old_names import keywords_renamed
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """The tasks of a Slurm job step, by the environment variables that ``srun`` sets.
+
+    You need none of it to train on Slurm: without a resolver JAX finds the step by itself. This resolver tells of it
+    in the original's words, with jobs of your own, and chooses the ports.
+
+    Tasks are numbered as Slurm does: node by node, or round the nodes with ``--distribution=cyclic``. The ports of the
+    tasks of one node are ``port_base``, ``port_base + 1``, …
+
+    Args:
+      jobs: the number of tasks of each job; they have the tasks in the order of their names. ``None`` means that all
+        are of the job ``"worker"``.
+      port_base: the first port on each node.
+      gpus_per_node: how many GPUs a node has; ``None`` means as many as ``SLURM_GPUS_ON_NODE``,
+        ``CUDA_VISIBLE_DEVICES`` or ``nvidia-smi`` say, and 0 if none does.
+      gpus_per_task: how many each task gets; ``None`` means an equal share.
+      tasks_per_node: how many tasks run on each node, or by the name of the node; ``None`` means what Slurm says.
+      auto_set_gpu: whether to set ``CUDA_VISIBLE_DEVICES`` to this task's share, if the task sees more GPUs than that.
+      rpc_layer: what :meth:`master` puts before addresses.
+
+    Raises:
+      RuntimeError: this is no Slurm step, or there are too few GPUs or tasks.
+      ValueError: a list of nodes or tasks is not as Slurm writes it.
+
+    >>> import os, replicax
+    >>> step = {"NODELIST": "node[01-02]", "NUM_TASKS": "4", "TASKS_PER_NODE": "2(x2)"}
+    >>> os.environ.update({f"SLURM_STEP_{name}": value for name, value in step.items()}, SLURM_PROCID="3")
+    >>> resolver = replicax.SlurmClusterResolver(jobs={"chief": 1, "worker": 3}, gpus_per_node=0)
+    >>> resolver.cluster_spec()
+    ClusterSpec({'chief': ['node01:8888'], 'worker': ['node01:8889', 'node02:8888', 'node02:8889']})
+    >>> resolver.task_type, resolver.task_id
+    ('worker', 2)
+    >>> for name in [*(f"SLURM_STEP_{name}" for name in step), "SLURM_PROCID"]:
+    ...     del os.environ[name]
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+    ) -> None:
+        self._rank = _number("SLURM_PROCID")
+        nodes = _tasks_of_nodes(tasks_per_node)
+        count = sum(nodes.values())
+        jobs = {"worker": count} if jobs is None else dict(sorted(jobs.items()))
+        if sum(jobs.values()) != count:
+            raise RuntimeError(
+                f"SlurmClusterResolver: jobs={jobs!r} are {sum(jobs.values())} tasks, and the step has {count}: "
+                f"{_listed(nodes)}. Start it with srun --ntasks={sum(jobs.values())}, or change jobs"
+            )
+        if self._rank >= count:
+            raise RuntimeError(
+                f"SlurmClusterResolver: SLURM_PROCID={self._rank}, and the step has {count} tasks: {_listed(nodes)}"
+            )
+        places = _places(nodes)
+        addresses = [join_address(node, port_base + place) for node, place in places]
+        self._cluster_spec = ClusterSpec(_by_job(jobs, addresses))
+        most = max(nodes.values())
+        gpus_per_node = _gpus_of_this_node(most) if gpus_per_node is None else gpus_per_node
+        self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
+        if most * self._gpus_per_task > gpus_per_node:
+            raise RuntimeError(
+                f"SlurmClusterResolver: {most} tasks of a node with {self._gpus_per_task} GPUs each need "
+                f"{most * self._gpus_per_task}, and it has {gpus_per_node}. Lower gpus_per_task, or run fewer tasks on "
+                "each node"
+            )
+        task_type, task_id = _task_of(jobs, self._rank)
+        super().__init__(task_type, task_id, rpc_layer)
+        if auto_set_gpu and self._gpus_per_task:
+            _choose_gpus(places[self._rank][1], self._gpus_per_task)
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._cluster_spec
+
+    @property
+    def environment(self) -> str:
+        return "slurm"
+
+    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        """How many GPUs each task has: ``{"GPU": 2}``; JAX is not asked."""
+        return {"GPU": self._gpus_per_task}
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """The nodes of a list as Slurm writes it, in its order.
+
+    Raises:
+      ValueError: it is no such list.
+
+    >>> from replicax.cluster.slurm import expand_hostlist
+    >>> expand_hostlist("node[01-03,07],login,rack[1-2]n[8,10]-ib")
+    ['node01', 'node02', 'node03', 'node07', 'login', 'rack1n8-ib', 'rack1n10-ib', 'rack2n8-ib', 'rack2n10-ib']
+    """
+    nodes = []
+    for part in _split(hostlist):
+        pieces = re.split(r"\[([^][]*)\]", part)  # text, range, text, range, …, text
+        if not part or any(c in "[]" for text in pieces[::2] for c in text):
+            raise ValueError(f"not a list of nodes as Slurm writes it, 'node[01-03,07],login': {hostlist!r}")
+        names = [pieces[0]]
+        for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            names = [name + number + text for name in names for number in _numbers(numbers, hostlist)]
+        nodes += names
+    return nodes
+
+
+def expand_tasks_per_node(tasks: str) -> list[int]:
+    """The numbers of tasks of the nodes, from what Slurm writes.
+
+    Raises:
+      ValueError: it is no such list.
+
+    >>> from replicax.cluster.slurm import expand_tasks_per_node
+    >>> expand_tasks_per_node("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    counts: list[int] = []
+    for part in tasks.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"not the tasks of nodes as Slurm writes them, '2(x3),1': {tasks!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _split(hostlist: str) -> list[str]:
+    """The parts between the commas that are not in brackets."""
+    return re.sub(r",(?![^[]*\])", "\n", hostlist.strip()).split("\n")
+
+
+def _numbers(ranges: str, hostlist: str) -> list[str]:
+    found = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+            raise ValueError(f"{part!r} is no range of numbers, such as '01-03', in the list of nodes {hostlist!r}")
+        last = int(match[2] or match[1])
+        found += [str(number).zfill(len(match[1])) for number in range(int(match[1]), last + 1)]
+    return found
+
+
+def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+    """How many tasks each node has, in the order of the nodes.
+
+    Raises:
+      RuntimeError: Slurm's variables are missing, or contradict each other.
+    """
+    if isinstance(tasks_per_node, Mapping):
+        return dict(tasks_per_node)
+    nodes = expand_hostlist(_variable("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    if tasks_per_node is not None:
+        return dict.fromkeys(nodes, tasks_per_node)
+    text = _variable("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    counts = expand_tasks_per_node(text)
+    if len(counts) != len(nodes):
+        raise RuntimeError(
+            f"SlurmClusterResolver: Slurm lists {len(nodes)} nodes ({', '.join(nodes)}), and the tasks of "
+            f"{len(counts)} ({text}). Start the program with srun, or pass tasks_per_node"
+        )
+    return dict(zip(nodes, counts, strict=True))
+
+
+def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The node of each task, and its number there, by the task's rank."""
+    places = [(node, place) for node, count in nodes.items() for place in range(count)]
+    if os.environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
+        places.sort(key=lambda at: at[1])  # the first of each node, then the second, …
+    return places
+
+
+def _by_job(jobs: Mapping[str, int], addresses: list[str]) -> dict[str, list[str]]:
+    cluster, begin = {}, 0
+    for job, count in jobs.items():
+        cluster[job] = addresses[begin : begin + count]
+        begin += count
+    return cluster
+
+
+def _task_of(jobs: Mapping[str, int], rank: int) -> tuple[str, int]:
+    for job, count in jobs.items():
+        if rank < count:
+            return job, rank
+        rank -= count
+    raise AssertionError("the ranks are those of the jobs")
+
+
+def _gpus_of_this_node(tasks: int) -> int:
+    """How many GPUs the node has, as far as can be told without a driver; 0 if nothing can."""
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    if on_node.isdigit():
+        return int(on_node)
+    if _VISIBLE in os.environ:
+        return len(_visible())
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    try:
+        listed = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeError(
+            f"SlurmClusterResolver: {program} --list-gpus does not say how many GPUs there are ({error}); pass "
+            "gpus_per_node"
+        ) from error
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def _choose_gpus(place: int, count: int) -> None:
+    """Let this task see its share of the node's GPUs, unless Slurm has given it that already.
+
+    Raises:
+      RuntimeError: it sees too few for all of the node's tasks.
+    """
+    there = _visible()
+    if _VISIBLE in os.environ and len(there) <= count:
+        return
+    first = place * count
+    if there and len(there) < first + count:
+        raise RuntimeError(
+            f"SlurmClusterResolver: {_VISIBLE}={os.environ[_VISIBLE]} has {len(there)} GPUs, and this task, number "
+            f"{place} of its node, would be the one with those from {first} to {first + count - 1}. Unset it, pass "
+            "gpus_per_node, or pass auto_set_gpu=False if Slurm gives each task its own"
+        )
+    share = there[first : first + count] if there else [str(i) for i in range(first, first + count)]
+    os.environ[_VISIBLE] = ",".join(share)
+
+
+def _visible() -> list[str]:
+    return [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+
+
+def _variable(*names: str) -> str:
+    for name in names:
+        if os.environ.get(name, "").strip():
+            return os.environ[name].strip()
+    raise RuntimeError(
+        f"SlurmClusterResolver: {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set: this process is no "
+        "task of a Slurm step. Start the program with srun"
+    )
+
+
+def _number(name: str) -> int:
+    text = _variable(name)
+    if not text.isdigit():
+        raise RuntimeError(f"SlurmClusterResolver: {name}={text}, which is no number")
+    return int(text)
+
+
+def _listed(nodes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} on {node}" for node, count in nodes.items())

@@ -1,0 +1,146 @@
+"""``UnionClusterResolver``: several resolvers as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.cluster.cluster_resolver import ClusterResolver, url
+from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.old_names import keywords_renamed
+
+
+class UnionClusterResolver(ClusterResolver):
+    """Several resolvers as one: the tasks of all of them, and of everything else what the first says that knows it.
+
+    Jobs of the same name are put together. Two equal lists are that list. Two lists without an address in common are
+    one after the other. Where tasks are given by index, each index may have one address.
+
+    Args:
+      *cluster_resolvers: the resolvers; at least one.
+      task_type: the job of this process; ``None`` means that of the first resolver that knows which task it is.
+      task_id: its number in the job; ``None`` means as for ``task_type``.
+      rpc_layer: what :meth:`master` puts before addresses; ``None`` means that of the first resolver that has one.
+
+    Raises:
+      TypeError: one is no resolver.
+      ValueError: there is none.
+
+    >>> import replicax
+    >>> workers = replicax.ClusterSpec({"worker": ["node1:2222", "node2:2222"]})
+    >>> chief = replicax.ClusterSpec({"chief": ["node0:2222"]})
+    >>> union = replicax.UnionClusterResolver(
+    ...     replicax.SimpleClusterResolver(workers, task_type="worker", task_id=1),
+    ...     replicax.SimpleClusterResolver(chief),
+    ... )
+    >>> union.cluster_spec(), union.task_type, union.task_id
+    (ClusterSpec({'worker': ['node1:2222', 'node2:2222'], 'chief': ['node0:2222']}), 'worker', 1)
+    """
+
+    def __init__(
+        self,
+        *cluster_resolvers: ClusterResolver,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        if not cluster_resolvers:
+            raise ValueError("UnionClusterResolver: give at least one resolver, got none")
+        for resolver in cluster_resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(f"UnionClusterResolver: expected resolvers, replicax.ClusterResolver; got {resolver!r}")
+        self._resolvers = cluster_resolvers
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of all.
+
+        Raises:
+          ValueError: two resolvers have different addresses for one task; the message names both.
+        """
+        merged: dict[str, Any] = {}
+        origin: dict[str, str] = {}
+        for number, resolver in enumerate(self._resolvers):
+            name = f"resolver {number} ({type(resolver).__name__})"
+            for job, tasks in resolver.cluster_spec().as_dict().items():
+                merged[job] = _joined(job, merged[job], tasks, origin[job], name) if job in merged else tasks
+                origin.setdefault(job, name)
+        return ClusterSpec(merged)
+
+    @property
+    def task_type(self) -> str | None:
+        return self._task()[0]
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        return self._task()[1]
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    def _task(self) -> tuple[str | None, int | None]:
+        """What was given, and otherwise both from one resolver: halves of two would be a task that nobody has named."""
+        known = [(r.task_type, r.task_id) for r in self._resolvers]
+        kind, index = next((task for task in known if None not in task), known[0])
+        return kind if self._task_type is None else self._task_type, index if self._task_id is None else self._task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        return self._rpc_layer or next((r.rpc_layer for r in self._resolvers if r.rpc_layer), None)
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str:
+        return next((r.environment for r in self._resolvers if r.environment), "")
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task; without both arguments that name it, what the first resolver says that knows one.
+
+        Args:
+          task_type: a job.
+          task_id: a number in the job.
+          rpc_layer: put before the address; ``None`` means the resolver's.
+
+        Raises:
+          ValueError: there is no such task, or the resolvers contradict each other.
+        """
+        if task_type is not None and task_id is not None:
+            return url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+        found = (r.master(rpc_layer=rpc_layer or self._rpc_layer) for r in self._resolvers)
+        return next((address for address in found if address), "")
+
+    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        """What the first resolver says that knows of any."""
+        found = (r.num_accelerators(task_type, task_id) for r in self._resolvers)
+        return next((counts for counts in found if counts), {})
+
+
+def _joined(job: str, ours: Any, theirs: Any, our_name: str, their_name: str) -> list[str] | dict[int, str]:
+    """The tasks of a job of two resolvers.
+
+    Raises:
+      ValueError: they contradict each other.
+    """
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if ours == theirs:
+            return ours
+        if not set(ours) & set(theirs):
+            return ours + theirs
+    first = dict(enumerate(ours)) if isinstance(ours, list) else ours
+    second = dict(enumerate(theirs)) if isinstance(theirs, list) else theirs
+    for index in sorted(first.keys() & second.keys()):
+        if first[index] != second[index]:
+            raise ValueError(
+                f"UnionClusterResolver: the task {job!r} {index} is at {first[index]!r} by {our_name}, which has "
+                f"{ours!r}, and at {second[index]!r} by {their_name}, which has {theirs!r}. Give it the same address "
+                "in both, or leave it out of one; lists that have no address in common are put one after the other"
+            )
+    return {**first, **second}

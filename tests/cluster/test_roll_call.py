@@ -1,0 +1,141 @@
+"""The roll call: all come, or all hear what is wrong, by a deadline."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.worker_group import WorkerGroup
+from tests.processes import free_port
+
+SOON = 0.4
+"""Seconds until the deadline, where one is to be missed."""
+
+
+@pytest.fixture
+def group() -> WorkerGroup:
+    port = free_port()
+    addresses = tuple(f"127.0.0.1:{port + i}" for i in range(3))
+    return WorkerGroup(addresses[0], 3, 0, "TF_CONFIG", addresses)
+
+
+def called(group: WorkerGroup, index: int, seconds: float = 20) -> Exception | None:
+    """How the roll call ends for a worker."""
+    mine = dataclasses.replace(group, index=index)
+    try:
+        call_the_roll(mine, bind_address(mine), time.monotonic() + seconds)
+    except Exception as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def test_all_come(group) -> None:
+    with threads() as pool:
+        late = pool.submit(called, group, 1)
+        others = [pool.submit(called, group, i) for i in (0, 2)]
+        assert others[0].result() is None
+        server = socket.create_server(("127.0.0.1", int(group.coordinator[10:])))  # the port is free for JAX
+        with server:
+            assert [late.result(), others[1].result()] == [None, None]
+
+
+def test_missing_workers_are_named(group) -> None:
+    with threads() as pool:
+        waits = pool.submit(called, group, 2)
+        chief = called(group, 0, SOON)
+        for error in (chief, waits.result()):
+            assert isinstance(error, TimeoutError)
+            assert "2 of 3 workers have come to the coordinator at " + group.coordinator in str(error)
+            assert f"missing: worker 1 ({group.addresses[1]})." in str(error)
+
+
+def test_a_coordinator_that_can_not_be_reached(group) -> None:
+    began = time.monotonic()
+    error = called(group, 1, SOON)
+    assert time.monotonic() - began >= SOON
+    assert isinstance(error, TimeoutError)
+    expected = f"worker 1 ({group.addresses[1]}) could not reach the coordinator at {group.coordinator} within 0 s"
+    assert str(error).startswith(expected + " (Connection refused): worker 0 must run")
+    assert "from TF_CONFIG" in str(error)
+    nowhere = dataclasses.replace(group, coordinator="nowhere.invalid:2222")
+    assert "the name of the host is not known here" in str(called(nowhere, 1, SOON))
+
+
+def test_one_who_has_ended_is_not_waited_for(group) -> None:
+    with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))) as server, threads() as pool:
+        waits = pool.submit(called, group, 1)
+        server.accept()[0].close()
+        assert "was not answered" in str(waits.result())
+
+
+def test_a_port_in_use(group) -> None:
+    with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))):
+        error = called(group, 0, SOON)
+    assert isinstance(error, RuntimeError)
+    assert f"worker 0 can't listen at {group.coordinator}" in str(error)
+    assert "the port is in use, by another program or an earlier run of this one" in str(error)
+
+
+def test_a_second_chief_is_told_apart_from_another_program(group) -> None:
+    with threads() as pool:
+        errors = [f.result() for f in [pool.submit(called, group, 0) for _ in range(2)]]
+    for error in errors:
+        assert isinstance(error, RuntimeError)
+        assert str(error).startswith("two processes are worker 0: process ")
+
+
+def test_two_processes_are_one_worker(group) -> None:
+    with threads() as pool:
+        for error in [f.result() for f in [pool.submit(called, group, index) for index in (0, 1, 1)]]:
+            assert isinstance(error, RuntimeError)
+            assert str(error).startswith("two processes are worker 1: process ")
+            assert "a number of its own, from 0 to 2 ('index' of 'task' in TF_CONFIG, or JAX_PROCESS_ID)" in str(error)
+
+
+def test_workers_know_of_different_numbers(group) -> None:
+    pair = dataclasses.replace(group, count=2)
+    with threads() as pool:
+        for error in [f.result() for f in [pool.submit(called, group, 0), pool.submit(called, pair, 1)]]:
+            assert isinstance(error, RuntimeError)
+            assert str(error).startswith("the workers do not agree how many they are: worker 0 (process ")
+            assert "knows of 3, and worker 1 (process" in str(error)
+
+
+def test_strangers_do_no_harm(group) -> None:
+    port = int(group.coordinator[10:])
+    pair = dataclasses.replace(group, count=2)
+    with threads() as pool:
+        chief = pool.submit(called, pair, 0)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"greeting": "replicax roll call"}\n', b""):
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as s:
+                s.sendall(said)
+        other = pool.submit(called, pair, 1)
+        assert chief.result() is None
+        with socket.create_server(("127.0.0.1", port)):
+            assert other.result() is None
+
+
+def test_where_the_chief_listens(group, monkeypatch) -> None:
+    assert bind_address(group) == group.coordinator
+    assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
+    assert bind_address(dataclasses.replace(group, coordinator="localhost:80")) in ("127.0.0.1:80", "[::1]:80")
+    everywhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
+    assert everywhere in ("[::]:80", "0.0.0.0:80")
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "192.0.2.1:81")
+    assert bind_address(group) == "192.0.2.1:81"
+    error = called(group, 0, SOON)
+    assert "worker 0 can't listen at 192.0.2.1:81" in str(error)
+    assert "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine" in str(error)
