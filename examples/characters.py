@@ -120,13 +120,6 @@ def train(strategy, files, epochs, say=print):
     return curve
 
 
-def connect():
-    """Meet the other workers, if this one was started by ``replicax launch``."""
-    workers = int(os.environ.get("JAX_NUM_PROCESSES", 1))
-    if workers > 1:
-        jax.distributed.initialize(num_processes=workers, process_id=int(os.environ["JAX_PROCESS_ID"]))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
@@ -136,8 +129,7 @@ def main():
     files = text_files(args.text, args.files)
     if not files:
         parser.error(f"--text {args.text}: there are no such files")
-    connect()
-    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers
+    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers, if there are others
     is_chief = strategy.extended.should_save_summary
     train(strategy, files, args.epochs, say=print if is_chief else lambda line: None)
 

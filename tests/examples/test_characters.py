@@ -31,7 +31,6 @@ def test_two_workers_learn_from_real_text(tmp_path) -> None:
 
 
 def test_without_the_launcher_it_is_one_worker() -> None:
-    characters.connect()  # to nobody
     strategy = replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"])
     said = []
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -13,12 +13,9 @@ from tests.launcher.launches import Launch, said
 
 TRAIN = """
     import os, sys
-    import jax
     import numpy as np
     import replicax
 
-    workers, worker = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
-    jax.distributed.initialize(num_processes=workers, process_id=worker, cluster_detection_method="deactivate")
     strategy = replicax.MultiWorkerMirroredStrategy()
     saved = "saved.npy"
     first, start = np.load(saved) if os.path.exists(saved) else (0, 0)
@@ -32,7 +29,7 @@ TRAIN = """
     for number in range(int(first), 20):
         strategy.run(step)
         if number == 9 and len(sys.argv) > 1 and os.environ["REPLICAX_ATTEMPT"] == "0":
-            if worker == 0:
+            if strategy.extended.workers.index == 0:
                 np.save(saved, (number + 1, total.numpy()))
             print("pid", os.getpid(), flush=True)
             while True:  # all are inside steps, or on their way to the next one, when one is killed

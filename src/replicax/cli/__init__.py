@@ -1,5 +1,4 @@
-"""The command line: ``replicax demo``, ``replicax plan``, ``replicax launch``, ``replicax doctor`` and
-``replicax migrate``.
+"""The command line: the commands of ``replicax``.
 
 Each command is a module with ``add_parser(subparsers)`` that describes its arguments and names the function
 that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
