@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
 import time
 
 import pytest
 
 from replicax.launcher.console import LONGEST_LINE, OutputLines, as_drawn
-from tests.launcher.launches import Launch, launched, said
+from tests.launcher.launches import COMMAND, ROOT, Launch, launched, said
 
 PRINT = """
     import os, sys
@@ -126,6 +127,19 @@ def test_files_have_every_byte_of_lines_that_are_too_long_to_show(tmp_path) -> N
     assert kept == b"a" * (3 * LONGEST_LINE) + b"\n" + bars + b"\n"
     assert launch.stdout.splitlines()[-1] == f"[0] bar {LONGEST_LINE // 4 - 1:06}"
     assert max(map(len, launch.stdout.splitlines())) <= 2 * LONGEST_LINE + len("[0] ")
+
+
+def test_a_launch_without_standard_streams_works(tmp_path) -> None:
+    (tmp_path / "train.py").write_text("print('here')")
+    subprocess.run(
+        ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", *COMMAND, "--workers", "2", "--log-dir", "logs", "train.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        check=True,
+        timeout=60,
+    )
+    assert (tmp_path / "logs/attempt-0/worker-1.log").read_text() == "here\n"
+    assert "train on 2 worker(s)" in (tmp_path / "logs/launch.log").read_text()
 
 
 def test_when_nobody_reads_the_output_any_more_the_workers_go_on(tmp_path) -> None:

@@ -108,6 +108,9 @@ def test_gpus_are_divided(tmp_path) -> None:
         divided(3, 2, there)
     with pytest.raises(LaunchError, match="4 GPUs can't be divided evenly among 3 workers.*1 leaves 1 unused"):
         divided(3, None, there)
+    with pytest.raises(LaunchError, match="or emulates CPU devices, and JAX_PLATFORMS is 'tpu'"):
+        divided(1, 2, {"JAX_PLATFORMS": "tpu"})
+    assert divided(1, None, {"JAX_PLATFORMS": "tpu"}).gpus is None
     with pytest.raises(LaunchError, match="there are 0 .none visible"):
         divided(2, None, there | {"CUDA_VISIBLE_DEVICES": ""})
 

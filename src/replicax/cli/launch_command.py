@@ -9,10 +9,14 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import CommandError, positive_int
 from replicax.launcher import LaunchError
+
+if TYPE_CHECKING:
+    from replicax.launcher.launch_settings import LaunchSettings
+    from replicax.launcher.supervisor import Supervisor
 
 _PROG = "replicax launch"
 _EPILOG = """\
@@ -63,8 +67,8 @@ def add_parser(subparsers: Any) -> None:
         "--max-restarts",
         type=_count,
         metavar="R",
-        help="start all workers again after a fault, R times (default: 3 times if a worker was killed, and never if "
-        "its program failed by itself)",
+        help="start all workers again after a fault, R times (default: 3 times if a worker was killed, or with N:MAX; "
+        "otherwise never, as a program that fails by itself would probably fail again)",
     )
     faults.add_argument(
         "--max-preemptions", type=_count, default=100, metavar="R", help="the same after exit code 75 (default: 100)"
@@ -153,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
     return supervisor.run()
 
 
-def _settings(args: argparse.Namespace) -> Any:
+def _settings(args: argparse.Namespace) -> LaunchSettings:
     from replicax.launcher import meeting_point, worker_program
     from replicax.launcher.launch_settings import LaunchSettings
 
@@ -191,7 +195,7 @@ def _settings(args: argparse.Namespace) -> Any:
     )
 
 
-def _show_plan(supervisor: Any, command: tuple[str, ...]) -> None:
+def _show_plan(supervisor: Supervisor, command: tuple[str, ...]) -> None:
     """Print the commands of the first attempt, as one would type them."""
     environments = supervisor.environments(0, supervisor.meeting_point())
     for environment in environments.values():
@@ -201,7 +205,7 @@ def _show_plan(supervisor: Any, command: tuple[str, ...]) -> None:
         print(" ".join(["env", *removed, *words, shlex.join(command)]))
 
 
-def _write_job(args: argparse.Namespace, settings: Any) -> int:
+def _write_job(args: argparse.Namespace, settings: LaunchSettings) -> int:
     from replicax.launcher.written_jobs.job_request import JobRequest
     from replicax.launcher.written_jobs.jobset import jobset_manifest
     from replicax.launcher.written_jobs.sbatch import sbatch_script

@@ -78,6 +78,12 @@ def divided(workers: int, devices_per_worker: int | None, environment: Mapping[s
     cores = len(os.sched_getaffinity(0))
     gpus = _gpus(environment)
     if gpus is None:
+        platforms = environment.get("JAX_PLATFORMS", "")
+        if devices_per_worker is not None and "cpu" not in (platforms or "cpu").split(","):
+            raise LaunchError(
+                f"--devices-per-worker {devices_per_worker} divides NVIDIA GPUs, or emulates CPU devices, and "
+                f"JAX_PLATFORMS is {platforms!r}: leave the option out, or set JAX_PLATFORMS=cpu"
+            )
         return DeviceShares(None, devices_per_worker, cores)
     if len(gpus) < workers * (devices_per_worker or 1):
         each = devices_per_worker or 1

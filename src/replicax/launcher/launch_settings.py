@@ -31,7 +31,7 @@ class LaunchSettings:
       grace: how many seconds workers have to end when they are asked to.
       finish_timeout: how many seconds the others have to end when one has finished; ``None`` for ever.
       max_restarts: how many faults are followed by another attempt; ``None`` for the default, which also looks at the
-        kind of the fault.
+        kind of the fault: see :class:`~replicax.launcher.restarts.RestartPolicy`.
       max_preemptions: how many preemptions are.
       max_resizes: how many changes of the number of workers are.
       backoff: seconds before the first attempt after a fault, doubled for each further one.

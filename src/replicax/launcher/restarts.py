@@ -90,7 +90,7 @@ class RestartPolicy:
                 f"going on with {len(self.places)} workers",
             )
         limit = self._settings.max_restarts
-        if limit is None and not cause.is_killed:
+        if limit is None and not cause.is_killed and not self._settings.is_elastic:
             return Decision(
                 False,
                 0.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import time
@@ -38,7 +37,7 @@ class Supervisor:
         self._settings, self._shares, self._environment = settings, shares, environment
         shown = {"all": None, "chief": frozenset({0}), "none": frozenset[int]()}[settings.show]
         self._console = Console(settings.total, shown)
-        self._id = secrets.token_hex(8)
+        self._id = os.urandom(8).hex()
         self._policy = RestartPolicy(settings)
 
     def meeting_point(self) -> MeetingPoint:
