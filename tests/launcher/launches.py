@@ -10,13 +10,14 @@ import sys
 import textwrap
 import time
 import uuid
+from collections.abc import Callable
 
 from replicax.launcher.orphans import end_marked, marked
 from replicax.launcher.worker_environment import MARK
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())", "launch"]
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Launch:
@@ -41,6 +42,7 @@ class Launch:
         self.folder = folder
         if script is not None:
             (folder / "train.py").write_text(textwrap.dedent(script))
+        self.code: int | None = None
         # As if the launch ran inside another one, whose mark all of its processes have, too.
         self.mark = uuid.uuid4().hex
         removed = ("NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "COLUMNS")
@@ -79,16 +81,21 @@ class Launch:
     def wait(self) -> int:
         """Its exit code, when it has ended."""
         try:
-            return self.process.wait(PATIENCE)
+            self.code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the launch has not ended:\n{self.stdout}\n{self.stderr}") from None
+        return self.code
 
     def wait_for(self, text: str, count: int = 1) -> None:
         """Wait until so many times ``text`` has been printed."""
+        self.wait_until(lambda: (self.stdout + self.stderr).count(text) >= count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, while the launch runs."""
         deadline = time.monotonic() + PATIENCE
-        while (self.stdout + self.stderr).count(text) < count:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{text!r} has not been printed:\n{self.stdout}\n{self.stderr}")
+        while not condition():
+            assert self.process.poll() is None, self.stderr
+            assert time.monotonic() < deadline, self.stderr
             time.sleep(0.01)
 
     def send(self, signum: signal.Signals) -> None:
@@ -98,7 +105,7 @@ class Launch:
         """The processes of the launch that are still there, the launcher's own included."""
         return [pathlib.Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in marked(self.mark)]
 
-    def nothing_is_left(self, within: float = 5.0) -> bool:
+    def nothing_is_left(self, within: float = 30.0) -> bool:
         """Whether all of its processes end soon."""
         deadline = time.monotonic() + within
         while marked(self.mark):
@@ -111,7 +118,7 @@ class Launch:
 def launched(folder: pathlib.Path, *words: str, script: str | None = None, **variables: str) -> Launch:
     """A launch that has ended."""
     with Launch(folder, *words, script=script, **variables) as launch:
-        launch.code = launch.wait()  # type: ignore[attr-defined]
+        launch.wait()
         assert launch.nothing_is_left(), launch.left()
     return launch
 

