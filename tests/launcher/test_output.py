@@ -81,7 +81,8 @@ def test_on_a_terminal_progress_bars_move_below_coloured_lines(tmp_path) -> None
         print(os.environ["COLUMNS"])
         for i in range(3):
             sys.stderr.write(f"\\rstep {i} {'=' * 200}")
-            time.sleep(0.05)
+            while not os.path.exists(f"seen{i}"):
+                time.sleep(0.01)
         print("a line")
         sys.stderr.write("\\rall steps\\n")
     """
@@ -98,6 +99,9 @@ def test_on_a_terminal_progress_bars_move_below_coloured_lines(tmp_path) -> None
                 time.sleep(0.01)
             except OSError:  # the other end is closed
                 break
+            for i in range(3):
+                if b"step %d ===" % i in seen:
+                    (tmp_path / f"seen{i}").touch()
             if is_over and not seen.endswith(b"\n"):
                 time.sleep(0.01)
         assert launch.wait() == 0
