@@ -17,11 +17,13 @@ class Library(abc.ABC):
 
     Attributes:
       distribute: the module with ``get_strategy``, ``get_replica_context`` and their kin.
+      clusters: what tells of clusters: ``ClusterSpec`` and the resolvers, by the names that they have here.
       strategy: a ``MirroredStrategy``.
       replicas: how many replicas it has.
     """
 
     distribute: Any
+    clusters: Any
     strategy: Any
 
     def __init__(self, replicas: int, strategy: Any = None) -> None:

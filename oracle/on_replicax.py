@@ -22,6 +22,7 @@ class Replicax(Library):
     """See :class:`Library`."""
 
     distribute = replicax
+    clusters = replicax
 
     def new_strategy(self, replicas: int) -> Any:
         return replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])

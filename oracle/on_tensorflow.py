@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -35,6 +36,11 @@ class TensorFlow(Library):
     """See :class:`Library`."""
 
     distribute = tf.distribute
+    clusters = types.SimpleNamespace(
+        **vars(tf.distribute.cluster_resolver),
+        ClusterSpec=tf.train.ClusterSpec,
+        UnionClusterResolver=tf.distribute.cluster_resolver.UnionResolver,
+    )
     _strategies: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, replicas: int) -> None:

@@ -1,6 +1,7 @@
 """All programs, by topic. A program knows neither TensorFlow nor JAX, only a ``Library``."""
 
 from oracle.programs import (
+    clusters,
     collectives,
     contexts,
     extended,
@@ -30,6 +31,7 @@ TOPICS = [
     training.topic,
     inputs.topic,
     towers.topic,
+    clusters.topic,
 ]
 
 PROGRAMS = [program for topic in TOPICS for program in topic.programs]

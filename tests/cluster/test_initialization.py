@@ -33,13 +33,13 @@ def test_a_strategy_connects_its_workers_by_tf_config() -> None:
     cluster = {"worker": [here()], "chief": [here()], "ps": [here()]}
     tasks = [("worker", 0), ("chief", 0)]
     found = together("summed", [{"TF_CONFIG": tf_config(cluster, *task)} for task in tasks])
-    assert found == [[3.0, 1, 2, None], [3.0, 0, 2, None]]  # the chief is the first
+    assert found == [[3.0, 1, 2, "worker", 0], [3.0, 0, 2, "chief", 0]]  # the chief is the first
 
 
 def test_a_strategy_connects_its_workers_by_jax_variables() -> None:
     told = {"JAX_COORDINATOR_ADDRESS": here(), "JAX_NUM_PROCESSES": "2"}
     found = together("summed", [told | {"JAX_PROCESS_ID": str(i)} for i in range(2)])
-    assert found == [[3.0, 0, 2, None], [3.0, 1, 2, None]]
+    assert found == [[3.0, 0, 2, "worker", 0], [3.0, 1, 2, "worker", 1]]
 
 
 def test_what_a_launcher_sets_and_devices_before_the_strategy() -> None:
@@ -57,7 +57,10 @@ def test_a_strategy_connects_the_tasks_of_a_slurm_step() -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
     port = {"JAX_COORDINATOR_PORT": str(processes.free_port())}
     tasks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
-    assert together("summed", [step | port | task for task in tasks]) == [[3.0, 0, 2, None], [3.0, 1, 2, None]]
+    assert together("summed", [step | port | task for task in tasks]) == [
+        [3.0, 0, 2, "worker", 0],
+        [3.0, 1, 2, "worker", 1],
+    ]
 
 
 def test_two_processes_are_one_worker() -> None:
@@ -75,7 +78,10 @@ def test_devices_that_were_made_before() -> None:
 
 def test_a_process_that_is_alone_stays_alone(monkeypatch) -> None:
     alone = replicax.SimpleClusterResolver(replicax.ClusterSpec({"worker": [here()]}))
-    for resolver in (None, alone, replicax.SimpleClusterResolver(replicax.ClusterSpec({}))):
+    replicax.initialize_workers()
+    found = replicax.MultiWorkerMirroredStrategy().cluster_resolver
+    assert (found.task_type, found.task_id, found.cluster_spec()) == ("worker", 0, {})
+    for resolver in (alone, replicax.SimpleClusterResolver(replicax.ClusterSpec({}))):
         replicax.initialize_workers(resolver)
         assert replicax.MultiWorkerMirroredStrategy(cluster_resolver=resolver).cluster_resolver is resolver
     monkeypatch.setenv("TF_CONFIG", tf_config({"chief": [here()]}, "chief", 0))
@@ -87,6 +93,10 @@ def test_what_is_no_resolver_and_no_time() -> None:
         TypeError, match="cluster_resolver must be a replicax.ClusterResolver, got 'node0:2222'.*Simple"
     ):
         replicax.initialize_workers("node0:2222")
+    with pytest.raises(
+        TypeError, match=r"first argument names devices, .*SimpleClusterResolver.*cluster_resolver=\.\.\."
+    ):
+        replicax.MultiWorkerMirroredStrategy(replicax.SimpleClusterResolver(replicax.ClusterSpec({})))
     for seconds in (0, -1, True, "9"):
         with pytest.raises(ValueError, match="timeout_seconds must be a positive number or None"):
             replicax.initialize_workers(timeout_seconds=seconds)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.roll_call import bind_address, call_the_roll, listening_socket
 from replicax.cluster.worker_group import WorkerGroup
 from tests.processes import free_port
 
@@ -36,6 +37,14 @@ def called(group: WorkerGroup, index: int, seconds: float = 20) -> Exception | N
     return None
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def threads() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -55,7 +64,7 @@ def test_all_come(group) -> None:
 def test_missing_workers_are_named(group) -> None:
     with threads() as pool:
         waits = pool.submit(called, group, 2)
-        chief = called(group, 0, SOON)
+        chief = called(group, 0, 3 * SOON)
         for error in (chief, waits.result()):
             assert isinstance(error, TimeoutError)
             assert "2 of 3 workers have come to the coordinator at " + group.coordinator in str(error)
@@ -74,11 +83,29 @@ def test_a_coordinator_that_can_not_be_reached(group) -> None:
     assert "the name of the host is not known here" in str(called(nowhere, 1, SOON))
 
 
-def test_one_who_has_ended_is_not_waited_for(group) -> None:
+def test_a_coordinator_that_does_not_answer(group) -> None:
     with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))) as server, threads() as pool:
-        waits = pool.submit(called, group, 1)
-        server.accept()[0].close()
-        assert "was not answered" in str(waits.result())
+        waits = pool.submit(called, group, 1, SOON)
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection:
+            error = waits.result()
+    assert isinstance(error, TimeoutError)
+    assert f"worker 1 ({group.addresses[1]}) has reached {group.coordinator}, and worker 0 has not answered" in str(
+        error
+    )
+
+
+def test_an_earlier_coordinator_that_is_about_to_end(group) -> None:
+    pair = dataclasses.replace(group, count=2)
+    with threads() as pool:
+        with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))) as earlier:
+            waits = pool.submit(called, pair, 1)
+            earlier.settimeout(20)
+            earlier.accept()[0].close()
+        assert called(pair, 0) is None
+        with socket.create_server(("127.0.0.1", int(group.coordinator[10:]))):
+            assert waits.result() is None
 
 
 def test_a_port_in_use(group) -> None:
@@ -114,13 +141,36 @@ def test_workers_know_of_different_numbers(group) -> None:
             assert "knows of 3, and worker 1 (process" in str(error)
 
 
+def test_a_worker_that_ends_may_come_again(group) -> None:
+    port = int(group.coordinator[10:])
+    with threads() as pool:
+        chief = pool.submit(called, group, 0)
+        about = {"greeting": "replicax roll call", "index": 1, "count": 3, "host": "here", "pid": 1}
+        _wait_until_somebody_listens(port)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as first:
+            first.sendall(json.dumps(about).encode() + b"\n")
+        others = [pool.submit(called, group, index) for index in (1, 2)]
+        assert chief.result() is None
+        with socket.create_server(("127.0.0.1", port)):
+            assert [other.result() for other in others] == [None, None]
+
+
+def _wait_until_somebody_listens(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+
+
 def test_strangers_do_no_harm(group) -> None:
     port = int(group.coordinator[10:])
     pair = dataclasses.replace(group, count=2)
     with threads() as pool:
         chief = pool.submit(called, pair, 0)
+        _wait_until_somebody_listens(port)
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"greeting": "replicax roll call"}\n', b""):
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as s:
+            with socket.create_connection(("127.0.0.1", port)) as s:
                 s.sendall(said)
         other = pool.submit(called, pair, 1)
         assert chief.result() is None
@@ -130,10 +180,14 @@ def test_strangers_do_no_harm(group) -> None:
 
 def test_where_the_chief_listens(group, monkeypatch) -> None:
     assert bind_address(group) == group.coordinator
-    assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
+    if has_ipv6():
+        assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
     assert bind_address(dataclasses.replace(group, coordinator="localhost:80")) in ("127.0.0.1:80", "[::1]:80")
-    everywhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
-    assert everywhere in ("[::]:80", "0.0.0.0:80")
+    elsewhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
+    assert elsewhere in ("[::]:80", "0.0.0.0:80")
+    for host in ("localhost", "0.0.0.0", *(["[::]"] if has_ipv6() else [])):
+        with listening_socket(f"{host}:{free_port()}") as listens:
+            socket.create_connection(("localhost", listens.getsockname()[1])).close()
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "192.0.2.1:81")
     assert bind_address(group) == "192.0.2.1:81"
     error = called(group, 0, SOON)

@@ -17,7 +17,8 @@ def summed() -> Any:
     strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=30)
     numbers = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
     workers = strategy.extended.workers
-    return [float(strategy.reduce("sum", numbers)), workers.index, workers.count, strategy.cluster_resolver]
+    task = [strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id]
+    return [float(strategy.reduce("sum", numbers)), workers.index, workers.count, *task]
 
 
 def devices_first() -> Any:

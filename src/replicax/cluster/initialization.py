@@ -11,7 +11,10 @@ import jax
 
 from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.simple import SimpleClusterResolver
+from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
 
 DEFAULT_TIMEOUT = 300.0
@@ -74,6 +77,13 @@ def initialize_workers(
             "jax.devices() is called"
         )
     _connect(told, seconds)
+
+
+def resolver_of_this_process() -> ClusterResolver:
+    """What tells which worker this process is, if no resolver was given: ``TF_CONFIG``, or only JAX."""
+    if os.environ.get(VARIABLE, "").strip():
+        return TFConfigClusterResolver()
+    return SimpleClusterResolver(ClusterSpec({}), task_type="worker", task_id=_jax.process_index_and_count()[0])
 
 
 def _connect(group: WorkerGroup, seconds: float) -> None:

@@ -46,6 +46,18 @@ def bind_address(group: WorkerGroup) -> str:
     return join_address("::", port) if socket.has_dualstack_ipv6() else join_address("0.0.0.0", port)
 
 
+def listening_socket(address: str) -> socket.socket:
+    """A socket that listens at an address; it does not share the port, as JAX's service would.
+
+    Raises:
+      OSError: the port is in use, or the address is not one of this machine.
+    """
+    host, port = host_and_port(address, "JAX_COORDINATOR_BIND_ADDRESS")
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(where[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
 def call_the_roll(group: WorkerGroup, bind: str, deadline: float) -> None:
     """Wait until all workers have come to the coordinator, each once; then its port is free.
 
@@ -71,40 +83,48 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as open_:
         server = open_.enter_context(_server(group, bind, deadline))
-        present, connections = {0: _about(group)}, []
+        present = {0: _about(group)}
+        connections: dict[int, socket.socket] = {}
         problem: str | None = None
         while problem is None and len(present) < group.count:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = open_.enter_context(server.accept()[0])
             except TimeoutError:
+                _forget_who_has_gone(present, connections)
                 missing = [group.name_of(i) for i in range(group.count) if i not in present]
                 problem = (
                     f"after {time.monotonic() - started:.0f} s {len(present)} of {group.count} workers have come to "
                     f"the coordinator at {group.coordinator}; missing: {', '.join(missing)}. Look at what they "
-                    "printed: each must run this program, and reach that address"
+                    f"printed: each must run this program, and reach that address. They are those of {group.source}"
                 )
                 break
             theirs = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
             if theirs is None:
                 continue  # somebody else, who has lost the way
-            connections.append(connection)
+            _forget_who_has_gone(present, connections)
             problem = _problem(group, present, theirs)
             present.setdefault(theirs["index"], theirs)
+            if problem is not None:
+                _send(connection, {"problem": problem})
+            else:
+                connections[theirs["index"]] = connection
         server.close()  # before the others look whether JAX's service listens
-        for connection in connections:
+        for connection in connections.values():
             _send(connection, {"problem": problem})
     if problem is not None:
         raise _error(problem)
 
 
+def _forget_who_has_gone(present: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
+    """Leave out workers that have closed their connections: they have ended, and perhaps come again."""
+    for index in [index for index, connection in connections.items() if _has_gone(connection)]:
+        del present[index], connections[index]
+
+
 def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
-    host, port = host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=family, backlog=128, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
-        )
+        return listening_socket(bind)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(
@@ -140,15 +160,19 @@ def _problem(group: WorkerGroup, present: dict[int, dict[str, Any]], theirs: dic
 
 def _come(group: WorkerGroup, deadline: float) -> None:
     started = time.monotonic()
-    connection = _reach(group, deadline)
-    with connection:
-        _send(connection, _about(group))
-        answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing, when its time is over
-    if answer is None:
-        raise TimeoutError(
-            f"{group.name_of(group.index)} has reached {group.coordinator} and was not answered within "
-            f"{time.monotonic() - started:.0f} s, or worker 0 has ended there: look at what it printed"
-        )
+    answer = None
+    while answer is None:
+        with _reach(group, deadline) as connection:
+            _send(connection, _about(group))
+            answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing when its time is over
+        if answer is None and time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"{group.name_of(group.index)} has reached {group.coordinator}, and worker 0 has not answered there "
+                f"within {time.monotonic() - started:.0f} s: look at what it printed, and whether another program or "
+                "an earlier run of this one has the port"
+            )
+        if answer is None:  # worker 0 has ended, or an earlier one has not yet, where all are being started again
+            time.sleep(max(0.0, min(10 * _RETRY, deadline - time.monotonic())))
     if answer.get("problem"):
         raise _error(answer["problem"])
     # JAX's client would wait a second after it was refused once.
@@ -204,6 +228,17 @@ def _about(group: WorkerGroup) -> dict[str, Any]:
 
 def _where(about: dict[str, Any]) -> str:
     return f"process {about['pid']} on {about['host']}"
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which it waits for an answer."""
+    try:
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.initialization import initialize_workers
+from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import resolve_devices
@@ -50,7 +50,8 @@ class MultiWorkerMirroredStrategy(Strategy):
       cluster_resolver: tells of the cluster; ``None`` means that the environment does.
 
     Attributes:
-      cluster_resolver: the resolver; ``None`` if none was given.
+      cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only which task of
+        the job ``"worker"`` this process is.
 
     Raises:
       RuntimeError: the devices were made before the workers were connected, or can't communicate; the workers
@@ -80,8 +81,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
+        if isinstance(devices, ClusterResolver):  # as in the original
+            raise TypeError(
+                f"{type(self).__name__}: the first argument names devices, and got {devices!r}: pass "
+                "cluster_resolver=..."
+            )
         initialize_workers(cluster_resolver, timeout_seconds)
-        self.cluster_resolver = cluster_resolver
+        self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
         mine = resolve_devices(devices)
         options = checked_options(communication_options, mine[0].platform, type(self).__name__)

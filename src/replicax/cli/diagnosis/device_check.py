@@ -63,6 +63,8 @@ def look(seconds: float) -> list[Finding]:
             else "devices wait for each other: too few threads (replicax.use_cpu_devices), or a broken link between "
             "GPUs (NCCL_DEBUG=INFO says which); if it is only slow: --timeout 60"
         )
+        if has_tpu():
+            hint = f"on a TPU slice of several hosts run replicax doctor on all of them at once; {hint}"
         findings.append(wrong("devices", f"{doing} did not end within {seconds:.1f} s", hint, stage=stage))
     else:
         last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
@@ -81,7 +83,7 @@ def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
         process = subprocess.Popen(
-            [sys.executable, str(_PROBE)],
+            [sys.executable, "-P", str(_PROBE)],  # without the folder of the probe in front of all packages
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=problems,

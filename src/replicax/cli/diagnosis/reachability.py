@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from replicax.cli.diagnosis.examination import at_the_same_time
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cluster.addresses import host_and_port, is_loopback, split_address
-from replicax.cluster.roll_call import bind_address
+from replicax.cluster.roll_call import bind_address, listening_socket
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
 
 _SHOWN = 5
@@ -43,9 +43,8 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
     if group.index != 0:
         return []
     bind = bind_address(group)
-    name, port = host_and_port(bind, "the coordinator")
     try:
-        socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET).close()
+        listening_socket(bind).close()
     except OSError as error:
         why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
         return [wrong("cluster", f"worker 0 can't listen at {bind}: {why}", "end what uses it, or choose another port")]
