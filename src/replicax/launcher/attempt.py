@@ -19,7 +19,7 @@ from replicax.launcher.orphans import die_with_parent, end_marked
 from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
 from replicax.launcher.worker_process import Ending, WorkerProcess
 
-FAULT_PATIENCE = 0.5
+FAULT_PATIENCE = 0.3
 """Seconds that the others have when a worker has failed: without it they can do nothing but end."""
 NOTICE = 60.0
 """After how many seconds it is said for whom a worker that has finished waits; then after twice as many, and so on."""
