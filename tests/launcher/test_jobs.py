@@ -78,12 +78,16 @@ def test_a_job_of_slurm_is_queued_again(tmp_path, capsys, code, before, is_reque
 
 def test_a_job_of_one_node_starts_its_workers_again_by_itself(tmp_path, capsys) -> None:
     words = ["--workers", "2:4", "--max-restarts", "7", "--log-dir", "my logs", "--show", "chief", "--sbatch"]
+    words += ["--backoff", "0.5", "--max-resizes", "2", "--port", "7000", "--bind", "0.0.0.0"]
     script = written(capsys, *words, "-m", "package.train", "x")
     called, _, _ = slurm(tmp_path, script)
     assert shlex.join(called[called.index("replicax") :]) == (
-        "replicax launch --workers 2:4 --grace 30 --log-dir 'my logs' --show chief --max-restarts 7 "
-        "--max-preemptions 0 -m package.train x"
+        "replicax launch --workers 2:4 --grace 30 --log-dir 'my logs' --show chief --port 7000 "
+        "--bind 0.0.0.0 --max-restarts 7 --max-resizes 2 --backoff 0.5 --max-preemptions 0 -m package.train x"
     )
+    several = ["--workers", "2", "--nodes", "2", "--port", "7000", "--bind", "10.0.0.1", "--sbatch", "train.py"]
+    called, _, _ = slurm(tmp_path, written(capsys, *several))
+    assert called[-7:] == ["--hosts", "node1,node2", "--port", "7000", "--bind", "10.0.0.1", "train.py"]
     assert "#SBATCH --exclusive" in script
 
 

@@ -54,7 +54,7 @@ def test_workers_get_the_arguments_as_they_are_and_know_who_they_are(tmp_path) -
         assert all(address.startswith("127.0.0.1:") for address in addresses)
         assert environment["JAX_COORDINATOR_ADDRESS"] == environment["JAX_COORDINATOR_BIND_ADDRESS"] == addresses[0]
         assert (environment["JAX_NUM_PROCESSES"], environment["JAX_PROCESS_ID"]) == ("3", str(worker))
-        assert environment["REPLICAX_ATTEMPT"] == "0"
+        assert (environment["REPLICAX_ATTEMPT"], environment["REPLICAX_MAX_RESTARTS"]) == ("0", "3")
         assert (environment["REPLICAX_MIN_WORKERS"], environment["REPLICAX_MAX_WORKERS"]) == ("3", "3")
         assert environment["REPLICAX_GRACE_SECONDS"] == "7"
         assert environment["REPLICAX_LOG_DIR"] == str(tmp_path / "logs")

@@ -41,8 +41,8 @@ def add_parser(subparsers: Any) -> None:
         help="start the workers of a program, on this machine or on a cluster, and start them again after a fault",
         usage=f"{_PROG} --workers N[:MAX] [options] SCRIPT [ARGS …]\n"
         f"       {_PROG} --workers N[:MAX] [options] -m MODULE [ARGS …]",
-        description="Start so many worker processes of a script. Their output is shown line by line, each with its "
-        "worker, and kept in files. If one fails all are ended, and started again if that is allowed. Nothing that "
+        description="Start so many worker processes of a script. Their output is shown line by line, each with its\n"
+        "worker, and kept in files. If one fails all are ended, and started again if that is allowed. Nothing that\n"
         "they have started outlives the launch.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

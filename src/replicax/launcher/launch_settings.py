@@ -10,6 +10,8 @@ from typing import Literal
 from replicax.launcher import LaunchError
 from replicax.launcher.worker_program import WorkerProgram
 
+DEFAULT_RESTARTS = 3
+"""How many faults are followed by another attempt, if the user has not said."""
 Show = Literal["all", "chief", "none"]
 
 
@@ -92,6 +94,11 @@ class LaunchSettings:
     def total(self) -> int:
         """How many workers there are on all hosts, at most."""
         return self.workers * max(1, len(self.hosts))
+
+    @property
+    def restarts(self) -> int:
+        """How many faults are followed by another attempt, at most."""
+        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
 
     @property
     def is_alone(self) -> bool:

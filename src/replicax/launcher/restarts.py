@@ -8,8 +8,6 @@ from replicax.launcher.attempt import AttemptOutcome, AttemptResult
 from replicax.launcher.launch_settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
 
-DEFAULT_RESTARTS = 3
-"""How many faults are followed by another attempt, if the user has not said, and the worker was killed."""
 LOST_AFTER = 2
 """A worker's place is lost if its worker was the first to fail in so many attempts in a row."""
 LONGEST_PAUSE = 60.0
@@ -89,15 +87,14 @@ class RestartPolicy:
                 f"worker {cause.worker} was the first to fail {LOST_AFTER} times in a row: its place is given up, "
                 f"going on with {len(self.places)} workers",
             )
-        limit = self._settings.max_restarts
-        if limit is None and not cause.is_killed and not self._settings.is_elastic:
+        limit = self._settings.restarts
+        if self._settings.max_restarts is None and not cause.is_killed and not self._settings.is_elastic:
             return Decision(
                 False,
                 0.0,
                 "not starting again, as the program itself has failed, and would probably fail again "
                 "(--max-restarts R starts again after any fault, R times)",
             )
-        limit = DEFAULT_RESTARTS if limit is None else limit
         if self.faults >= limit:
             used = "none is allowed" if limit == 0 else "all are used up"
             return Decision(False, 0.0, f"not starting again: --max-restarts {limit}, {used}")

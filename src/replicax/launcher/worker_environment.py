@@ -8,6 +8,7 @@
 ``TF_CONFIG``                   the same three, as ``tf.distribute`` has them
 ``JAX_NUM_CPU_DEVICES`` …       its devices and threads: see :mod:`~replicax.launcher.device_shares`
 ``REPLICAX_ATTEMPT``            how often all workers have been started before, from 0
+``REPLICAX_MAX_RESTARTS``       how often they are started again after a fault, at most
 ``REPLICAX_MIN_WORKERS``        with how many the launch goes on, at least
 ``REPLICAX_MAX_WORKERS``        how many there can be
 ``REPLICAX_GRACE_SECONDS``      how long a worker has to end after SIGTERM or Ctrl-C
@@ -77,6 +78,7 @@ def worker_environment(
         "JAX_PROCESS_ID": str(worker),
         "TF_CONFIG": json.dumps(cluster),
         "REPLICAX_ATTEMPT": str(attempt),
+        "REPLICAX_MAX_RESTARTS": str(settings.restarts),
         "REPLICAX_MIN_WORKERS": str(settings.least * max(1, len(settings.hosts))),
         "REPLICAX_MAX_WORKERS": str(settings.total),
         "REPLICAX_GRACE_SECONDS": f"{settings.grace:g}",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from replicax.launcher import LaunchError
 from replicax.launcher.launch_settings import LaunchSettings
-from replicax.launcher.restarts import DEFAULT_RESTARTS
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?(?::(?P<third>\d\d))?")
 
@@ -53,12 +52,6 @@ class JobRequest:
                 f"{settings.workers * settings.devices_per_worker}"
             )
 
-    @property
-    def restarts(self) -> int:
-        """How many faults are followed by another attempt."""
-        limit = self.settings.max_restarts
-        return DEFAULT_RESTARTS if limit is None else limit
-
     def options(self, log_dir: str) -> Sequence[str]:
         """The launcher's options on each machine, but for those that say where the others are."""
         settings = self.settings
@@ -67,15 +60,21 @@ class JobRequest:
         if settings.devices_per_worker is not None:
             found += ["--devices-per-worker", str(settings.devices_per_worker)]
         found += ["--grace", f"{settings.grace:g}", "--log-dir", log_dir]
-        if settings.show != "all":
-            found += ["--show", settings.show]
-        if settings.finish_timeout is not None:
-            found += ["--finish-timeout", f"{settings.finish_timeout:g}"]
+        found += _differing(settings, "show", "finish_timeout")
         if self.nodes == 1:  # the scheduler starts workers of several machines again
-            if settings.max_restarts is not None:
-                found += ["--max-restarts", str(settings.max_restarts)]
+            found += _differing(settings, "max_restarts", "max_resizes", "backoff", "port", "bind")
             found += ["--max-preemptions", "0"]  # whoever asked the job to leave wants the machine
         return found
+
+
+def _differing(settings: LaunchSettings, *names: str) -> list[str]:
+    """The options of these names that are not as they are by default."""
+    found = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in names and value != field.default:
+            found += ["--" + field.name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+    return found
 
 
 def seconds_of(text: str) -> int:

@@ -97,7 +97,7 @@ def _manifest(request: JobRequest, image: str) -> dict[str, Any]:
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
-                "maxRestarts": request.restarts,
+                "maxRestarts": settings.restarts,
                 "rules": [
                     {
                         "name": "preempted",

@@ -49,7 +49,9 @@ def sbatch_script(request: JobRequest) -> str:
     if request.nodes > 1:
         lines += [
             'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)',
-            "port=$((61440 + SLURM_JOB_ID % 4096))  # the same on all nodes, another for each job",
+            "port=$((61440 + SLURM_JOB_ID % 4096))  # the same on all nodes, another for each job"
+            if request.settings.port is None
+            else f"port={request.settings.port}",
         ]
         command += ' --hosts "$hosts" --port "$port"'
         if request.settings.bind is not None:
@@ -60,10 +62,10 @@ def sbatch_script(request: JobRequest) -> str:
         f'srun --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=1 {command} \\',
         f"    {shlex.join(request.settings.program.words)} || code=$?",
         "",
-        f"# {EXIT_PREEMPTED}: the workers were asked to leave, and have saved. Other faults: {request.restarts} times "
-        "(Slurm counts all restarts together).",
+        f"# {EXIT_PREEMPTED}: the workers were asked to leave, and have saved. Other faults: "
+        f"{request.settings.restarts} times (Slurm counts all restarts together).",
         f'if [ "$code" -eq {EXIT_PREEMPTED} ] || '
-        f'{{ [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {request.restarts} ]; }}; then',
+        f'{{ [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {request.settings.restarts} ]; }}; then',
         '    scontrol requeue "$SLURM_JOB_ID"',
         "fi",
         'exit "$code"',
