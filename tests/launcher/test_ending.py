@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 import replicax
+from replicax.launcher import worker_process
 from tests.launcher.launches import Launch, launched, said
 
 WAIT = """
@@ -63,8 +65,31 @@ def test_a_worker_that_fails_ends_all_without_waiting_for_the_grace(tmp_path) ->
 def test_a_worker_that_is_killed_is_named_with_the_signal(tmp_path) -> None:
     launch = launched(tmp_path, "--workers", "2", "--max-restarts", "0", "train.py", "killed", script=WAIT)
     assert launch.code == 137
-    assert "was ended by signal 9 (SIGKILL, perhaps because memory ran out)" in said(launch)[1]
+    assert "was ended by signal 9 (SIGKILL, " in said(launch)[1]
     assert said(launch)[-1] == "not starting again: --max-restarts 0, none is allowed"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "meaning"),
+    [
+        ("oom_kill 3", "oom_kill 3", "by another program: the kernel has not run out of memory)"),
+        ("oom_kill 3", "oom_kill 4", "perhaps because memory ran out: the kernel has killed a process for that)"),
+        ("nr_free_pages 7", "nr_free_pages 7", "perhaps because memory ran out)"),
+    ],
+)
+def test_whether_memory_may_have_run_out_is_asked_of_the_kernel(tmp_path, monkeypatch, before, after, meaning) -> None:
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(worker_process, "_COUNTERS", counters)
+    counters.write_text(f"nr_zone_active 5\n{before}\n")
+    worker = worker_process.WorkerProcess(1, ["sleep", "600"], {"PATH": os.environ["PATH"]}, None)
+    counters.write_text(f"nr_zone_active 6\n{after}\n")
+    worker.kill()
+    while (ending := worker.look()) is None:
+        time.sleep(0.01)
+    for pipe in worker.output.values():
+        pipe.close()
+    assert str(ending) == f"was ended by signal 9 (SIGKILL, {meaning}"
+    assert (ending.exit_code, ending.is_killed) == (137, True)
 
 
 def test_what_workers_have_started_ends_with_the_last_of_them(tmp_path) -> None:

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from replicax.exit_codes import EXIT_PREEMPTED
 
 _SAID_BY_OTHERS = (signal.SIGABRT, signal.SIGTERM)
+_COUNTERS = Path("/proc/vmstat")
 _MEANINGS = {
-    signal.SIGKILL: ", perhaps because memory ran out",
     signal.SIGSEGV: ", a crash in compiled code",
     signal.SIGBUS: ", perhaps because shared memory or a disk ran out",
     signal.SIGILL: ", as this machine's processor lacks an instruction",
@@ -30,11 +31,14 @@ class Ending:
       worker: which.
       status: its exit code; the negative number of the signal, if a signal has ended it.
       seconds: how long it had run.
+      kills: how many processes the kernel has killed meanwhile as memory ran out, on the whole machine; ``None`` if it
+        doesn't say.
     """
 
     worker: int
     status: int
     seconds: float
+    kills: int | None = None
 
     @property
     def is_good(self) -> bool:
@@ -77,8 +81,24 @@ class Ending:
             name = signal.Signals(-self.status).name
         except ValueError:
             name = "a real-time signal"
-        meaning = next((text for signum, text in _MEANINGS.items() if signum == -self.status), "")
-        return f"was ended by signal {-self.status} ({name}{meaning})"
+        return f"was ended by signal {-self.status} ({name}{self._meaning()})"
+
+    def _meaning(self) -> str:
+        """What the signal probably means."""
+        if -self.status != signal.SIGKILL:
+            return next((text for signum, text in _MEANINGS.items() if signum == -self.status), "")
+        if self.kills == 0:
+            return ", by another program: the kernel has not run out of memory"
+        return ", perhaps because memory ran out" + (": the kernel has killed a process for that" if self.kills else "")
+
+
+def _kills_for_memory() -> int | None:
+    """How many processes the kernel has killed since its start as memory ran out, that of a container included."""
+    try:
+        counters = dict(line.split() for line in _COUNTERS.read_text().splitlines())
+        return int(counters["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 class WorkerProcess:
@@ -90,18 +110,19 @@ class WorkerProcess:
       worker: which.
       command: what it runs.
       environment: its own.
-      prepare: what it calls before its program.
+      prepare: what it calls before its program, if anything.
 
     Raises:
       OSError: it can't be started.
     """
 
     def __init__(
-        self, worker: int, command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None]
+        self, worker: int, command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None] | None
     ) -> None:
         self.worker = worker
         self.ending: Ending | None = None
         self._since = time.monotonic()
+        self._kills = _kills_for_memory()
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -127,7 +148,10 @@ class WorkerProcess:
         """How it has ended, if that was not known before; else ``None``."""
         if self.ending is not None or (status := self._process.poll()) is None:
             return None
-        self.ending = Ending(self.worker, status, time.monotonic() - self._since)
+        kills = None
+        if status == -signal.SIGKILL and self._kills is not None and (now := _kills_for_memory()) is not None:
+            kills = now - self._kills
+        self.ending = Ending(self.worker, status, time.monotonic() - self._since, kills)
         return self.ending
 
     def send(self, signum: signal.Signals) -> None:
