@@ -1,12 +1,12 @@
-"""Train a character language model on real text files, with two worker processes that read files of their own.
+"""Train a character language model on real text files, with workers that read files of their own.
 
+    replicax launch --workers 2 --devices-per-worker 2 examples/characters.py
     python examples/characters.py
 
 The text is the Python standard library's source code on this machine, or what you name (``--text "notes/*.txt"``). Each
 worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The
-step is written for ONE replica, and knows nothing of workers. Here both workers run on this machine, with two emulated
-CPU devices each; to use several machines, start ``python examples/characters.py --worker K --address HOST:PORT`` on
-each.
+step is written for ONE replica, and knows nothing of workers. The first line starts two workers on this machine, with
+two emulated CPU devices each; the second is one worker.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import glob
 import math
 import os
 import random
-import socket
-import subprocess
-import sys
 import sysconfig
 
 import jax
@@ -28,8 +25,6 @@ import optax
 
 import replicax
 
-WORKERS = 2
-REPLICAS = 2  # on each worker
 BATCH = 128  # the GLOBAL batch, in lines
 LENGTH = 48  # characters of a line
 WIDTH = 96
@@ -125,34 +120,18 @@ def train(strategy, files, epochs, say=print):
     return curve
 
 
-def work(worker, address, text, files, epochs):
-    """What each worker process does."""
-    replicax.use_cpu_devices(REPLICAS)  # leave this line out where there are accelerators
-    jax.distributed.initialize(address, WORKERS, worker)
-    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers
-    train(strategy, text_files(text, files), epochs, say=print if worker == 0 else lambda line: None)
-    jax.distributed.shutdown()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
     parser.add_argument("--files", type=int, default=60, help="how many of them to read")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--worker", type=int, help="the number of this worker; by default, all are started here")
-    parser.add_argument("--address", help="where worker 0 is: HOST:PORT")
     args = parser.parse_args()
-    if not glob.glob(args.text):
+    files = text_files(args.text, args.files)
+    if not files:
         parser.error(f"--text {args.text}: there are no such files")
-    if args.worker is not None:
-        work(args.worker, args.address, args.text, args.files, args.epochs)
-        return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{s.getsockname()[1]}"
-    common = ["--address", address, "--text", args.text, "--files", str(args.files), "--epochs", str(args.epochs)]
-    workers = [subprocess.Popen([sys.executable, __file__, "--worker", str(i), *common]) for i in range(WORKERS)]
-    sys.exit(max(worker.wait() for worker in workers))
+    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers, if there are others
+    is_chief = strategy.extended.should_save_summary
+    train(strategy, files, args.epochs, say=print if is_chief else lambda line: None)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,25 @@ HEAVY = [
 
 @pytest.mark.parametrize("module", ["replicax", "replicax.compat.v1"])
 def test_heavy_packages_are_loaded_when_used(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
+    code = (
+        f"import sys, {module}; from {module} import *\n"  # all names, which loads what has them
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_needs_no_jax_loads_none() -> None:
+    code = "import sys, replicax, replicax.cli; replicax.EXIT_PREEMPTED; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
+
+
+def test_every_name_and_room_is_found_in_the_package() -> None:
+    """Also in a process in which nothing else has loaded them, in any order."""
+    code = "import replicax\nfor name in sorted(replicax.__all__, reverse=True): getattr(replicax, name)\n"
+    code += "import replicax.launcher\nassert set(replicax.__all__) <= set(dir(replicax))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    code = "import replicax; replicax.values.regroup, replicax.errors.LocalityError; print(replicax.has_strategy())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
