@@ -13,7 +13,9 @@ import pytest
 
 import replicax
 from tests import processes
+from tests.compiler import HURRIED
 from tests.conftest import strategy_of
+from tests.launcher.launches import launched
 from tests.strategies import workers_checks
 
 
@@ -157,11 +159,9 @@ def workers_fail() -> None:
 def test_the_document_s_program_prints_what_it_says(tmp_path: pathlib.Path) -> None:
     text = (processes.ROOT / "docs" / "workers.md").read_text()
     [program, command, printed] = re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[:3]
-    assert command == "for i in 0 1; do WORKER=$i WORKERS=2 python train.py & done; wait\n"
-    path = tmp_path / "train.py"
-    path.write_text(program.replace("7654", str(processes.free_port())))
-    chief, other = processes.run_programs(
-        [[str(path)]] * 2, environment=[{"WORKER": str(i), "WORKERS": "2"} for i in range(2)]
-    )
-    assert chief.endswith(printed)
-    assert "replicas" not in other
+    first, *words = command.split()
+    assert [first, words[0]] == ["replicax", "launch"]
+    launch = launched(tmp_path, *words[1:], script=program, **HURRIED)
+    assert launch.code == 0, launch.stderr
+    assert launch.stdout.endswith(printed)
+    assert launch.stdout.count("replicas") == 1  # only the chief prints
