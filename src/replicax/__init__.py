@@ -8,84 +8,94 @@ Array(3., dtype=float32)
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from replicax.collectives import ReduceOp
-from replicax.communication import CommunicationImplementation, CommunicationOptions
-from replicax.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-    set_strategy,
-)
-from replicax.data import (
-    AutoShardPolicy,
-    DistributedDataset,
-    DistributedIterator,
-    InputContext,
-    InputOptions,
-    InputPlan,
-    PartialBatch,
-    ValueContext,
-)
-from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
-from replicax.devices.mesh import REPLICA_AXIS
-from replicax.devices.selection import use_cpu_devices
-from replicax.errors import (
-    AbsentDeviceError,
-    CompilationError,
-    ContextError,
-    DeadlockError,
-    ExecutorWarning,
-    IntegerRangeError,
-    LocalityError,
-    PlacementError,
-    RetraceWarning,
-    TraceError,
-    VariableLostError,
-    WorkerError,
-)
-from replicax.execution import Executable, Locality
-from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.execution.run import RunOptions, debug
-from replicax.extended import StrategyExtended
-from replicax.hlo.collective_instructions import Collective
-from replicax.indexed_slices import IndexedSlices
+from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.old_names import missing
-from replicax.strategies import (
-    CentralStorageStrategy,
-    MirroredStrategy,
-    MultiWorkerMirroredStrategy,
-    OneDeviceStrategy,
-    ShardedStrategy,
-)
-from replicax.strategies.default import DefaultStrategy
-from replicax.strategy import Strategy
-from replicax.training import Accuracy, Mean, Optimizer, compute_average_loss, scale_regularization_loss, value_and_grad
-from replicax.values import PerReplica
-from replicax.variables import (
-    Aggregation,
-    FixedShardsPartitioner,
-    MaxSizePartitioner,
-    MinSizePartitioner,
-    ShardedVariable,
-    Synchronization,
-    Variable,
-)
 
 if TYPE_CHECKING:
+    from replicax.collectives import ReduceOp
+    from replicax.communication import CommunicationImplementation, CommunicationOptions
+    from replicax.context import (
+        ReplicaContext,
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
+        set_strategy,
+    )
+    from replicax.data import (
+        AutoShardPolicy,
+        DistributedDataset,
+        DistributedIterator,
+        InputContext,
+        InputOptions,
+        InputPlan,
+        PartialBatch,
+        ValueContext,
+    )
+    from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
+    from replicax.devices.mesh import REPLICA_AXIS
+    from replicax.devices.selection import use_cpu_devices
+    from replicax.errors import (
+        AbsentDeviceError,
+        CompilationError,
+        ContextError,
+        DeadlockError,
+        ExecutorWarning,
+        IntegerRangeError,
+        LocalityError,
+        PlacementError,
+        RetraceWarning,
+        TraceError,
+        VariableLostError,
+        WorkerError,
+    )
+    from replicax.execution import Executable, Locality
+    from replicax.execution.many_steps.step_outputs import MultiStepContext
+    from replicax.execution.run import RunOptions, debug
+    from replicax.extended import StrategyExtended
+    from replicax.hlo.collective_instructions import Collective
+    from replicax.indexed_slices import IndexedSlices
     from replicax.planning import Chip, Plan, plan
+    from replicax.strategies import (
+        CentralStorageStrategy,
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
+        ShardedStrategy,
+    )
+    from replicax.strategies.default import DefaultStrategy
     from replicax.strategies.tpu import TPUStrategy
+    from replicax.strategy import Strategy
     from replicax.tpu.assignment import DeviceAssignment
     from replicax.tpu.resolver import TPUClusterResolver
     from replicax.tpu.topology import Topology
+    from replicax.training import (
+        Accuracy,
+        Mean,
+        Optimizer,
+        compute_average_loss,
+        scale_regularization_loss,
+        value_and_grad,
+    )
+    from replicax.values import PerReplica
+    from replicax.variables import (
+        Aggregation,
+        FixedShardsPartitioner,
+        MaxSizePartitioner,
+        MinSizePartitioner,
+        ShardedVariable,
+        Synchronization,
+        Variable,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EXIT_PREEMPTED",
     "REPLICA_AXIS",
     "AbsentDeviceError",
     "Accuracy",
@@ -161,20 +171,87 @@ __all__ = [
 ]
 
 
-# Loaded when they are used, so that `import replicax` is quick.
+# Loaded when they are used: so the commands that need no JAX start quickly, and `import replicax` costs what it must.
 _LATER = {
+    "AbsentDeviceError": "replicax.errors",
+    "Accuracy": "replicax.training",
+    "Aggregation": "replicax.variables",
+    "AutoShardPolicy": "replicax.data",
+    "CentralStorageStrategy": "replicax.strategies",
     "Chip": "replicax.planning",
+    "Collective": "replicax.hlo.collective_instructions",
+    "CommunicationImplementation": "replicax.communication",
+    "CommunicationOptions": "replicax.communication",
+    "CompilationError": "replicax.errors",
+    "ContextError": "replicax.errors",
+    "DeadlockError": "replicax.errors",
+    "DefaultStrategy": "replicax.strategies.default",
     "DeviceAssignment": "replicax.tpu.assignment",
+    "DistributedDataset": "replicax.data",
+    "DistributedIterator": "replicax.data",
+    "Executable": "replicax.execution",
+    "ExecutorWarning": "replicax.errors",
+    "FixedShardsPartitioner": "replicax.variables",
+    "IndexedSlices": "replicax.indexed_slices",
+    "InputContext": "replicax.data",
+    "InputOptions": "replicax.data",
+    "InputPlan": "replicax.data",
+    "IntegerRangeError": "replicax.errors",
+    "Locality": "replicax.execution",
+    "LocalityError": "replicax.errors",
+    "MaxSizePartitioner": "replicax.variables",
+    "Mean": "replicax.training",
+    "MinSizePartitioner": "replicax.variables",
+    "MirroredStrategy": "replicax.strategies",
+    "MultiStepContext": "replicax.execution.many_steps.step_outputs",
+    "MultiWorkerMirroredStrategy": "replicax.strategies",
+    "OneDeviceStrategy": "replicax.strategies",
+    "Optimizer": "replicax.training",
+    "PartialBatch": "replicax.data",
+    "PerReplica": "replicax.values",
+    "PlacementError": "replicax.errors",
     "Plan": "replicax.planning",
+    "REPLICA_AXIS": "replicax.devices.mesh",
+    "ReduceOp": "replicax.collectives",
+    "ReplicaContext": "replicax.context",
+    "RetraceWarning": "replicax.errors",
+    "RunOptions": "replicax.execution.run",
+    "ShardedStrategy": "replicax.strategies",
+    "ShardedVariable": "replicax.variables",
+    "Strategy": "replicax.strategy",
+    "StrategyExtended": "replicax.extended",
+    "Synchronization": "replicax.variables",
     "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
     "Topology": "replicax.tpu.topology",
+    "TraceError": "replicax.errors",
+    "ValueContext": "replicax.data",
+    "Variable": "replicax.variables",
+    "VariableLostError": "replicax.errors",
+    "WorkerError": "replicax.errors",
+    "array_records": "replicax.data.files",
+    "compute_average_loss": "replicax.training",
+    "csv_rows": "replicax.data.files",
+    "debug": "replicax.execution.run",
+    "get_replica_context": "replicax.context",
+    "get_strategy": "replicax.context",
+    "has_strategy": "replicax.context",
+    "in_cross_replica_context": "replicax.context",
+    "parquet_rows": "replicax.data.files",
     "plan": "replicax.planning",
+    "scale_regularization_loss": "replicax.training",
+    "set_strategy": "replicax.context",
+    "text_lines": "replicax.data.files",
+    "tfrecords": "replicax.data.files",
+    "use_cpu_devices": "replicax.devices.selection",
+    "value_and_grad": "replicax.training",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
+        if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
         raise missing(sys.modules[__name__], name)
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value

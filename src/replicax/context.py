@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -247,7 +248,14 @@ def register_default_strategy(factory: Callable[[], Strategy], kind: type[Strate
 
 def default_strategy() -> Strategy:
     """The strategy of code outside every scope: one replica on JAX's default device."""
-    return _default[0][0]()
+    return _registered()[0]()
+
+
+def _registered() -> tuple[Callable[[], Strategy], type[Strategy]]:
+    """What makes the default strategy, and the class of all; the room that has it is above this one."""
+    if not _default:
+        importlib.import_module("replicax.strategies.default")
+    return _default[0]
 
 
 def _current() -> _Frame:
@@ -413,7 +421,7 @@ def set_strategy(strategy: Strategy | None) -> None:
     """
     if _stack.frames:
         raise ContextError("set_strategy must be called outside every strategy.scope() and step")
-    if strategy is not None and not isinstance(strategy, _default[0][1]):
+    if strategy is not None and not isinstance(strategy, _registered()[1]):
         raise TypeError(
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"

@@ -1,4 +1,4 @@
-"""The command line: ``replicax demo``, ``replicax plan`` and ``replicax migrate``.
+"""The command line: ``replicax demo``, ``replicax plan``, ``replicax launch`` and ``replicax migrate``.
 
 Each command is a module with ``add_parser(subparsers)`` that describes its arguments and names the function
 that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from replicax.cli import demo, migrate, plan
+from replicax.cli import demo, launch_command, migrate, plan
 from replicax.cli.command_line import CommandError, Parser
 
-_COMMANDS = (demo, plan, migrate)
+_COMMANDS = (demo, plan, launch_command, migrate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,299 @@
+"""One attempt: all workers are started, watched, and ended together."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicax.launcher.console import Console
+from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.log_files import LogFile, WorkerOutput
+from replicax.launcher.orphans import die_with_parent, end_marked
+from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
+from replicax.launcher.worker_process import Ending, WorkerProcess
+
+FAULT_PATIENCE = 0.5
+"""Seconds that the others have when a worker has failed: without it they can do nothing but end."""
+NOTICE = 60.0
+"""After how many seconds it is said for whom a worker that has finished waits; then after twice as many, and so on."""
+_TICK = 0.5
+_PIECE = 1 << 16
+
+
+class AttemptOutcome(enum.Enum):
+    """How an attempt has ended."""
+
+    FINISHED = "finished"
+    FAULT = "fault"
+    PREEMPTED = "preempted"
+    RESIZED = "resized"
+    STOPPED = "stopped"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptResult:
+    """How an attempt has ended.
+
+    Attributes:
+      outcome: in a word.
+      endings: of all workers.
+      cause: the ending that was the cause of the others, of a fault or a preemption.
+      stop: the signal that has ended the launch.
+      resize: by how many workers there are to be more.
+    """
+
+    outcome: AttemptOutcome
+    endings: tuple[Ending, ...]
+    cause: Ending | None = None
+    stop: signal.Signals | None = None
+    resize: int = 0
+
+
+class Attempt:
+    """All workers, from their start until the last has ended.
+
+    Args:
+      settings: of the launch.
+      workers: the numbers of those on this machine, among all hosts'.
+      count: how many there are on all hosts.
+      environments: of each worker.
+      folder: for their output.
+      launch_id: marks their processes.
+      console: shows their output.
+      say: tells the user something.
+      inbox: the launcher's signals.
+    """
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        workers: Sequence[int],
+        count: int,
+        environments: Sequence[Mapping[str, str]],
+        folder: Path,
+        launch_id: str,
+        console: Console,
+        say: Callable[[str], None],
+        inbox: SignalInbox,
+    ) -> None:
+        self._settings, self._launch_id = settings, launch_id
+        self._numbers, self._count, self._environments, self._folder = workers, count, environments, folder
+        self._console, self._say, self._inbox = console, say, inbox
+        self._workers: list[WorkerProcess] = []
+        self._outputs: dict[int, WorkerOutput] = {}
+        self._selector = selectors.DefaultSelector()
+        self._cause: Ending | None = None
+        self._stop: signal.Signals | None = None
+        self._resize = 0
+        self._ending_since: float | None = None
+        self._kill_at: float | None = None
+        self._finished_at: float | None = None
+        self._notice_after = NOTICE
+
+    def run(self) -> AttemptResult:
+        """Start the workers, and wait until all have ended; nothing of them is left then.
+
+        Raises:
+          OSError: one can't be started. Those that were have been ended.
+        """
+        self._selector.register(self._inbox, selectors.EVENT_READ)
+        try:
+            self._start()
+            while self._alive():
+                self._wait()
+        finally:
+            self._clear_away()
+        if self._cause is not None and self._stop is None and not self._cause.is_preemption:
+            self._show_cause(self._cause)
+        return self._result()
+
+    # --- starting -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        prepare = die_with_parent()
+        for number, environment in zip(self._numbers, self._environments, strict=True):
+            worker = WorkerProcess(number, self._settings.program.command, environment, prepare)
+            self._workers.append(worker)
+            file = LogFile(self._folder / f"worker-{number}.log", self._console)
+            self._outputs[number] = WorkerOutput(number, file, self._console)
+            for stream, pipe in worker.output.items():
+                self._selector.register(pipe, selectors.EVENT_READ, (number, stream))
+
+    # --- watching -------------------------------------------------------------------------------------------
+
+    def _alive(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.ending is None]
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        until = [now + _TICK, *(at for at in (self._kill_at, self._notice_at(), self._finish_by()) if at is not None)]
+        ready = self._selector.select(max(0.0, min(until) - now))
+        for key, _ in ready:
+            if key.data is not None:
+                self._read(key.fileobj, *key.data)
+        for signum in self._inbox.read():
+            self._obey(signum)
+        # Whether a signal came for each is not relied on: signals of a kind are joined.
+        ended = [ending for worker in self._workers if (ending := worker.look()) is not None]
+        for ending in sorted(ended, key=lambda e: e.rank):
+            self._note(ending)
+        if not ready:
+            for output in self._outputs.values():
+                output.keep_unfinished()
+        self._meet_deadlines()
+
+    def _read(self, pipe: Any, worker: int, stream: Any) -> bool:
+        """Read a piece of a worker's output; whether there was one."""
+        try:
+            piece = pipe.read(_PIECE)
+        except OSError:
+            piece = b""
+        if piece:
+            self._outputs[worker].add(stream, piece)
+            return True
+        if piece == b"":  # not None, which means "not yet"
+            self._selector.unregister(pipe)
+            pipe.close()
+        return False
+
+    def _obey(self, signum: signal.Signals) -> None:
+        grace = self._settings.grace
+        if signum in STOPPING:
+            if self._stop is not None:
+                if signum == signal.SIGINT:  # a person who asks again does not want to wait
+                    self._say("interrupted again: ending all workers at once")
+                    self._kill_at = time.monotonic()
+                return
+            self._stop = signum
+            again = "; interrupt again (Ctrl-C) to end them at once" if signum == signal.SIGINT else ""
+            self._say(f"{signum.name}: the {len(self._alive())} workers have {grace:g} s to end{again}")
+            # Ctrl-C means to a worker what it would without a launcher; all else asks it to save and leave.
+            self._end_others(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, grace)
+        elif signum in RESIZING and self._settings.is_elastic and self._ending_since is None:
+            wanted = len(self._workers) + RESIZING[signum]
+            if not self._settings.least <= wanted <= self._settings.workers:
+                self._say(
+                    f"{signum.name}: there are {len(self._workers)} workers, and --workers {self._settings.least}:"
+                    f"{self._settings.workers} does not allow {wanted}; nothing is changed"
+                )
+                return
+            self._resize = RESIZING[signum]
+            self._say(f"{signum.name}: going on with {wanted} workers; those running have {grace:g} s to save and end")
+            self._end_others(signal.SIGTERM, grace)
+
+    def _note(self, ending: Ending) -> None:
+        """A worker has ended."""
+        if ending.is_good:
+            self._finished_at = self._finished_at or time.monotonic()
+            return
+        if self._cause is not None or self._ending_since is not None:
+            return
+        self._cause = ending
+        others = len(self._alive())
+        who = f"worker {ending.worker} of {self._count} on {socket.gethostname()} {ending}"
+        if ending.is_preemption:
+            self._say(f"{who}" + (f"; the others have {self._settings.grace:g} s to follow" if others else ""))
+            self._end_others(None, self._settings.grace)
+        else:
+            then = "; ending all others" if others else ""
+            self._say(f"{who}, {ending.seconds:.1f} s after its start{then}")
+            self._end_others(signal.SIGTERM, FAULT_PATIENCE)
+
+    # --- ending ---------------------------------------------------------------------------------------------
+
+    def _end_others(self, signum: signal.Signals | None, patience: float) -> None:
+        """Ask all that are left to end, and end them by force after a while."""
+        now = time.monotonic()
+        self._ending_since = self._ending_since or now
+        self._kill_at = now + patience
+        if signum is not None:
+            for worker in self._alive():
+                worker.send(signum)
+
+    def _meet_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            late = self._alive()
+            if late and self._settings.grace and (self._stop or self._resize or self._cause is None):
+                names = ", ".join(str(worker.worker) for worker in late)
+                self._say(f"worker(s) {names} have not ended in time, and are killed")
+            for worker in late:
+                worker.kill()
+            self._kill_at = None if not late else now + 1.0
+        notice_at, finish_by = self._notice_at(), self._finish_by()
+        if finish_by is not None and now >= finish_by:
+            self._say(f"{self._waiting()}: --finish-timeout {self._settings.finish_timeout:g} is over, ending all")
+            self._finished_at = None
+            self._cause = Ending(self._alive()[0].worker, 1, now)
+            self._end_others(signal.SIGTERM, FAULT_PATIENCE)
+        elif notice_at is not None and now >= notice_at:
+            self._say(self._waiting())
+            self._notice_after *= 2
+
+    def _notice_at(self) -> float | None:
+        """When to say for whom the launch waits."""
+        if self._finished_at is None or self._ending_since is not None:
+            return None
+        return self._finished_at + self._notice_after
+
+    def _finish_by(self) -> float | None:
+        """When all have to have finished, as one has."""
+        limit = self._settings.finish_timeout
+        if self._finished_at is None or self._ending_since is not None or limit is None:
+            return None
+        return self._finished_at + limit
+
+    def _waiting(self) -> str:
+        gone = ", ".join(str(worker.worker) for worker in self._workers if worker.ending is not None)
+        left = ", ".join(str(worker.worker) for worker in self._alive())
+        since = time.monotonic() - (self._finished_at or 0.0)
+        return f"worker(s) {gone} have finished, the first {since:.0f} s ago, and worker(s) {left} have not"
+
+    def _clear_away(self) -> None:
+        """Whatever is left of this attempt ends now."""
+        for worker in self._workers:
+            worker.kill()
+        stuck = end_marked(self._launch_id)
+        if stuck:
+            self._say(f"the kernel does not end the processes {stuck}, which wait for a device or a file system")
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                while self._read(key.fileobj, *key.data):
+                    pass
+        for worker in self._workers:
+            worker.look()
+            for pipe in worker.output.values():
+                pipe.close()
+        for output in self._outputs.values():
+            output.close()
+        self._selector.close()
+
+    # --- afterwards -----------------------------------------------------------------------------------------
+
+    def _show_cause(self, cause: Ending) -> None:
+        took = time.monotonic() - (self._ending_since or time.monotonic())
+        ended = f"all workers have ended, after {took:.2f} s. " if len(self._workers) > 1 else ""
+        path = self._outputs[cause.worker].file.path
+        self._say(f"{ended}The last lines of worker {cause.worker} (all of them: {path}):")
+        self._console.show_tail(cause.worker)
+
+    def _result(self) -> AttemptResult:
+        endings = tuple(worker.ending for worker in self._workers if worker.ending is not None)
+        if all(ending.is_good for ending in endings):
+            outcome = AttemptOutcome.FINISHED
+        elif self._stop is not None:
+            outcome = AttemptOutcome.STOPPED
+        elif self._resize:
+            outcome = AttemptOutcome.RESIZED
+        elif self._cause is not None and self._cause.is_preemption:
+            outcome = AttemptOutcome.PREEMPTED
+        else:
+            outcome = AttemptOutcome.FAULT
+        return AttemptResult(outcome, endings, self._cause, self._stop, self._resize)

@@ -1,0 +1,170 @@
+"""What the workers print, on the launcher's own output: line by line, each with its worker.
+
+A line is shown when it is whole. Where a person looks on, a line that is not whole yet, or that its worker draws anew
+again and again (a progress bar, with carriage returns), is shown below the others until it is; elsewhere only as it was
+at last.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+from typing import Literal
+
+Stream = Literal["stdout", "stderr"]
+LONGEST_LINE = 1 << 16
+"""How many bytes of a line are kept while its end has not come."""
+TAIL = 20
+"""How many of a worker's last lines are shown again if it has failed."""
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_CLEAR = b"\r\x1b[K"
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_FILE_NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
+
+
+class OutputLines:
+    """The lines of one worker's stream, out of pieces that end anywhere."""
+
+    def __init__(self) -> None:
+        self._open = b""
+
+    def add(self, piece: bytes) -> list[bytes]:
+        """The lines that are whole now, as they came, with their ends."""
+        *lines, self._open = (self._open + piece).split(b"\n")
+        whole = [line + b"\n" for line in lines]
+        if len(self._open) > LONGEST_LINE:
+            drawn_anew = self._open.rfind(b"\r")
+            if drawn_anew > 0:  # what was drawn over is not needed any more
+                self._open = self._open[drawn_anew:]
+            if len(self._open) > LONGEST_LINE:
+                whole.append(self._open + b"\n")
+                self._open = b""
+        return whole
+
+    @property
+    def unfinished(self) -> bytes:
+        """What has come of the next line."""
+        return self._open
+
+    def close(self) -> list[bytes]:
+        """What is left at the end, as a line."""
+        left, self._open = self._open, b""
+        return [left + b"\n"] if left else []
+
+
+def as_drawn(line: bytes) -> bytes:
+    """A line as it looks at last, without its end: of what was drawn over itself, what was drawn last."""
+    return next((part for part in reversed(line.rstrip(b"\r\n").split(b"\r")) if part), b"")
+
+
+class Console:
+    """The launcher's standard output and standard error.
+
+    Args:
+      workers: how many workers there are at most, of all hosts.
+      shown: which of them are shown; ``None`` for all.
+    """
+
+    def __init__(self, workers: int, shown: frozenset[int] | None) -> None:
+        self._digits = len(str(workers - 1))
+        self._shown = shown
+        self._is_terminal = {stream: os.isatty(number) for stream, number in _FILE_NUMBERS.items()}
+        self._is_coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._closed: set[Stream] = set()
+        self._drawn = b""  # the unfinished line that is shown below the others
+        self._drawn_of: tuple[int, Stream] | None = None  # whose it is
+        self._tails: dict[int, collections.deque[bytes]] = {}
+
+    @property
+    def columns(self) -> int | None:
+        """How wide a worker's line can be; ``None`` if no person looks on."""
+        if not any(self._is_terminal.values()):
+            return None
+        return max(20, self._width() - self._digits - 4)
+
+    def line(self, worker: int, stream: Stream, line: bytes) -> None:
+        """Show a whole line of a worker."""
+        drawn = as_drawn(line)
+        self._tails.setdefault(worker, collections.deque(maxlen=TAIL)).append(drawn)
+        if self._shows(worker):
+            if self._drawn_of == (worker, stream):  # it is whole now
+                self._drawn_of = None
+            self._write(stream, self._prefix(worker, stream) + drawn)
+
+    def unfinished(self, worker: int, stream: Stream, line: bytes) -> None:
+        """Show what a worker has printed of a line, where a person looks on."""
+        if self._is_terminal[stream] and self._shows(worker) and (drawn := as_drawn(line)):
+            self._drawn_of = worker, stream
+            self._drawn = _cut(self._prefix(worker, stream) + drawn, self._width() - 1)
+            self._emit(stream, _CLEAR + self._drawn)
+
+    def say(self, message: str) -> None:
+        """Show a message of the launcher."""
+        self._write("stderr", self._coloured("[launch]", 1, "stderr") + b" " + message.encode(errors="replace"))
+
+    def show_tail(self, worker: int) -> None:
+        """Show the last lines of a worker again."""
+        for line in self._tails.get(worker, ()):
+            self._write("stderr", self._prefix(worker, "stderr") + b"| " + line)
+
+    def forget_tails(self) -> None:
+        """Those to come are of new processes."""
+        self._tails.clear()
+
+    def _shows(self, worker: int) -> bool:
+        return self._shown is None or worker in self._shown
+
+    def _prefix(self, worker: int, stream: Stream) -> bytes:
+        return self._coloured(f"[{worker:>{self._digits}}]", _COLOURS[worker % len(_COLOURS)], stream) + b" "
+
+    def _coloured(self, text: str, colour: int, stream: Stream) -> bytes:
+        if self._is_terminal[stream] and self._is_coloured:
+            text = f"\x1b[{colour}m{text}\x1b[0m"
+        return text.encode()
+
+    def _write(self, stream: Stream, line: bytes) -> None:
+        if not self._drawn or not self._is_terminal[stream]:
+            self._emit(stream, line + b"\n")
+            return
+        if self._drawn_of is None:
+            self._drawn = b""
+        self._emit(stream, _CLEAR + line + b"\n" + self._drawn)
+
+    def _width(self) -> int:
+        for number in _FILE_NUMBERS.values():
+            try:
+                return os.get_terminal_size(number).columns or 80
+            except OSError:
+                continue
+        return 80
+
+    def _emit(self, stream: Stream, data: bytes) -> None:
+        if stream in self._closed:
+            return
+        try:
+            while data:
+                data = data[os.write(_FILE_NUMBERS[stream], data) :]
+        except OSError:  # nobody reads it any more, as in `| head`; the files have everything
+            self._closed.add(stream)
+
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        if self._drawn:
+            self._emit("stderr" if self._is_terminal["stderr"] else "stdout", b"\n")
+            self._drawn, self._drawn_of = b"", None
+
+
+def _cut(line: bytes, width: int) -> bytes:
+    """A line that fills no more than ``width`` columns; colours don't count."""
+    text = line.decode(errors="replace")
+    if len(_ESCAPE.sub("", text)) <= width:
+        return line
+    kept, room, at = [], width, 0
+    while room > 0 and at < len(text):
+        escape = _ESCAPE.match(text, at)
+        piece = escape[0] if escape else text[at]
+        kept.append(piece)
+        at += len(piece)
+        room -= 0 if escape else 1
+    return ("".join(kept) + "\x1b[0m").encode()

@@ -1,0 +1,111 @@
+"""Which devices and how many threads each worker of a machine gets.
+
+JAX is not asked, as it would take the devices for the launcher: NVIDIA's GPUs are seen in ``/dev`` and in
+``CUDA_VISIBLE_DEVICES``, and whether JAX could use them in the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from replicax.launcher import LaunchError
+
+_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_GPU = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceShares:
+    """How the devices of a machine are divided.
+
+    Attributes:
+      gpus: the GPUs of each worker, as ``CUDA_VISIBLE_DEVICES`` names them; ``None`` where there are none to divide.
+      emulated: how many CPU devices each worker emulates; ``None`` for those that JAX has by itself.
+      cores: of this machine, that its workers share.
+    """
+
+    gpus: tuple[tuple[str, ...], ...] | None
+    emulated: int | None
+    cores: int
+
+    def variables(self, slot: int, running: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """What a worker's environment says of its devices and threads.
+
+        Args:
+          slot: the number of its share.
+          running: how many workers share the cores.
+          environment: what is there already. Numbers of threads that the user has chosen stay.
+        """
+        found = {}
+        threads = max(1, self.cores // running)
+        if self.gpus is not None:
+            found[_GPU] = ",".join(self.gpus[slot])
+        else:
+            if self.emulated is not None:
+                found |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
+            # Replicas wait for each other in XLA's threads: with fewer than two a device they wait for ever.
+            least = 2 * (self.emulated or 1)
+            chosen = environment.get("NPROC", "")
+            if running > 1 or least > threads:
+                found["NPROC"] = str(max(least, int(chosen) if chosen.isdigit() else threads))
+        if running > 1 and "OMP_NUM_THREADS" not in environment:
+            found["OMP_NUM_THREADS"] = str(threads)
+        return found
+
+    def __str__(self) -> str:
+        if self.gpus is not None:
+            return f"{len(self.gpus[0])} GPU(s) each"
+        return "the devices that JAX finds" if self.emulated is None else f"{self.emulated} emulated CPU device(s) each"
+
+
+def divided(workers: int, devices_per_worker: int | None, environment: Mapping[str, str]) -> DeviceShares:
+    """The devices of this machine, divided among its workers.
+
+    Args:
+      workers: how many.
+      devices_per_worker: how many each is to have; ``None`` for all GPUs in equal parts, and as many CPU devices as
+        JAX has by itself, which is one.
+      environment: of this process.
+
+    Raises:
+      LaunchError: there are fewer, or they can't be divided evenly.
+    """
+    cores = len(os.sched_getaffinity(0))
+    gpus = _gpus(environment)
+    if gpus is None:
+        return DeviceShares(None, devices_per_worker, cores)
+    if len(gpus) < workers * (devices_per_worker or 1):
+        each = devices_per_worker or 1
+        raise LaunchError(
+            f"--workers {workers} with {each} GPU(s) each need {workers * each} GPUs, and there are {len(gpus)} "
+            f"({', '.join(gpus) or 'none visible'}). Start fewer workers, or set JAX_PLATFORMS=cpu to emulate devices"
+        )
+    if devices_per_worker is None and len(gpus) % workers:
+        raise LaunchError(
+            f"{len(gpus)} GPUs can't be divided evenly among {workers} workers: say with --devices-per-worker how many "
+            f"each is to have ({len(gpus) // workers} leaves {len(gpus) % workers} unused)"
+        )
+    each = devices_per_worker or len(gpus) // workers
+    return DeviceShares(tuple(tuple(gpus[i * each : (i + 1) * each]) for i in range(workers)), None, cores)
+
+
+def _gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that this process may use; ``None`` if JAX would not use any."""
+    platforms = environment.get("JAX_PLATFORMS", "").lower().split(",")
+    asked_for = bool({"cuda", "gpu"} & set(platforms))
+    if not asked_for and (platforms != [""] or all(importlib.util.find_spec(name) is None for name in _PLUGINS)):
+        return None
+    visible = environment.get(_GPU)
+    if visible is not None:
+        # As CUDA has it: what follows an index that does not exist is not looked at.
+        names = [name.strip() for name in visible.split(",")]
+        found = names[: next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))]
+    else:
+        numbers = [int(m[1]) for path in Path("/dev").glob("nvidia*") if (m := re.fullmatch(r"nvidia(\d+)", path.name))]
+        found = [str(i) for i in range(len(numbers))]  # CUDA numbers what it finds from 0, whatever the names in /dev
+    return found if found or asked_for else None

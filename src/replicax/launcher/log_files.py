@@ -1,0 +1,130 @@
+"""What the workers print, in files: ``DIR/attempt-0/worker-1.log``, and the launcher's own words in ``DIR/launch.log``.
+
+A worker's file has its standard output and its standard error in the order in which they came. Files that are there are
+added to, so a launch that a scheduler starts again keeps what it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from replicax.launcher import LaunchError
+from replicax.launcher.console import Console, OutputLines, Stream
+
+_ROOM = 1 << 16
+
+
+def check_log_folder(folder: Path) -> None:
+    """Make the folder, and try whether files can be written in it.
+
+    Raises:
+      LaunchError: they can't.
+    """
+    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("wb") as file:  # a full disk is found by writing only
+                file.write(b"\0" * _ROOM)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise LaunchError(f"--log-dir {folder}: there is a file of that name; name a folder") from error
+    except OSError as error:
+        raise LaunchError(
+            f"--log-dir {folder}: nothing can be written there ({error.strerror or error}); name another folder"
+        ) from error
+
+
+class LogFile:
+    """A file that output is added to. If that fails, as on a full disk, it is said once, and the launch goes on.
+
+    Args:
+      path: of the file.
+      console: where failures are said.
+    """
+
+    def __init__(self, path: Path, console: Console) -> None:
+        self.path = path
+        self._console = console
+        self._file: BinaryIO | None = None
+        with self._trying():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Add to the file."""
+        with self._trying():
+            while self._file is not None and data:
+                data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        """Nothing more is added."""
+        if self._file is not None:
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file = None
+            self._console.say(
+                f"{self.path} can't be written any more ({error.strerror or error}); the launch goes on without it"
+            )
+
+
+class WorkerOutput:
+    """What one worker prints: into its file, and onto the console.
+
+    Args:
+      worker: which.
+      file: its file.
+      console: of the launcher.
+    """
+
+    def __init__(self, worker: int, file: LogFile, console: Console) -> None:
+        self.worker, self.file = worker, file
+        self._console = console
+        self._lines: dict[Stream, OutputLines] = {"stdout": OutputLines(), "stderr": OutputLines()}
+        self._kept: dict[Stream, int] = {"stdout": 0, "stderr": 0}  # of the unfinished lines, what the file has already
+
+    def add(self, stream: Stream, piece: bytes) -> None:
+        """A piece of a stream has come."""
+        lines = self._lines[stream]
+        for line in lines.add(piece):
+            self._show(stream, line)
+        self._console.unfinished(self.worker, stream, lines.unfinished)
+
+    def keep_unfinished(self) -> None:
+        """Into the file with what has come of lines that have no end yet: it may be long until that comes."""
+        for stream, lines in self._lines.items():
+            left = lines.unfinished[self._kept[stream] :]
+            if left:
+                self.file.write(left)
+                self._kept[stream] += len(left)
+
+    def close(self) -> None:
+        """The worker has ended."""
+        for stream, lines in self._lines.items():
+            for line in lines.close():
+                self._show(stream, line)
+        self.file.close()
+
+    def _show(self, stream: Stream, line: bytes) -> None:
+        self.file.write(line[self._kept[stream] :])
+        self._kept[stream] = 0
+        self._console.line(self.worker, stream, line)
+
+
+def stamp() -> str:
+    """The time of day, for the launcher's own log."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")

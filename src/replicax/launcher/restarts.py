@@ -1,0 +1,122 @@
+"""After an attempt: whether there is another, with how many workers, and how long to wait before it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from replicax.launcher.attempt import AttemptOutcome, AttemptResult
+from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.worker_process import Ending
+
+DEFAULT_RESTARTS = 3
+"""How many faults are followed by another attempt, if the user has not said, and the worker was killed."""
+LOST_AFTER = 2
+"""A worker's place is lost if its worker was the first to fail in so many attempts in a row."""
+LONGEST_PAUSE = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What comes after an attempt.
+
+    Attributes:
+      goes_on: whether there is another attempt.
+      pause: seconds before it.
+      why: in words, for the user.
+    """
+
+    goes_on: bool
+    pause: float
+    why: str
+
+
+class RestartPolicy:
+    """The budgets of a launch, and the places that its workers have on this machine.
+
+    A *place* has a share of the devices; workers are numbered anew among the places that are left.
+
+    Args:
+      settings: of the launch.
+
+    Attributes:
+      places: of the workers of the next attempt.
+      faults: how many have been followed by another attempt.
+      preemptions: the same.
+      resizes: the same.
+    """
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self._settings = settings
+        self.places = list(range(settings.workers))
+        self.faults = self.preemptions = self.resizes = 0
+        self._suspect: int | None = None
+        self._in_a_row = 0
+
+    def after(self, result: AttemptResult) -> Decision:
+        """What comes after an attempt that was neither stopped nor finished; changes the places and budgets."""
+        if result.outcome is AttemptOutcome.RESIZED:
+            return self._after_resize(result.resize)
+        assert result.cause is not None
+        if result.outcome is AttemptOutcome.PREEMPTED:
+            self._suspect = None
+            return self._after_preemption()
+        return self._after_fault(result.cause)
+
+    def _after_resize(self, change: int) -> Decision:
+        if self.resizes >= self._settings.max_resizes:
+            return Decision(False, 0.0, f"--max-resizes {self._settings.max_resizes}: all are used up")
+        self.resizes += 1
+        if change < 0:
+            self.places.pop()
+        else:
+            self.places.append(next(i for i in range(self._settings.workers) if i not in self.places))
+            self.places.sort()
+        return Decision(True, 0.0, f"going on with {len(self.places)} workers")
+
+    def _after_preemption(self) -> Decision:
+        if self.preemptions >= self._settings.max_preemptions:
+            return Decision(False, 0.0, f"--max-preemptions {self._settings.max_preemptions}: all are used up")
+        self.preemptions += 1
+        return Decision(True, 0.0, f"starting again, after preemption {self.preemptions}")
+
+    def _after_fault(self, cause: Ending) -> Decision:
+        if self._has_lost_a_place(cause):
+            return Decision(
+                True,
+                0.0,
+                f"worker {cause.worker} was the first to fail {LOST_AFTER} times in a row: its place is given up, "
+                f"going on with {len(self.places)} workers",
+            )
+        limit = self._settings.max_restarts
+        if not self._settings.is_alone:
+            return Decision(False, 0.0, "with several hosts it is for the scheduler to start all of them again")
+        if limit is None and not cause.is_killed:
+            return Decision(
+                False,
+                0.0,
+                "not starting again, as the program itself has failed, and would probably fail again "
+                "(--max-restarts R starts again after any fault, R times)",
+            )
+        limit = DEFAULT_RESTARTS if limit is None else limit
+        if self.faults >= limit:
+            used = "none is allowed" if limit == 0 else "all are used up"
+            return Decision(False, 0.0, f"not starting again: --max-restarts {limit}, {used}")
+        pause = min(self._settings.backoff * 2**self.faults, LONGEST_PAUSE)
+        self.faults += 1
+        return Decision(True, pause, f"starting all workers again in {pause:g} s (restart {self.faults} of {limit})")
+
+    def _has_lost_a_place(self, cause: Ending) -> bool:
+        """Whether the worker's place fails again and again, and the others can go on without; it is taken away then."""
+        place = self.places[cause.worker]
+        self._in_a_row = self._in_a_row + 1 if place == self._suspect else 1
+        self._suspect = place
+        if (
+            self._in_a_row < LOST_AFTER
+            or len(self.places) <= self._settings.least
+            or self.resizes >= self._settings.max_resizes
+        ):
+            return False
+        self.resizes += 1
+        self.places.remove(place)
+        self._suspect, self._in_a_row = None, 0
+        return True

@@ -1,0 +1,166 @@
+"""The launch as a whole: attempts, for as long as they are to go on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping
+
+from replicax.exit_codes import EXIT_PREEMPTED
+from replicax.launcher import LaunchError, meeting_point
+from replicax.launcher.attempt import Attempt, AttemptOutcome, AttemptResult
+from replicax.launcher.console import Console
+from replicax.launcher.device_shares import DeviceShares
+from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.log_files import LogFile, stamp
+from replicax.launcher.meeting_point import MeetingPoint
+from replicax.launcher.orphans import Guard
+from replicax.launcher.restarts import RestartPolicy
+from replicax.launcher.signal_inbox import SignalInbox
+from replicax.launcher.worker_environment import worker_environment
+
+_OTHER_PORTS = 3
+
+
+class Supervisor:
+    """Starts the workers of a launch on this machine, again and again if need be, and returns its exit code.
+
+    Args:
+      settings: what was asked for.
+      shares: the devices of this machine.
+      environment: of this process; that of the workers is made from it.
+    """
+
+    def __init__(self, settings: LaunchSettings, shares: DeviceShares, environment: Mapping[str, str]) -> None:
+        self._settings, self._shares, self._environment = settings, shares, environment
+        shown = {"all": None, "chief": frozenset({0}), "none": frozenset[int]()}[settings.show]
+        self._console = Console(settings.total, shown)
+        self._id = secrets.token_hex(8)
+        self._policy = RestartPolicy(settings)
+
+    def meeting_point(self) -> MeetingPoint:
+        """Where the workers of the next attempt find each other.
+
+        Raises:
+          LaunchError: they can't.
+        """
+        settings, workers = self._settings, len(self._policy.places)
+        if settings.is_alone:
+            return meeting_point.on_this_machine(workers, settings.port, settings.bind)
+        assert settings.port is not None
+        return meeting_point.of_hosts(settings.hosts, settings.node, workers, settings.port, settings.bind)
+
+    def environments(self, attempt: int, meeting: MeetingPoint) -> list[dict[str, str]]:
+        """The environments of this machine's workers, in their order."""
+        places = self._policy.places
+        return [
+            worker_environment(
+                self._environment,
+                self._settings,
+                meeting,
+                worker=self._first + i,
+                attempt=attempt,
+                launch_id=self._id,
+                devices=self._shares.variables(place, len(places), self._environment),
+                columns=self._console.columns,
+            )
+            for i, place in enumerate(places)
+        ]
+
+    @property
+    def _first(self) -> int:
+        """The number of this machine's first worker, among all hosts'."""
+        return self._settings.node * self._settings.workers
+
+    def run(self) -> int:
+        """Make attempts until one has finished or no other is allowed.
+
+        Returns:
+          The exit code: 0 if all workers have finished; that of the first worker that has failed in the last attempt;
+          :data:`~replicax.EXIT_PREEMPTED` if the workers have left to be started again; 128 + the signal that ended
+          the launch.
+
+        Raises:
+          LaunchError: the workers can't meet where they should.
+          OSError: a worker can't be started.
+        """
+        meeting = self.meeting_point()
+        guard = Guard(self._id)
+        inbox = SignalInbox(self._settings.is_elastic)
+        self._log = LogFile(self._settings.log_dir / "launch.log", self._console)
+        try:
+            return self._run(meeting, inbox)
+        finally:
+            self._console.close()
+            self._log.close()
+            guard.dismiss()
+
+    def _run(self, meeting: MeetingPoint, inbox: SignalInbox) -> int:
+        attempt = ports_lost = 0
+        while True:
+            result = self._attempt(attempt, meeting, inbox)
+            attempt += 1
+            if result.outcome is AttemptOutcome.FINISHED:
+                return 0
+            if result.stop is not None:
+                return self._stopped(result, result.stop)
+            if self._port_was_lost(result, meeting) and ports_lost < _OTHER_PORTS:
+                ports_lost += 1
+                self._say(f"the chief's port, {meeting.bind}, was taken by another program: trying another one")
+                pause = 0.0
+            else:
+                decision = self._policy.after(result)
+                self._say(decision.why)
+                if not decision.goes_on:
+                    return EXIT_PREEMPTED if result.cause is None else result.cause.exit_code
+                pause = decision.pause
+            stop = inbox.wait_for_stop(pause)
+            if stop is not None:
+                self._say(f"{stop.name}: not starting again")
+                return 128 + stop
+            meeting = self._next_meeting_point(meeting)
+
+    def _attempt(self, number: int, meeting: MeetingPoint, inbox: SignalInbox) -> AttemptResult:
+        count = len(meeting.addresses)
+        folder = self._settings.log_dir / f"attempt-{number}"
+        mine = [self._first + i for i in range(len(self._policy.places))]
+        again = f"attempt {number}: " if number else ""
+        self._say(
+            f"{again}{self._settings.program.name} on {count} worker(s), {self._shares}; the chief is at "
+            f"{meeting.coordinator}; output is kept in {folder}"
+        )
+        self._console.forget_tails()
+        environments = self.environments(number, meeting)
+        return Attempt(
+            self._settings, mine, count, environments, folder, self._id, self._console, self._say, inbox
+        ).run()
+
+    def _stopped(self, result: AttemptResult, stop: signal.Signals) -> int:
+        """The exit code when the launch itself was asked to end."""
+        if any(ending.is_preemption for ending in result.endings):
+            self._say("the workers have saved and left: the same command goes on from there")
+            return EXIT_PREEMPTED
+        return 128 + stop
+
+    def _port_was_lost(self, result: AttemptResult, meeting: MeetingPoint) -> bool:
+        """Whether the chief may have failed as its port was taken, after it was found free; others don't matter."""
+        if result.outcome is not AttemptOutcome.FAULT or self._settings.port is not None or not self._settings.is_alone:
+            return False
+        host, _, port = meeting.bind.rpartition(":")
+        return meeting_point.is_taken(host.strip("[]"), int(port))
+
+    def _next_meeting_point(self, last: MeetingPoint) -> MeetingPoint:
+        """Another one; a port that the user has chosen may take a moment to be free again."""
+        for _ in range(50):
+            try:
+                return self.meeting_point()
+            except LaunchError:
+                time.sleep(0.1)
+        return self.meeting_point()
+
+    def _say(self, message: str) -> None:
+        self._console.say(message)
+        self._log.write(f"{stamp()} {socket.gethostname()}[{os.getpid()}] {message}\n".encode(errors="replace"))

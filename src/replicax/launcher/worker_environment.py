@@ -1,0 +1,86 @@
+"""What a worker finds in its environment: who it is, where the others are, and what the launcher promises.
+
+==============================  ======================================================================================
+``JAX_COORDINATOR_ADDRESS``     where the chief is; ``jax.distributed.initialize`` reads it
+``JAX_COORDINATOR_BIND_ADDRESS``  where the chief listens; ``jax.distributed.initialize`` reads it
+``JAX_NUM_PROCESSES``           how many workers there are
+``JAX_PROCESS_ID``              which of them this is
+``TF_CONFIG``                   the same three, as ``tf.distribute`` has them
+``JAX_NUM_CPU_DEVICES`` …       its devices and threads: see :mod:`~replicax.launcher.device_shares`
+``REPLICAX_ATTEMPT``            how often all workers have been started before, from 0
+``REPLICAX_MIN_WORKERS``        with how many the launch goes on, at least
+``REPLICAX_MAX_WORKERS``        how many there can be
+``REPLICAX_GRACE_SECONDS``      how long a worker has to end after SIGTERM or Ctrl-C
+``REPLICAX_LOG_DIR``            the folder of the launch's output
+``REPLICAX_LAUNCH_ID``          marks all processes of a launch: see :mod:`~replicax.launcher.orphans`
+``COLUMNS``                     how wide a line can be
+``PYTHONUNBUFFERED``            1, unless set: what a worker prints is seen at once, also if it is killed then
+==============================  ======================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.meeting_point import MeetingPoint
+
+MARK = "REPLICAX_LAUNCH_ID"
+# What says of the launcher's own process which task of a scheduler it is; a worker is another one, or none.
+_OF_THE_LAUNCHER = (
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_PARTITION_INDEX",
+    "JAX_SLICE_INDEX",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+)
+
+
+def worker_environment(
+    inherited: Mapping[str, str],
+    settings: LaunchSettings,
+    meeting_point: MeetingPoint,
+    *,
+    worker: int,
+    attempt: int,
+    launch_id: str,
+    devices: Mapping[str, str],
+    columns: int | None,
+) -> dict[str, str]:
+    """The environment of one worker.
+
+    Args:
+      inherited: the launcher's own.
+      settings: of the launch.
+      meeting_point: where the workers of this attempt find each other.
+      worker: which this is, of all hosts'.
+      attempt: how often all have been started before.
+      launch_id: marks the processes of this launch.
+      devices: what there is to say of its devices.
+      columns: how wide a line may be; ``None`` if nobody looks.
+    """
+    cluster = {"cluster": {"worker": meeting_point.addresses}, "task": {"type": "worker", "index": worker}}
+    found = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
+    found.setdefault("PYTHONUNBUFFERED", "1")
+    if columns is not None:
+        found["COLUMNS"] = str(columns)
+    outer = inherited.get(MARK)  # of a launch inside of which this one runs
+    return found | {
+        "JAX_COORDINATOR_ADDRESS": meeting_point.coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": meeting_point.bind,
+        "JAX_NUM_PROCESSES": str(len(meeting_point.addresses)),
+        "JAX_PROCESS_ID": str(worker),
+        "TF_CONFIG": json.dumps(cluster),
+        "REPLICAX_ATTEMPT": str(attempt),
+        "REPLICAX_MIN_WORKERS": str(settings.least * max(1, len(settings.hosts))),
+        "REPLICAX_MAX_WORKERS": str(settings.total),
+        "REPLICAX_GRACE_SECONDS": f"{settings.grace:g}",
+        "REPLICAX_LOG_DIR": str(settings.log_dir.absolute()),
+        MARK: f"{outer}/{launch_id}" if outer else launch_id,
+        **devices,
+    }

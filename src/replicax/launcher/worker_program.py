@@ -1,0 +1,107 @@
+"""The program that each worker runs: a Python file, a module, or anything else that can be executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+
+from replicax.launcher import LaunchError
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerProgram:
+    """What each worker runs.
+
+    Attributes:
+      words: as the user has written it: ``("train.py", "--rate", "0.1")``, ``("-m", "package.train")``.
+    """
+
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The arguments of the worker's process; Python files and modules run on this process's Python."""
+        if self.words[0] == "-m" or self.words[0].endswith(".py"):
+            return (sys.executable, *self.words)
+        first = self.words[0]
+        return (first if os.sep in first else os.path.join(os.curdir, first), *self.words[1:])
+
+    @property
+    def name(self) -> str:
+        """What to call it, such as ``"train"``."""
+        first = self.words[1].rpartition(".")[2] if self.words[0] == "-m" else os.path.basename(self.words[0])
+        return first.removesuffix(".py")
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+    def check(self) -> None:
+        """Raise unless the program is there. Imports nothing of it.
+
+        Raises:
+          LaunchError: it is not.
+        """
+        if self.words[0] == "-m":
+            _check_module(self.words[1])
+            return
+        path = self.words[0]
+        if os.path.isdir(path):
+            raise LaunchError(f"{path} is a folder: expected a Python file, or -m and a module")
+        if not os.path.exists(path):
+            hint = ". Options of the launcher come before the script" if path.startswith("-") else ""
+            raise LaunchError(f"there is no file {path} in {os.getcwd()}{hint}")
+        if path.endswith(".py"):
+            if not os.access(path, os.R_OK):
+                raise LaunchError(f"{path} can't be read (Permission denied)")
+        elif not os.access(path, os.X_OK):
+            raise LaunchError(
+                f"{path} is neither a Python file (its name does not end in .py) nor executable (chmod +x {path})"
+            )
+
+
+def _check_module(name: str) -> None:
+    """Raise unless there is a module ``name``; the packages around it are looked through, and not imported.
+
+    Raises:
+      LaunchError: there is none.
+    """
+    path: Sequence[str] | None = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    for i in range(len(parts)):
+        so_far = ".".join(parts[: i + 1])
+        spec = PathFinder.find_spec(so_far, path) if path is not None and parts[i] else None
+        if spec is None and i == 0 and so_far in sys.stdlib_module_names:
+            return  # built in, or frozen
+        if spec is None:
+            raise LaunchError(
+                f"there is no module {so_far!r} here ({os.getcwd()}) or in {sys.prefix}"
+                + (f", and so none {name!r}" if so_far != name else "")
+            )
+        path = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+    if path is not None and PathFinder.find_spec(f"{name}.__main__", path) is None:
+        raise LaunchError(f"{name!r} is a package without a __main__: name one of its modules, such as {name}.train")
+
+
+def parsed(words: Sequence[str], *, is_here: bool = True) -> WorkerProgram:
+    """The program that ``words`` name, checked.
+
+    Args:
+      words: the script, or ``-m`` and a module, and its arguments; a ``--`` before it is left out.
+      is_here: whether it is to run on this machine, and has to be there.
+
+    Raises:
+      LaunchError: there is none.
+    """
+    rest = tuple(words[1:] if words and words[0] == "--" else words)
+    if not rest:
+        raise LaunchError("expected a script, or -m and a module, after the options")
+    if rest == ("-m",):
+        raise LaunchError("-m: expected the name of a module after it")
+    program = WorkerProgram(rest)
+    if is_here:
+        program.check()
+    return program
