@@ -11,6 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.collectives import ReduceOp
 from replicax.communication import CommunicationImplementation, CommunicationOptions
 from replicax.context import (
@@ -36,6 +37,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.selection import use_cpu_devices
 from replicax.errors import (
     AbsentDeviceError,
+    CheckpointError,
     CompilationError,
     ContextError,
     DeadlockError,
@@ -92,6 +94,9 @@ __all__ = [
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointManager",
     "Chip",
     "Collective",
     "CommunicationImplementation",
