@@ -16,6 +16,7 @@ from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.old_names import missing
 
 if TYPE_CHECKING:
+    from replicax.checkpoint import Checkpoint, CheckpointManager
     from replicax.collectives import ReduceOp
     from replicax.communication import CommunicationImplementation, CommunicationOptions
     from replicax.context import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from replicax.devices.selection import use_cpu_devices
     from replicax.errors import (
         AbsentDeviceError,
+        CheckpointError,
         CompilationError,
         ContextError,
         DeadlockError,
@@ -102,6 +104,9 @@ __all__ = [
     "Aggregation",
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointManager",
     "Chip",
     "Collective",
     "CommunicationImplementation",
@@ -178,6 +183,9 @@ _LATER = {
     "Aggregation": "replicax.variables",
     "AutoShardPolicy": "replicax.data",
     "CentralStorageStrategy": "replicax.strategies",
+    "Checkpoint": "replicax.checkpoint",
+    "CheckpointError": "replicax.errors",
+    "CheckpointManager": "replicax.checkpoint",
     "Chip": "replicax.planning",
     "Collective": "replicax.hlo.collective_instructions",
     "CommunicationImplementation": "replicax.communication",
