@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from replicax.extended import StrategyExtended
     from replicax.hlo.collective_instructions import Collective
     from replicax.indexed_slices import IndexedSlices
+    from replicax.loop import Callback, CSVLog, EarlyStopping, TensorBoardLog, TrainingRun, train
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies import (
         CentralStorageStrategy,
@@ -103,6 +104,8 @@ __all__ = [
     "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
+    "CSVLog",
+    "Callback",
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointError",
@@ -118,6 +121,7 @@ __all__ = [
     "DeviceAssignment",
     "DistributedDataset",
     "DistributedIterator",
+    "EarlyStopping",
     "Executable",
     "ExecutorWarning",
     "FixedShardsPartitioner",
@@ -151,8 +155,10 @@ __all__ = [
     "Synchronization",
     "TPUClusterResolver",
     "TPUStrategy",
+    "TensorBoardLog",
     "Topology",
     "TraceError",
+    "TrainingRun",
     "ValueContext",
     "Variable",
     "VariableLostError",
@@ -171,6 +177,7 @@ __all__ = [
     "set_strategy",
     "text_lines",
     "tfrecords",
+    "train",
     "use_cpu_devices",
     "value_and_grad",
 ]
@@ -182,6 +189,8 @@ _LATER = {
     "Accuracy": "replicax.training",
     "Aggregation": "replicax.variables",
     "AutoShardPolicy": "replicax.data",
+    "CSVLog": "replicax.loop",
+    "Callback": "replicax.loop",
     "CentralStorageStrategy": "replicax.strategies",
     "Checkpoint": "replicax.checkpoint",
     "CheckpointError": "replicax.errors",
@@ -197,6 +206,7 @@ _LATER = {
     "DeviceAssignment": "replicax.tpu.assignment",
     "DistributedDataset": "replicax.data",
     "DistributedIterator": "replicax.data",
+    "EarlyStopping": "replicax.loop",
     "Executable": "replicax.execution",
     "ExecutorWarning": "replicax.errors",
     "FixedShardsPartitioner": "replicax.variables",
@@ -231,8 +241,10 @@ _LATER = {
     "Synchronization": "replicax.variables",
     "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
+    "TensorBoardLog": "replicax.loop",
     "Topology": "replicax.tpu.topology",
     "TraceError": "replicax.errors",
+    "TrainingRun": "replicax.loop",
     "ValueContext": "replicax.data",
     "Variable": "replicax.variables",
     "VariableLostError": "replicax.errors",
@@ -251,6 +263,7 @@ _LATER = {
     "set_strategy": "replicax.context",
     "text_lines": "replicax.data.files",
     "tfrecords": "replicax.data.files",
+    "train": "replicax.loop",
     "use_cpu_devices": "replicax.devices.selection",
     "value_and_grad": "replicax.training",
 }

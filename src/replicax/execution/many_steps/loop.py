@@ -77,7 +77,7 @@ def run_steps(
     groups, error = source.take(steps, not exact)
     if exact:
         groups = [Single(element) for group in groups for element in group.elements()]
-    step = Step(fn)
+    step = fn if isinstance(fn, Step) else Step(fn)
     launches: list[list[Any]] = []
     returned: Any = None
     try:
