@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 import replicax
@@ -31,3 +33,27 @@ def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:
         assert first[1] >= 100
     if when == "evaluation":
         assert first[1] == 20
+
+
+def test_a_run_that_workers_have_left_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    """SIGTERM to worker 1 while it saves; the same run again; the whole run in one go."""
+    parts, whole = str(tmp_path / "parts"), str(tmp_path / "whole")
+    first, other = processes.run(workers_runs.saved, parts, "saving", 10**6, workers=2, devices=2, fresh=True)
+    assert first == other
+    how, steps, losses, _ = first
+    assert how == f"exit {replicax.EXIT_PREEMPTED}"
+    assert steps[:2] == [10, 20]
+    at = steps[-1]
+    expected, _ = processes.run(workers_runs.saved, whole, None, at + 25, workers=2, devices=2)
+    resumed, other = processes.run(workers_runs.saved, parts, None, at + 25, workers=2, devices=2)
+    assert resumed == other
+    assert resumed[0] == f"resumed at {at}"
+    assert resumed[3] == expected[3]
+    logged = dict(expected[2])
+    assert all(logged.get(step, loss) == loss for step, loss in [*losses, *resumed[2]])
+    assert len(resumed[2]) >= 2
+    # A worker is told while it restores: the run ends again at the first step that all can agree on.
+    last, other = processes.run(workers_runs.saved, whole, "restoring", 10**6, workers=2, devices=2, fresh=True)
+    assert last == other
+    assert last[0] == f"exit {replicax.EXIT_PREEMPTED}"
+    assert not last[1] or last[1][-1] > at + 25

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import replicax
 from replicax import _jax
@@ -119,3 +120,65 @@ def preempted(when: str) -> tuple[str, float]:
         kwargs["callbacks"] = [At(20, 1, lambda run: kill(signal.SIGTERM))]
     how, steps = outcome(lambda: replicax.train(fn, dataset, 10**6, log_every=10, progress=False, **kwargs), total)
     return how, steps / jax.device_count()
+
+
+def saved(folder: str, when: str | None, steps: int) -> tuple[str, list[int], list[tuple[int, float]], bytes]:
+    """A run with checkpoints, in which worker 1 gets a SIGTERM at some moment; ``None``: nobody gets one.
+
+    Returns:
+      How it has ended, the steps that were saved, the losses that were logged, and the parameter.
+    """
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32), name="w")
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+    data = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+    def step(x: Any) -> Any:
+        def loss() -> Any:
+            return replicax.compute_average_loss(jnp.square(x @ w.value))
+
+        share, [gradient] = replicax.value_and_grad(loss, [w])()
+        optimizer.apply_gradients([(gradient, w)])
+        return share
+
+    class Hit(replicax.Callback):
+        def __init__(self) -> None:
+            self.saved: list[int] = []
+            self.losses: list[tuple[int, float]] = []
+
+        def on_save(self, run: replicax.TrainingRun, step: int) -> None:
+            self.saved.append(step)
+            if when == "saving" and step == 20 and jax.process_index() == 1:
+                kill(signal.SIGTERM)
+
+        def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+            self.losses.append((step, values["loss"]))
+
+    hit = Hit()
+    checkpoint = replicax.Checkpoint(w=w, optimizer=optimizer)
+    manager = replicax.CheckpointManager(checkpoint, folder, every_steps=10)
+    dataset = strategy.distribute_dataset(strategy.make_numpy_dataset(data).seed(5).shuffle().batch(8).repeat())
+    if when == "restoring" and jax.process_index() == 1:
+        take = checkpoint._take
+
+        def hit_take(*args: Any) -> None:
+            take(*args)
+            kill(signal.SIGTERM)
+
+        checkpoint.__dict__["_take"] = hit_take
+    try:
+        run = replicax.train(
+            step,
+            dataset,
+            steps,
+            checkpoints=manager,
+            log_every=10,
+            callbacks=[hit],
+            progress=False,
+            steps_per_call=1 if when else None,
+        )
+        how = f"resumed at {run.resumed_at}"
+    except SystemExit as error:
+        how = f"exit {error.code}"
+    return how, hit.saved, hit.losses, w.numpy().tobytes()

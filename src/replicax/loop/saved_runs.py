@@ -49,6 +49,7 @@ class SavedRuns:
     ) -> None:
         self.evaluated: int | None = None
         self._manager = manager
+        self._at: int | None = None  # the step that is restored or saved
         self._input = input
         self._callbacks = {f"{i} {type(c).__name__}": c for i, c in enumerate(callbacks)}
         if manager is None:
@@ -94,6 +95,7 @@ class SavedRuns:
         step = self._manager.restore_latest()
         if step is None:
             return None
+        self._at = step
         self._input.restored()
         state = json.loads(self._manager.checkpoint._objects[NAME]["state"])
         self.evaluated = state["evaluated"]
@@ -104,7 +106,7 @@ class SavedRuns:
 
     def is_due(self, step: int) -> bool:
         """Whether it is time to save."""
-        return self._manager is not None and self._manager.latest_step != step and self._manager._is_time(step)
+        return self._manager is not None and self._at != step and self._manager._is_time(step)
 
     def save(self, step: int, evaluation: Mapping[str, float] | None) -> bool:
         """Save; whether it is being saved, which it is not if it has been already.
@@ -114,13 +116,14 @@ class SavedRuns:
           evaluation: the numbers of an evaluation of this step, if there was one.
         """
         manager = self._manager
-        if manager is None or manager.latest_step == step:
+        if manager is None or self._at == step:
             return False
         callbacks = {name: callback.get_state() for name, callback in self._callbacks.items()}
         manager.checkpoint._objects[NAME]["state"] = json.dumps({"evaluated": self.evaluated, "callbacks": callbacks})
         metrics = dict(evaluation or {})
         if manager._best is not None:
             metrics.setdefault(manager._best[0], math.nan)  # not evaluated, so it is not the best
+        self._at = step
         return manager.save(step, metrics, force=True)
 
     def wait(self) -> None:
