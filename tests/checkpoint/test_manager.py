@@ -161,9 +161,7 @@ def test_steps_that_are_there_or_later(checkpoint, tmp_path) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path)
     with pytest.raises(ValueError, match=r"save\(5\): there is a checkpoint of this step in .*restore_latest\(\)"):
         manager.save(5)
-    with pytest.raises(
-        ValueError, match=r"save\(4\): the latest is of step 5 in .*a new run needs a folder of its own"
-    ):
+    with pytest.raises(ValueError, match=r"save\(4\): the latest is of step 5 in .*a new run needs a folder"):
         manager.save(4)
     for step in (-1, 1.5, "6", True, None):
         with pytest.raises(ValueError, match="step must be an int of at least 0"):
@@ -208,7 +206,11 @@ def test_folders_that_cannot_be(checkpoint, tmp_path) -> None:
 
 
 def test_a_run_that_fails_leaves_its_last_checkpoint(checkpoint, tmp_path) -> None:
-    with pytest.raises(ZeroDivisionError), replicax.CheckpointManager(checkpoint, tmp_path) as manager:
-        manager.save(1)
-        raise ZeroDivisionError
+    def fails() -> None:
+        with replicax.CheckpointManager(checkpoint, tmp_path) as manager:
+            manager.save(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert replicax.CheckpointManager(checkpoint, tmp_path).restore_latest() == 1

@@ -86,9 +86,7 @@ def test_a_full_disk(tmp_path) -> None:
     v = replicax.Variable(np.ones(100_000, np.float32))
     checkpoint = replicax.Checkpoint(v=v)
     with files_up_to(50_000):
-        with pytest.raises(
-            replicax.CheckpointError, match=rf"the checkpoint {tmp_path}/a could not be written: OSError"
-        ):
+        with pytest.raises(replicax.CheckpointError, match=rf"checkpoint {tmp_path}/a could not be written: OSError"):
             checkpoint.save(tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
         checkpoint.save(tmp_path / "b", wait=False)
@@ -109,16 +107,13 @@ def test_a_failure_is_raised_at_the_next_call(tmp_path, call) -> None:
     with files_up_to(50_000):
         assert manager.save(4)
         assert checkpoint._background._is_over.wait(60)
+    calls = {
+        "save": lambda: manager.save(5),  # at which it would not save
+        "restore": lambda: manager.restore(2),
+        "exit": lambda: manager.__exit__(None, None, None),
+    }
     with pytest.raises(replicax.CheckpointError, match="step-00000004 could not be written: OSError"):
-        if call == "save":
-            manager.save(5)  # at which it would not save
-        elif call == "restore":
-            manager.restore(2)
-        elif call == "exit":
-            with manager:
-                pass
-        else:
-            getattr(manager, call)()
+        calls.get(call, getattr(manager, call, None))()
     assert manager.steps == (2,)
     assert manager.save(4, force=True)  # the same step again
     manager.close()
@@ -127,14 +122,14 @@ def test_a_failure_is_raised_at_the_next_call(tmp_path, call) -> None:
 
 def test_a_failure_does_not_hide_the_error_of_the_run(tmp_path, caplog) -> None:
     checkpoint = replicax.Checkpoint(v=replicax.Variable(np.ones(100_000, np.float32)))
-    with (
-        files_up_to(50_000),
-        caplog.at_level(logging.ERROR, "replicax"),
-        pytest.raises(ZeroDivisionError),
-        replicax.CheckpointManager(checkpoint, tmp_path) as manager,
-    ):
-        manager.save(1)
-        raise ZeroDivisionError
+
+    def fails() -> None:
+        with replicax.CheckpointManager(checkpoint, tmp_path) as manager:
+            manager.save(1)
+            raise ZeroDivisionError
+
+    with files_up_to(50_000), caplog.at_level(logging.ERROR, "replicax"), pytest.raises(ZeroDivisionError):
+        fails()
     assert "step-00000001 could not be written" in caplog.text
 
 
