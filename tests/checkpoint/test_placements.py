@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 
 import replicax
-from tests.checkpoint.runs import Run, strategy_named
+from tests.checkpoint.runs import Run
 from tests.conftest import logical_strategy, strategy_of
 
 KINDS = ["mirrored", "sharded", "central", "logical"]
+
+
+def strategy_named(name: str, replicas: int) -> replicax.Strategy:
+    devices = [f"cpu:{i}" for i in range(replicas)]
+    if name == "mirrored":
+        return strategy_of(replicas)
+    if name == "sharded":
+        return replicax.ShardedStrategy(devices)
+    if name == "central":
+        return replicax.CentralStorageStrategy(devices)
+    return logical_strategy(replicas, 2)
 
 
 def own_number() -> jax.Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -49,13 +49,12 @@ class Part:
     Attributes:
       block: which one.
       workers: the indices of the processes that have it.
-      copy: returns part of the block as an array of the host that nothing else changes; ``None`` if this worker has
-        not got it.
+      device: the device of this worker that has it; ``None`` if none does, or if it is not on a device.
     """
 
     block: Block
     workers: tuple[int, ...]
-    copy: Callable[[Block], HostArray] | None
+    device: Any
 
 
 class ArrayLeaf(Protocol):
@@ -69,8 +68,11 @@ class ArrayLeaf(Protocol):
     kind: ArrayKind
     owner: Any
 
-    def parts(self) -> list[Part]:
-        """All blocks, each once."""
+    def parts(self) -> tuple[Part, ...]:
+        """All blocks, each once. They are the same as long as the array has its place."""
+
+    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        """Pieces of this worker's parts as they are now, in memory of the host that nothing else changes."""
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
@@ -85,11 +87,23 @@ class VariableLeaf:
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
         self.kind = kind_of_array(variable)
+        self._block = whole_block(self.kind.shape)
+        self._is_whole: bool | None = None
 
-    def parts(self) -> list[Part]:
-        stored = self.variable.stored()
-        pieces = _pieces(stored, self._places())
-        return [Part(block, _workers_of(devices), _copier(pieces, devices, block)) for block, devices in self._places()]
+    def parts(self) -> tuple[Part, ...]:
+        return _parts(self._places())
+
+    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        variable = self.variable
+        if self._is_whole is None:
+            self._is_whole = self.kind.generator is None and not isinstance(variable.layout, Split)
+        if self._is_whole and len(pieces) == 1 and pieces[0][1] == self._block:
+            try:  # most variables, and so quickly
+                return [np.array(variable.slot.array.addressable_data(0))]
+            except Exception:
+                variable.stored()  # says what has become of it
+                raise
+        return _copied(variable.stored(), pieces)
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -140,16 +154,15 @@ class CopiesLeaf:
 
     def copies(self) -> dict[int, HostArray]:
         """This worker's copies, by replica."""
-        stored = self.variable.stored()
         kind = kind_of_array(self.variable)
         found: dict[int, HostArray] = {}
         places = _device_blocks(self.variable.sharding, self.variable.layout.stored_shape(self.variable.shape))
-        pieces = _pieces(stored, places)
+        shards = {shard.device: shard.data for shard in self.variable.stored().addressable_shards}
         for block, devices in places:
             device = next(filter(_is_here, devices), None)
             if device is None:
                 continue
-            data = _on_host(pieces[device])
+            data = _on_host(shards[device])
             replicas, inner = ((0, 1), block) if not self.variable.is_stacked else (block[0], block[1:])
             inner = _with_data_dims(inner, kind)
             for replica in range(*replicas):
@@ -173,9 +186,12 @@ class CopiesLeaf:
             total = total / np.asarray(self._count, total.dtype)
         return np.asarray(total).astype(stacked.dtype)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> tuple[Part, ...]:
         everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
-        return [Part(whole_block(self.kind.shape), everyone, None)]
+        return (Part(whole_block(self.kind.shape), everyone, None),)
+
+    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        return []  # they are combined later
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -204,12 +220,11 @@ class DeviceArrayLeaf:
         self.owner = self.array = array
         self.kind = kind_of_array(array)
 
-    def parts(self) -> list[Part]:
-        pieces = _pieces(self.array, self._places())
-        return [
-            Part(_with_data_dims(block, self.kind), _workers_of(devices), _copier(pieces, devices, block))
-            for block, devices in self._places()
-        ]
+    def parts(self) -> tuple[Part, ...]:
+        return _parts([(_with_data_dims(block, self.kind), devices) for block, devices in self._places()])
+
+    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        return _copied(self.array, pieces)
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -237,11 +252,11 @@ class HostArrayLeaf:
         self.kind = kind_of_array(array)
         self._workers = workers
 
-    def parts(self) -> list[Part]:
-        block = whole_block(self.kind.shape)
-        return [
-            Part(block, tuple(range(self._workers)), lambda part: np.array(np.asarray(self.array)[inside(part, block)]))
-        ]
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(whole_block(self.kind.shape), tuple(range(self._workers)), None),)
+
+    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        return [np.array(np.asarray(self.array)[inside(piece, part.block)]) for part, piece in pieces]
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -286,41 +301,44 @@ def _is_here(device: jax.Device) -> bool:
     return bool(device.process_index == jax.process_index())
 
 
-def _workers_of(devices: Sequence[jax.Device]) -> tuple[int, ...]:
-    """The processes that ``devices`` belong to."""
-    return tuple(sorted({device.process_index for device in devices}))
+def _parts(places: Sequence[tuple[Block, tuple[jax.Device, ...]]]) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            block,
+            tuple(sorted({device.process_index for device in devices})),
+            next(filter(_is_here, devices), None),
+        )
+        for block, devices in places
+    )
 
 
-def _pieces(array: jax.Array, places: Sequence[tuple[Block, tuple[jax.Device, ...]]]) -> dict[jax.Device, jax.Array]:
-    """What this worker's devices have; of one device, if all have the same."""
-    if len(places) == 1 and array.is_fully_addressable:
-        whole = array.addressable_data(0)
-        return {next(iter(whole.devices())): whole}
-    return {shard.device: shard.data for shard in array.addressable_shards}
+def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
+    """Let the devices begin to send what is copied to the host, where it is not in the host's memory anyway."""
+    for leaf in leaves:
+        if isinstance(leaf, HostArrayLeaf):
+            continue
+        array = leaf.array if isinstance(leaf, DeviceArrayLeaf) else leaf.owner.slot.array
+        if not isinstance(array, jax.Array):
+            continue  # lost
+        devices: set[Any] = array.sharding.device_set
+        if next(iter(devices)).platform == "cpu":
+            return  # and so are all others
+        for shard in array.addressable_shards:
+            shard.data.copy_to_host_async()
 
 
-def _copier(
-    pieces: dict[jax.Device, jax.Array], devices: Sequence[jax.Device], block: Block
-) -> Callable[[Block], HostArray] | None:
-    """Copies parts of ``block`` from one of the devices; ``None`` if none of them is this worker's."""
-    data = next((pieces[device] for device in devices if device in pieces), None)
-    if data is None:
-        return None
-    is_on_host = next(iter(data.devices())).platform == "cpu"
-    if not is_on_host:
-        data.copy_to_host_async()
-
-    def copy(part: Block) -> HostArray:
-        on_host = _on_host(data)
-        found = on_host if shape_of(part) == on_host.shape else on_host[_inside_data(part, block)]
+def _copied(array: jax.Array, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+    """Pieces of an array, from the devices that its parts name."""
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    found = []
+    for part, piece in pieces:
+        assert part.device is not None
+        data = _on_host(shards[part.device])
+        if data.shape != shape_of(piece):
+            data = data[inside(piece, part.block)]
         # On CPU this is the device's own memory, which the next step takes.
-        return np.array(found) if is_on_host else np.asarray(found, order="C")
-
-    return copy
-
-
-def _inside_data(part: Block, block: Block) -> tuple[slice, ...]:
-    return inside(part[: len(block)], block)
+        found.append(np.array(data) if part.device.platform == "cpu" else np.asarray(data, order="C"))
+    return found
 
 
 def _on_host(data: jax.Array) -> HostArray:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable
+
+log = logging.getLogger("replicax")
 
 FAREWELL = 20.0
 """For how many seconds the end of the program waits for a save that needs other workers, who may be gone."""
@@ -20,10 +23,12 @@ class BackgroundSave:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        # Not Thread.join: an interrupt there makes Python 3.11 take the thread for one that has ended.
+        self._is_over = threading.Event()
+        self._is_over.set()
         self._error: BaseException | None = None
         self._needs_others = False
-        self._ends = threading.Event()
+        self._gives_up = threading.Event()
 
     def begin(self, write: Callable[[Callable[[], bool]], None], needs_others: bool) -> None:
         """Write in the background; waits for the save before.
@@ -36,17 +41,19 @@ class BackgroundSave:
           CheckpointError: the save before has failed.
         """
         self.wait()
+        is_over = threading.Event()
 
         def run() -> None:
             try:
-                write(self._ends.is_set)
+                write(self._gives_up.is_set)
             except BaseException as error:
                 self._error = error
+            finally:
+                is_over.set()
 
-        self._needs_others = needs_others
         # A daemon: if other workers are gone, Python's own end would wait for ever.
-        self._thread = threading.Thread(target=run, name="replicax-checkpoint", daemon=True)
-        self._thread.start()
+        threading.Thread(target=run, name="replicax-checkpoint", daemon=True).start()
+        self._is_over, self._needs_others = is_over, needs_others
         _unfinished.add(self)
         _wait_at_exit()
 
@@ -56,7 +63,7 @@ class BackgroundSave:
         Raises:
           CheckpointError: it has. It is raised once.
         """
-        if self._thread is None or not self._thread.is_alive():
+        if self._is_over.is_set():
             self.wait()
 
     def wait(self) -> None:
@@ -65,22 +72,18 @@ class BackgroundSave:
         Raises:
           CheckpointError: it, or the one before, has failed. It is raised once.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._is_over.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def at_exit(self) -> None:
         """Let the save come to its end, as the program does."""
-        thread = self._thread
-        if thread is None:
-            return
-        thread.join(FAREWELL if self._needs_others else None)
-        self._ends.set()
-        if thread.is_alive():
-            thread.join(1.0)
+        if not self._is_over.wait(FAREWELL if self._needs_others else None):
+            self._gives_up.set()
+            self._is_over.wait(1.0)
+        if self._error is not None:
+            log.error("%s", self._error)  # nobody is there any more to raise it to
 
 
 _unfinished: weakref.WeakSet[BackgroundSave] = weakref.WeakSet()

@@ -15,7 +15,7 @@ from replicax.checkpoint.background_save import BackgroundSave
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
-from replicax.checkpoint.snapshot import plain_entries, taken
+from replicax.checkpoint.snapshot import Plan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
@@ -60,18 +60,18 @@ class Checkpoint:
     ([1.0, 2.0], 3)
     """
 
-    _objects: dict[str, Any]
-
     def __init__(self, **objects: Any) -> None:
         if not objects:
             raise ValueError("Checkpoint(**objects) takes what is to be saved, by name, as in Checkpoint(model=…)")
         for name in objects:
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ValueError(f"Checkpoint: an object can't be called {name!r}: choose another name")
-        self.__dict__["_objects"] = dict(objects)
-        self.__dict__["_background"] = BackgroundSave()
-        self.__dict__["_groups"] = {}
-        self.__dict__["_lockstep"] = _lockstep_of(self._leaves(1))
+        self._objects: dict[str, Any] = dict(objects)
+        self._background = BackgroundSave()
+        self._groups: dict[str, Groups] = {}
+        self._saved_leaves: Leaves | None = None
+        self._plan: tuple[Leaves, Groups, Plan] | None = None
+        self._lockstep = _lockstep_of(Leaves(objects))
 
     def __getattr__(self, name: str) -> Any:
         objects = self.__dict__.get("_objects", {})
@@ -80,6 +80,9 @@ class Checkpoint:
         raise AttributeError(f"this Checkpoint has no {name!r}; it has {', '.join(objects)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
         if name not in self._objects:
             raise AttributeError(f"this Checkpoint has no {name!r}; it has {', '.join(self._objects)}")
         self._objects[name] = value
@@ -171,7 +174,7 @@ class Checkpoint:
         """Copy the objects, write them in the background, and call ``then`` when all workers have."""
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
-        leaves = self._leaves(lockstep.workers.count)
+        leaves = self._present_leaves()
         path, problem = os.path.abspath(path), None
         plain = plain_entries(leaves)
         try:
@@ -191,7 +194,9 @@ class Checkpoint:
         id, _, plain = told[0]
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
-        snapshot = taken(leaves, plain, groups, worker)
+        if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
+            self._plan = leaves, groups, Plan(leaves, groups, worker)
+        snapshot = self._plan[2].taken(leaves, plain)
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
         save = Save(path, id, manager, step, metrics or {}, groups, worker, series)
 
@@ -210,8 +215,11 @@ class Checkpoint:
         groups = self._groups.get(os.path.dirname(path))
         return groups is None or self._lockstep.workers.index in {group[0] for group in groups}
 
-    def _leaves(self, workers: int) -> Leaves:
-        return Leaves(self._objects, workers)
+    def _present_leaves(self) -> Leaves:
+        """The leaves as they are now; the same object as at the last save, if only values have changed."""
+        if self._saved_leaves is None or not self._saved_leaves.are_still(self._objects):
+            self._saved_leaves = Leaves(self._objects, self._lockstep.workers.count)
+        return self._saved_leaves
 
     def _groups_at(self, folder: str) -> Groups:
         if folder not in self._groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import numbers
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,6 +107,8 @@ class Leaves:
         self._values: dict[str, Any] = {}
         self._workers = workers
         self._trees: dict[str, tuple[Any, list[str]]] = {}
+        self._inside: dict[str, list[int]] = {}
+        self._places: list[tuple[Variable, Any]] = []
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
                 raise _refused(name, tree)
@@ -114,6 +117,35 @@ class Leaves:
             self._trees[name] = structure, names
             for full, (_, value) in zip(names, paths, strict=True):
                 self._add(full, value)
+
+    def are_still(self, objects: Mapping[str, Any]) -> bool:
+        """Whether these are the leaves of ``objects``, but for plain values and arrays, which it takes as they are now.
+
+        To find all leaves anew takes longer than to copy them, if they are many and small.
+        """
+        fresh: dict[str, Any] = {}
+        for name, tree in objects.items():
+            structure, names = self._trees[name]
+            leaves, now = jax.tree_util.tree_flatten(known(tree), is_leaf=_stays_whole)
+            if now != structure:
+                return False
+            old = [self._values[full] for full in names]
+            if not all(map(operator.is_, leaves, old)):
+                pairs = zip(names, leaves, old, strict=True)
+                fresh |= {full: value for full, value, before in pairs if value is not before}
+        if any(variable.layout is not layout for variable, layout in self._places):
+            return False
+        if any(self._below(self._values[name]) != below for name, below in self._inside.items()):
+            return False
+        for name, value in fresh.items():
+            before = self.by_name.get(name)
+            if not isinstance(before, PlainLeaf | DeviceArrayLeaf | HostArrayLeaf):
+                return False
+            leaf = self._leaf(name, value)
+            if not _lie_alike(leaf, before):
+                return False
+            self._values[name], self.by_name[name] = value, leaf
+        return True
 
     def variables(self) -> Iterator[tuple[str, Variable]]:
         """The variables among them, slots too, with their names."""
@@ -144,16 +176,20 @@ class Leaves:
         self._values[name] = value
         if isinstance(value, Optimizer):
             self._put(name, OptimizerLeaf(value))
-            self._add_below(name, value.state)
-        elif isinstance(getattr(value, "variables", None), Mapping) and not isinstance(value, Variable):
-            self._add_below(name, value.variables)  # a metric
-        else:
+        elif not _has_variables(value):
             self._put(name, self._leaf(name, value))
+            return
+        self._inside[name] = self._below(value)
+        tree = value.state if isinstance(value, Optimizer) else value.variables
+        for path, variable in jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)[0]:
+            if isinstance(variable, Variable):
+                self._put("/".join([name, *map(_word, path)]), self._leaf(name, variable))
 
-    def _add_below(self, name: str, tree: Any) -> None:
-        for path, value in jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)[0]:
-            if isinstance(value, Variable):
-                self._put("/".join([name, *map(_word, path)]), self._leaf(name, value))
+    def _below(self, value: Any) -> list[int]:
+        """The ids of the variables inside an optimizer or a metric."""
+        if isinstance(value, Optimizer):
+            return [id(value.state)]
+        return [id(v) for v in jax.tree_util.tree_leaves(known(value.variables), is_leaf=is_leaf)]
 
     def _put(self, name: str, leaf: Leaf) -> None:
         if name in self.by_name:
@@ -162,6 +198,7 @@ class Leaves:
 
     def _leaf(self, name: str, value: Any) -> Leaf:
         if isinstance(value, Variable):
+            self._places.append((value, value.layout))
             own = value.is_stacked or (value.is_on_read and value.aggregation is Aggregation.NONE)
             return CopiesLeaf(value) if own else VariableLeaf(value)
         if value is None or isinstance(value, bool | int | float | complex | str):
@@ -177,6 +214,20 @@ class Leaves:
         if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):
             return HostArrayLeaf(value, self._workers)
         raise _refused(name, value)
+
+
+def _lie_alike(leaf: Leaf, before: Leaf) -> bool:
+    """Whether an array has the kind and the place of another; or both are plain values."""
+    if isinstance(leaf, PlainLeaf) or isinstance(before, PlainLeaf):
+        return isinstance(leaf, PlainLeaf) and isinstance(before, PlainLeaf)
+    if isinstance(leaf, DeviceArrayLeaf | HostArrayLeaf) and isinstance(before, DeviceArrayLeaf | HostArrayLeaf):
+        return type(leaf) is type(before) and leaf.kind == before.kind and leaf.parts() == before.parts()
+    return False
+
+
+def _has_variables(value: Any) -> bool:
+    """Whether it is a metric, or anything else that says which variables it has."""
+    return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
 
 
 def _stays_whole(value: Any) -> bool:

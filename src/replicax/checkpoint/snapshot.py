@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import CopiesLeaf, HostArray, Part
+from replicax.checkpoint.array_leaves import (
+    ArrayLeaf,
+    CopiesLeaf,
+    DeviceArrayLeaf,
+    HostArray,
+    Part,
+    VariableLeaf,
+    begin_copies,
+)
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.checkpoint_index import (
@@ -81,56 +89,63 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
     return found
 
 
-def taken(leaves: Leaves, plain: dict[str, Entry], groups: Groups, worker: int) -> Snapshot:
-    """The present values of ``leaves``.
+class Plan:
+    """Which worker writes what of some leaves; it holds as long as the leaves lie where they do.
 
     Args:
       leaves: what is to be saved.
-      plain: their :func:`plain_entries`.
       groups: the workers that share a disk.
       worker: this one.
-
-    Raises:
-      VariableLostError: a variable has no value.
     """
-    group = next(g for g in groups if worker in g)
-    snapshot = Snapshot(plain, {}, {}, {}, {}, {})
-    loads = dict.fromkeys(group, 0)
-    first: dict[int, str] = {}
-    ready: list[tuple[str, list[Part], int]] = []
-    with exchanging():  # all of one step, whatever other threads do
+
+    def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
+        self.kinds: dict[str, ArrayKind] = {}
+        self.same: dict[str, str] = {}
+        self.writers: dict[Place, int] = {}
+        self._own: dict[str, list[tuple[Part, Block]]] = {}
+        loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
+        first: dict[int, str] = {}
         for name, leaf in leaves.arrays().items():
-            snapshot.kinds[name] = leaf.kind
+            self.kinds[name] = leaf.kind
             owner = first.setdefault(id(leaf.owner), name)
             if owner != name:
-                snapshot.same[name] = owner
+                self.same[name] = owner
                 continue
-            if isinstance(leaf, CopiesLeaf):
-                snapshot.copies[name] = leaf, leaf.copies()
-            # Copies to the host begin here, all of them, and are waited for below.
-            ready.append((name, leaf.parts(), leaf.kind.numpy_dtype.itemsize))
-        for name, parts, itemsize in ready:
-            for part in parts:
-                _share_out(snapshot, name, part, itemsize, loads, worker)
-    return snapshot
+            for part in leaf.parts():
+                self._share_out(name, leaf, part, loads, worker)
 
-
-def _share_out(snapshot: Snapshot, name: str, part: Part, itemsize: int, loads: dict[int, int], worker: int) -> None:
-    """Give each piece of a part to that one of its workers which has least to write, and copy this worker's."""
-    if len(loads) == 1 and part.copy is None and name not in snapshot.copies:
-        return  # another disk has it
-    for piece in pieces_of(part.block, itemsize):
-        if len(loads) == 1:
-            writer = worker
-        else:
-            having = [w for w in loads if w in part.workers]
-            if not having:
-                return
+    def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> None:
+        """Give each piece of a part to that one of its workers which has least to write."""
+        is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
+        is_here = part.device is not None or not isinstance(leaf, VariableLeaf | DeviceArrayLeaf)
+        having = [w for w in loads if (is_here if is_alone else w in part.workers)]
+        if not having:
+            return  # another disk has it
+        itemsize = leaf.kind.numpy_dtype.itemsize
+        for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
             loads[writer] += size_of(piece) * itemsize
-        snapshot.writers[name, piece] = writer
-        if writer == worker and part.copy is not None:
-            snapshot.pieces[name, piece] = part.copy(piece)
+            self.writers[name, piece] = writer
+            if writer == worker and not isinstance(leaf, CopiesLeaf):
+                self._own.setdefault(name, []).append((part, piece))
+
+    def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
+        """The present values of the leaves, with the :func:`plain_entries` of them.
+
+        Raises:
+          VariableLostError: a variable has no value.
+        """
+        every = leaves.arrays()
+        arrays = {name: every[name] for name in self._own}
+        pieces: dict[Place, HostArray] = {}
+        with exchanging():  # all of one step, whatever other threads do
+            begin_copies(arrays.values())
+            of_copies = {name: leaf for name, leaf in every.items() if isinstance(leaf, CopiesLeaf)}
+            copies = {name: (leaf, leaf.copies()) for name, leaf in of_copies.items() if name not in self.same}
+            for name, own in self._own.items():
+                for (_, piece), data in zip(own, arrays[name].copied(own), strict=True):
+                    pieces[name, piece] = data
+        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies)
 
 
 def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:

@@ -94,7 +94,8 @@ def check_hashes(folder: str, manifest: Manifest) -> None:
     """
     check_sizes(folder, manifest)
     try:
-        found = hashes(folder, manifest.files)
+        with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            found = dict(pool.map(lambda name: (name, _hash(os.path.join(folder, name))), manifest.files))
     except OSError as error:
         raise DamagedError(f"{error.filename} can't be read: {error.strerror}") from None
     for name, (_, digest) in manifest.files.items():
@@ -103,10 +104,8 @@ def check_hashes(folder: str, manifest: Manifest) -> None:
 
 
 def hashes(folder: str, names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of files."""
-    listed = list(names)
-    with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        return dict(zip(listed, pool.map(lambda name: _hash(os.path.join(folder, name)), listed), strict=True))
+    """Size and SHA-256 of files. Without threads, as a save may go on when Python ends and has none to give."""
+    return {name: _hash(os.path.join(folder, name)) for name in names}
 
 
 def files_below(folder: str, start: str = "") -> list[str]:
