@@ -104,6 +104,19 @@ def test_a_run_goes_on_under_another_strategy(tmp_path: pathlib.Path, kind: str)
     assert int(resumed.seen.read_value()) == 40 * 8
 
 
+def test_a_signal_while_the_last_step_is_saved_is_served_when_it_is(tmp_path: pathlib.Path) -> None:
+    class Late(replicax.Callback):
+        def on_save(self, run: replicax.TrainingRun, step: int) -> None:
+            if step == run.steps:
+                signal.raise_signal(signal.SIGTERM)
+
+    _, recorder, error = attempt(tmp_path, steps=20, callbacks=[Late()])
+    assert error.code == replicax.EXIT_PREEMPTED
+    assert recorder.saved == [10, 20]
+    _, _, run = attempt(tmp_path, steps=20)
+    assert (run.resumed_at, run.step) == (20, 20)
+
+
 def test_there_is_nothing_to_do_for_a_run_that_is_done(tmp_path: pathlib.Path, capsys: Any) -> None:
     attempt(tmp_path, steps=20)
     for steps in (20, 15):

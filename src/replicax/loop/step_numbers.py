@@ -154,11 +154,13 @@ class Pending:
       step: whose they are.
       numbers: by name; scalar arrays, and numbers of Python.
       examples: how many examples this process had had by then.
+      launched: when the step was launched, in seconds of training.
     """
 
     step: int
     numbers: Mapping[str, Any]
     examples: int
+    launched: float
 
     def __post_init__(self) -> None:
         for value in self.numbers.values():

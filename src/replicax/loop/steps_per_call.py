@@ -18,10 +18,14 @@ from replicax.workers.lockstep import Lockstep
 
 MEASURED = 16
 """How many steps are measured, after those that compile."""
+TOGETHER = 4
+"""How many of these are timed together; the quickest count, as others may have waited for a busy machine."""
 SMALL = 2e-3
 """Seconds of a step from which on it is not worth while to join steps."""
 CALL = 20e-3
 """Seconds that a call of joined steps is to take, about."""
+GAIN = 0.3
+"""The share of a small step's time that joining saves, at least: to compile another program has to be worth it."""
 MOST = 64
 """How many steps are joined at most, unless the user says how many."""
 MOST_BYTES = 64 * 2**20
@@ -66,31 +70,42 @@ class StepsPerCall:
         self._clock = clock
         self._counted = -2  # the first call compiles, and the second may find the devices busy
         self._since = 0.0
+        self._quickest = math.inf
+        self._compiled = 0.0
 
     def next(self, until_boundary: int) -> int:
         """How many steps the next call has, if something happens after ``until_boundary`` of them.
 
         Each number of steps has to be compiled, so there are few: the chosen one, and 1.
         """
+        if self._open and self._counted == -2:
+            self._since = self._clock()
         return self.chosen if until_boundary >= self.chosen else 1
 
-    def ran(self, done: Any, bytes_per_step: int) -> None:
+    def ran(self, done: Any, bytes_per_step: int, left: int) -> None:
         """A step has been launched; measures it, and chooses when there have been enough.
 
         Args:
           done: an output of the step.
           bytes_per_step: how large an element is, on all devices.
+          left: how many steps there are still to be.
         """
         if not self._open:
             return
         self._counted += 1
-        if self._counted == 0:
-            jax.block_until_ready(done)
-            self._since = self._clock()
-        elif self._counted == MEASURED:
-            jax.block_until_ready(done)
-            seconds = (self._clock() - self._since) / MEASURED
-            mine = joined_steps(seconds, self._periods, bytes_per_step)
+        if self._counted == -1:
+            self._compiled = self._clock() - self._since
+        if self._counted < 0 or self._counted % TOGETHER:
+            return
+        jax.block_until_ready(done)
+        now = self._clock()
+        if self._counted:
+            self._quickest = min(self._quickest, now - self._since)
+        self._since = now
+        if self._counted == MEASURED:
+            seconds = self._quickest / TOGETHER
+            is_worth_it = GAIN * seconds * left > self._compiled
+            mine = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
             self.chosen = self._lockstep.share("chooses how many steps a call has", mine)[0]
             self._open = False
 

@@ -36,6 +36,7 @@ PATIENCE = 60.0
 
 INTERRUPTED = "Ctrl-C"
 PREEMPTED = "SIGTERM"
+SIGNALS = (INTERRUPTED, PREEMPTED)
 
 _runs = itertools.count()
 
@@ -70,13 +71,14 @@ class StopRequests:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> StopRequests:
+        if self._client is not None or self._file is not None:
+            self._look()
         if threading.current_thread() is threading.main_thread():
             self._take_over(signal.SIGINT, self._on_interrupt)
             # Where JAX has a handler that tells all workers, also while Python can't run one, that one is better.
             if self._client is None or not _jax.catches_sigterm():
                 self._take_over(signal.SIGTERM, self._on_sigterm)
         if self._client is not None or self._file is not None:
-            self._look()
             self._thread = threading.Thread(target=self._watch, name="replicax-stop", daemon=True)
             self._thread.start()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import operator
@@ -30,13 +31,19 @@ from replicax.loop.progress_bar import Progress
 from replicax.loop.saved_runs import SavedRuns
 from replicax.loop.step_numbers import DONE, Combination, FiniteWatch, NumberedStep, Pending
 from replicax.loop.steps_per_call import StepsPerCall
-from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, StopRequests
+from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
 from replicax.strategy import Strategy
 
 if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
+
+
+RATED = 4
+"""Over how many logging intervals the examples per second are measured: one alone may have waited for another's."""
+NOTICEABLE = 1e-3
+"""For how many seconds one has to wait for values to say that they were not there yet."""
 
 
 def train(
@@ -212,7 +219,7 @@ class _Loop:
         self._lengths: set[int] = set()
         self._outputs: dict[str, Any] = {}
         self._pending: Pending | None = None
-        self._logged = (0, 0.0)
+        self._rates = collections.deque([(0, 0.0)], maxlen=RATED + 1)  # examples, and seconds of training
         self._evaluated: dict[str, float] | None = None  # what an evaluation of the present step gave
         self._logged_step = -1
         self._profiling = False
@@ -234,7 +241,7 @@ class _Loop:
                 why = self._finish(why)
             finally:
                 self._end()
-        if why in (PREEMPTED, INTERRUPTED):
+        if why in SIGNALS:
             where = f"saved in {self._saves.directory}" if self._saves.is_on else "not saved: there are no checkpoints"
             self._say(f"{why}: the run has stopped after step {run.step:,}, which is {where}")
         self._say(run.time_table())
@@ -262,7 +269,7 @@ class _Loop:
         self._call_back(lambda callback: callback.on_start(run), starting=True)
         if self._finite is not None:
             self._finite.start(run.step)
-        self._logged = (0, wall.training)
+        self._rates[-1] = 0, wall.training
 
     def _steps(self) -> str | None:
         """The steps; why they ended before the last one."""
@@ -290,14 +297,15 @@ class _Loop:
         if has_run and self._logged_step != run.step:
             self._log()
         self._log_pending()
-        is_last = run.step > 0 and why not in (PREEMPTED, INTERRUPTED) and (has_run or run.step == run.steps)
+        is_last = run.step > 0 and why not in SIGNALS and (has_run or run.step == run.steps)
         if is_last and self._evaluation is not None and self._saves.evaluated != run.step:
             why = self._evaluate() or why
-        run.stopped = why
         if has_run:
             self._save()
         with self._wall.on("saving"):
             self._saves.wait()
+        late = self._requests.agree()
+        run.stopped = why = late if late in SIGNALS else why  # one that came while the last step was saved
         return why
 
     def _end(self) -> None:
@@ -339,7 +347,7 @@ class _Loop:
         run.step += ctx.steps
         run.examples = self._input.examples
         self._evaluated = None
-        self._calls.ran(self._outputs[DONE], self._input.bytes_per_step)
+        self._calls.ran(self._outputs[DONE], self._input.bytes_per_step, run.steps - run.step)
 
     @_jax.outside_meshes
     def _launched(self, count: int) -> MultiStepContext:
@@ -371,7 +379,7 @@ class _Loop:
             for name, metric in self._metrics.items():
                 numbers[name] = metric.result()
                 metric.reset()
-            pending = Pending(self._run.step, numbers, self._run.examples)
+            pending = Pending(self._run.step, numbers, self._run.examples, self._wall.training)
         self._logged_step = self._run.step
         self._log_pending()
         self._pending = pending
@@ -381,13 +389,17 @@ class _Loop:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
+        asked = wall.training
         with wall.on("steps"):
             values = pending.values()
+        # Who had to wait knows when the step was done. Otherwise the devices keep up with the launches.
+        came = wall.training
+        done = came if came - asked > NOTICEABLE else max(pending.launched, self._rates[-1][1])
         if self._finite is not None:
             self._finite.check(pending.numbers)
-        examples, training = pending.examples, wall.training
-        run.examples_per_second = (examples - self._logged[0]) / max(training - self._logged[1], 1e-9)
-        self._logged = examples, training
+        self._rates.append((pending.examples, done))
+        (examples, since), (until_now, now) = self._rates[0], self._rates[-1]
+        run.examples_per_second = (until_now - examples) / max(now - since, 1e-9)
         values["examples_per_second"] = run.examples_per_second
         run.numbers = values
         self._call_back(lambda callback: callback.on_log(run, pending.step, values))

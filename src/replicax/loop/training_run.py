@@ -23,7 +23,7 @@ class TrainingRun:
       evaluation: what the last evaluation gave, by name: floats; ``None`` if there was none yet.
       stopped: why the run ended before its last step, in words; ``None`` if it did not.
       examples: how many examples this process's steps have had, on all replicas.
-      examples_per_second: over the last logging interval.
+      examples_per_second: over the last few logging intervals, without compilation, evaluation and saving.
       attempts: how many attempts there were, this one included, as far as is known.
 
     >>> import replicax, numpy as np

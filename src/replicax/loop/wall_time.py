@@ -124,7 +124,7 @@ def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
     total = sum(seconds.values())
     lines = [f"wall time of {attempts} attempts" if attempts > 1 else "wall time"]
     for kind, spent in seconds.items():
-        if spent:
+        if spent >= 0.05:
             share = spent / total if total else 0.0
             lines.append(f"  {kind:10} {spent:9.1f} s  {share:6.1%}  {_MEANINGS[kind]}")
     lines.append(f"  {'total':10} {total:9.1f} s")
