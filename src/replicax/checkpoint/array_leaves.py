@@ -49,12 +49,14 @@ class Part:
     Attributes:
       block: which one.
       workers: the indices of the processes that have it.
-      device: the device of this worker that has it; ``None`` if none does, or if it is not on a device.
+      is_here: whether this worker has it.
+      device: the device of this worker that it is copied from, if it lies there in just this block.
     """
 
     block: Block
     workers: tuple[int, ...]
-    device: Any
+    is_here: bool = True
+    device: Any = None
 
 
 class ArrayLeaf(Protocol):
@@ -188,7 +190,7 @@ class CopiesLeaf:
 
     def parts(self) -> tuple[Part, ...]:
         everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
-        return (Part(whole_block(self.kind.shape), everyone, None),)
+        return (Part(whole_block(self.kind.shape), everyone),)
 
     def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
         return []  # they are combined later
@@ -214,16 +216,26 @@ class CopiesLeaf:
 
 
 class DeviceArrayLeaf:
-    """An array of JAX, which is replaced by another with the same sharding."""
+    """An array of JAX, which is replaced by another with the same sharding.
 
-    def __init__(self, array: jax.Array) -> None:
+    If it is on devices of one worker only, all workers have the same.
+    """
+
+    def __init__(self, array: jax.Array, workers: int) -> None:
         self.owner = self.array = array
         self.kind = kind_of_array(array)
+        self._workers = workers
+        self._is_everywhere = workers > 1 and array.is_fully_addressable
 
     def parts(self) -> tuple[Part, ...]:
+        if self._is_everywhere:
+            return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
         return _parts([(_with_data_dims(block, self.kind), devices) for block, devices in self._places()])
 
     def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+        if self._is_everywhere:
+            data = _on_host(self.array)
+            return [np.array(data[inside(piece, part.block)]) for part, piece in pieces]
         return _copied(self.array, pieces)
 
     def needed(self) -> list[Block]:
@@ -253,7 +265,7 @@ class HostArrayLeaf:
         self._workers = workers
 
     def parts(self) -> tuple[Part, ...]:
-        return (Part(whole_block(self.kind.shape), tuple(range(self._workers)), None),)
+        return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
 
     def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
         return [np.array(np.asarray(self.array)[inside(piece, part.block)]) for part, piece in pieces]
@@ -302,14 +314,12 @@ def _is_here(device: jax.Device) -> bool:
 
 
 def _parts(places: Sequence[tuple[Block, tuple[jax.Device, ...]]]) -> tuple[Part, ...]:
-    return tuple(
-        Part(
-            block,
-            tuple(sorted({device.process_index for device in devices})),
-            next(filter(_is_here, devices), None),
-        )
-        for block, devices in places
-    )
+    found = []
+    for block, devices in places:
+        device = next(filter(_is_here, devices), None)
+        workers = tuple(sorted({device.process_index for device in devices}))
+        found.append(Part(block, workers, device is not None, device))
+    return tuple(found)
 
 
 def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,8 @@ import numpy as np
 from replicax.checkpoint.array_leaves import (
     ArrayLeaf,
     CopiesLeaf,
-    DeviceArrayLeaf,
     HostArray,
     Part,
-    VariableLeaf,
     begin_copies,
 )
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
@@ -44,6 +43,7 @@ class Snapshot:
       writers: the pieces that one disk gets, with the worker that writes each.
       pieces: those of this worker.
       copies: of on-read variables, this worker's copies, which are not combined yet.
+      digest: of what is written, the same on all workers that share a disk.
     """
 
     plain: dict[str, Entry]
@@ -52,6 +52,7 @@ class Snapshot:
     writers: dict[Place, int]
     pieces: dict[Place, HostArray]
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
+    digest: str
 
     def combine(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> None:
         """Make one value of the copies of all workers, where ``worker`` writes it."""
@@ -113,12 +114,13 @@ class Plan:
                 continue
             for part in leaf.parts():
                 self._share_out(name, leaf, part, loads, worker)
+        whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
     def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> None:
         """Give each piece of a part to that one of its workers which has least to write."""
         is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
-        is_here = part.device is not None or not isinstance(leaf, VariableLeaf | DeviceArrayLeaf)
-        having = [w for w in loads if (is_here if is_alone else w in part.workers)]
+        having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
         if not having:
             return  # another disk has it
         itemsize = leaf.kind.numpy_dtype.itemsize
@@ -145,7 +147,7 @@ class Plan:
             for name, own in self._own.items():
                 for (_, piece), data in zip(own, arrays[name].copied(own), strict=True):
                     pieces[name, piece] = data
-        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies)
+        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies, self._digest)
 
 
 def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:
