@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import (
-    ArrayLeaf,
-    CopiesLeaf,
-    HostArray,
-    Part,
-    begin_copies,
-)
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, Piece, begin_copies
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.checkpoint_index import (
@@ -103,7 +97,8 @@ class Plan:
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}
         self.writers: dict[Place, int] = {}
-        self._own: dict[str, list[tuple[Part, Block]]] = {}
+        self._own: dict[str, list[Piece]] = {}
+        self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
         for name, leaf in leaves.arrays().items():
@@ -112,6 +107,8 @@ class Plan:
             if owner != name:
                 self.same[name] = owner
                 continue
+            if isinstance(leaf, CopiesLeaf):
+                self._copies.append(name)
             for part in leaf.parts():
                 self._share_out(name, leaf, part, loads, worker)
         whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
@@ -129,7 +126,7 @@ class Plan:
             loads[writer] += size_of(piece) * itemsize
             self.writers[name, piece] = writer
             if writer == worker and not isinstance(leaf, CopiesLeaf):
-                self._own.setdefault(name, []).append((part, piece))
+                self._own.setdefault(name, []).append(Piece.of(part, piece))
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
         """The present values of the leaves, with the :func:`plain_entries` of them.
@@ -137,16 +134,14 @@ class Plan:
         Raises:
           VariableLostError: a variable has no value.
         """
-        every = leaves.arrays()
-        arrays = {name: every[name] for name in self._own}
+        arrays: Any = leaves.by_name  # those that are named here
         pieces: dict[Place, HostArray] = {}
         with exchanging():  # all of one step, whatever other threads do
-            begin_copies(arrays.values())
-            of_copies = {name: leaf for name, leaf in every.items() if isinstance(leaf, CopiesLeaf)}
-            copies = {name: (leaf, leaf.copies()) for name, leaf in of_copies.items() if name not in self.same}
+            begin_copies(arrays[name] for name in self._own)
+            copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             for name, own in self._own.items():
-                for (_, piece), data in zip(own, arrays[name].copied(own), strict=True):
-                    pieces[name, piece] = data
+                for piece, data in zip(own, arrays[name].copied(own), strict=True):
+                    pieces[name, piece.block] = data
         return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies, self._digest)
 
 
