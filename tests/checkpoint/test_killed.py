@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
-from tests import forked
+from tests import forked, processes
 from tests.checkpoint.broken_runs import POINTS
 
 
@@ -69,3 +69,25 @@ def test_interrupted_while_it_waits_for_a_save(tmp_path) -> None:
     checkpoint = fresh()
     checkpoint.restore(folder / "step-00000001")
     assert checkpoint.v.numpy().tolist() == [7] * 1000
+
+
+def test_a_worker_that_is_killed_while_all_save(tmp_path) -> None:
+    folder = tmp_path / "run"
+    address = f"127.0.0.1:{processes.free_port()}"
+    programs = [[*processes.MODULE, "tests.checkpoint.killed_worker", address, str(i), str(folder)] for i in (0, 1)]
+    running, logs = processes._start(programs, tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while running[0].poll() is None:
+            assert time.monotonic() < deadline, [log.read_text() for log in logs]
+            time.sleep(0.05)
+    finally:
+        processes._kill(running)
+    assert (running[0].returncode, running[1].returncode) == (0, -signal.SIGKILL), [log.read_text() for log in logs]
+    told = logs[0].read_text()
+    assert (
+        f"TOLD the checkpoint {folder}/step-00000002 could not be written: WorkerError: worker 1 of 2 gives no" in told
+    )
+    checkpoint = replicax.Checkpoint(model=[replicax.Variable(np.zeros(1000, np.float32)) for _ in range(4)])
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 1
+    assert [float(v.value[0]) for v in checkpoint.model] == [0, 1, 2, 3]

@@ -92,7 +92,7 @@ def test_arrays_of_which_each_worker_has_a_part(tmp_path, shared) -> None:
     ]
     if shared:
         checkpoint = replicax.Checkpoint(array=np.zeros(8, np.float32), here=np.zeros(8, np.float32), step=0)
-        checkpoint.restore(tmp_path / "global")
+        checkpoint.restore(tmp_path / "global", partial=True)
         assert checkpoint.array.tolist() == list(range(8))
     else:  # one disk has a part of it only
         with pytest.raises(replicax.CheckpointError, match="no worker has all of array"):
@@ -122,6 +122,10 @@ def test_misuses_are_told_on_all_workers(tmp_path) -> None:
         "left on device"
     )
     assert "OSError: [Errno 28] No space left on device" in second[4]
+    assert first[5].endswith(
+        "worker 1 saves other objects than worker 0, or they lie elsewhere there; all workers must save the same"
+    )
+    assert second[5] == first[5]
     assert not (tmp_path / "c").exists()
     assert [path for path in tmp_path.iterdir() if "unfinished" in path.name] == []
 

@@ -145,6 +145,8 @@ def misuses(folder: str) -> list[str]:
             saving.write_pieces = write
     checkpoint.save(os.path.join(folder, "d"))
     checkpoint.restore(os.path.join(folder, "d"))
+    other = replicax.Checkpoint(**{"model" if me == 0 else "modell": checkpoint.model})
+    tried(lambda: other.save(os.path.join(folder, "e")))
     return found
 
 
@@ -156,9 +158,11 @@ def global_arrays(folder: str, shared: bool) -> list[Any]:
     array = jax.make_array_from_callback((8,), split, lambda index: values[index])
     zeros = jax.make_array_from_callback((8,), split, lambda index: values[index] * 0)
     path = os.path.join(place(folder, shared), "global")
-    replicax.Checkpoint(array=array, here=values, step=3).save(path)
-    checkpoint = replicax.Checkpoint(array=zeros, here=values * 0, step=0)
+    key = jax.random.key(5)  # of this worker only, but the same on all
+    replicax.Checkpoint(array=array, here=values, step=3, key=key).save(path)
+    checkpoint = replicax.Checkpoint(array=zeros, here=values * 0, step=0, key=jax.random.key(0))
     checkpoint.restore(path)
+    assert jax.random.key_data(checkpoint.key).tolist() == [0, 5]
     parts = [shard.data.tolist() for shard in checkpoint.array.addressable_shards]
     return [parts, checkpoint.here.tolist(), checkpoint.step]
 

@@ -49,12 +49,36 @@ class Part:
     Attributes:
       block: which one.
       workers: the indices of the processes that have it.
-      device: the device of this worker that has it; ``None`` if none does, or if it is not on a device.
+      is_here: whether this worker has it.
+      position: which of this worker's devices it is copied from, if it lies on one in just this block.
+      is_filled: whether the device has more, which is no part of the value.
     """
 
     block: Block
     workers: tuple[int, ...]
-    device: Any
+    is_here: bool = True
+    position: int | None = None
+    is_filled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece of a part.
+
+    Attributes:
+      part: of which.
+      block: which one, in the array.
+      cut: where it is in what the device has; ``None`` if it is all of it.
+    """
+
+    part: Part
+    block: Block
+    cut: tuple[slice, ...] | None
+
+    @classmethod
+    def of(cls, part: Part, block: Block) -> Piece:
+        """The piece of ``part`` that is ``block``."""
+        return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
 
 
 class ArrayLeaf(Protocol):
@@ -71,7 +95,7 @@ class ArrayLeaf(Protocol):
     def parts(self) -> tuple[Part, ...]:
         """All blocks, each once. They are the same as long as the array has its place."""
 
-    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
         """Pieces of this worker's parts as they are now, in memory of the host that nothing else changes."""
 
     def needed(self) -> list[Block]:
@@ -91,19 +115,21 @@ class VariableLeaf:
         self._is_whole: bool | None = None
 
     def parts(self) -> tuple[Part, ...]:
-        return _parts(self._places())
+        variable = self.variable
+        shape = variable.layout.stored_shape(variable.shape)
+        return _parts(self._places(), variable.sharding, shape, shape != variable.shape)
 
-    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
         variable = self.variable
         if self._is_whole is None:
             self._is_whole = self.kind.generator is None and not isinstance(variable.layout, Split)
-        if self._is_whole and len(pieces) == 1 and pieces[0][1] == self._block:
+        if self._is_whole and len(pieces) == 1 and pieces[0].block == self._block:
             try:  # most variables, and so quickly
                 return [np.array(variable.slot.array.addressable_data(0))]
             except Exception:
                 variable.stored()  # says what has become of it
                 raise
-        return _copied(variable.stored(), pieces)
+        return _copied(variable.stored(), pieces, self.kind.generator is not None)
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -188,9 +214,9 @@ class CopiesLeaf:
 
     def parts(self) -> tuple[Part, ...]:
         everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
-        return (Part(whole_block(self.kind.shape), everyone, None),)
+        return (Part(whole_block(self.kind.shape), everyone),)
 
-    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
         return []  # they are combined later
 
     def needed(self) -> list[Block]:
@@ -214,17 +240,28 @@ class CopiesLeaf:
 
 
 class DeviceArrayLeaf:
-    """An array of JAX, which is replaced by another with the same sharding."""
+    """An array of JAX, which is replaced by another with the same sharding.
 
-    def __init__(self, array: jax.Array) -> None:
+    If it is on devices of one worker only, all workers have the same.
+    """
+
+    def __init__(self, array: jax.Array, workers: int) -> None:
         self.owner = self.array = array
         self.kind = kind_of_array(array)
+        self._workers = workers
+        self._is_everywhere = workers > 1 and array.is_fully_addressable
 
     def parts(self) -> tuple[Part, ...]:
-        return _parts([(_with_data_dims(block, self.kind), devices) for block, devices in self._places()])
+        if self._is_everywhere:
+            return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
+        places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
+        return _parts(places, self.array.sharding, self.array.shape)
 
-    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
-        return _copied(self.array, pieces)
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        if self._is_everywhere:
+            data = _on_host(self.array)
+            return [np.array(data[inside(piece.block, piece.part.block)]) for piece in pieces]
+        return _copied(self.array, pieces, self.kind.generator is not None)
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -253,10 +290,10 @@ class HostArrayLeaf:
         self._workers = workers
 
     def parts(self) -> tuple[Part, ...]:
-        return (Part(whole_block(self.kind.shape), tuple(range(self._workers)), None),)
+        return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
 
-    def copied(self, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
-        return [np.array(np.asarray(self.array)[inside(piece, part.block)]) for part, piece in pieces]
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        return [np.array(np.asarray(self.array)[inside(piece.block, piece.part.block)]) for piece in pieces]
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -297,19 +334,30 @@ def _device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Bl
     return tuple((block, tuple(devices)) for block, devices in found.items())
 
 
+@functools.lru_cache(maxsize=10_000)
+def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]:
+    """This worker's devices that an array of ``shape`` is on, in the order of its shards."""
+    devices: Iterable[Any] = sharding.devices_indices_map(shape)
+    return {device: position for position, device in enumerate(filter(_is_here, devices))}
+
+
 def _is_here(device: jax.Device) -> bool:
     return bool(device.process_index == jax.process_index())
 
 
-def _parts(places: Sequence[tuple[Block, tuple[jax.Device, ...]]]) -> tuple[Part, ...]:
-    return tuple(
-        Part(
-            block,
-            tuple(sorted({device.process_index for device in devices})),
-            next(filter(_is_here, devices), None),
-        )
-        for block, devices in places
-    )
+def _parts(
+    places: Sequence[tuple[Block, tuple[jax.Device, ...]]],
+    sharding: Sharding,
+    shape: tuple[int, ...],
+    is_filled: bool = False,
+) -> tuple[Part, ...]:
+    order = _local_devices(sharding, shape)
+    found = []
+    for block, devices in places:
+        position = next((order[device] for device in devices if device in order), None)
+        workers = tuple(sorted({device.process_index for device in devices}))
+        found.append(Part(block, workers, position is not None, position, is_filled))
+    return tuple(found)
 
 
 def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
@@ -327,17 +375,20 @@ def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
             shard.data.copy_to_host_async()
 
 
-def _copied(array: jax.Array, pieces: Sequence[tuple[Part, Block]]) -> list[HostArray]:
+def _copied(array: jax.Array, pieces: Sequence[Piece], is_of_keys: bool) -> list[HostArray]:
     """Pieces of an array, from the devices that its parts name."""
-    shards = {shard.device: shard.data for shard in array.addressable_shards}
     found = []
-    for part, piece in pieces:
-        assert part.device is not None
-        data = _on_host(shards[part.device])
-        if data.shape != shape_of(piece):
-            data = data[inside(piece, part.block)]
-        # On CPU this is the device's own memory, which the next step takes.
-        found.append(np.array(data) if part.device.platform == "cpu" else np.asarray(data, order="C"))
+    for piece in pieces:
+        position = piece.part.position
+        assert position is not None
+        if is_of_keys:
+            data = np.asarray(jax.random.key_data(array.addressable_shards[position].data))
+        else:
+            data = np.asarray(array.addressable_data(position))
+        if piece.cut is not None:
+            data = data[piece.cut]
+        # On CPU this is the device's own memory, which the next step takes; elsewhere it is in new memory already.
+        found.append(data if data.base is None else np.array(data))
     return found
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import queue
 import threading
 import weakref
 from collections.abc import Callable
 
 log = logging.getLogger("replicax")
+
+Write = Callable[[Callable[[], bool]], None]
+"""Writes a checkpoint; it is given a function that says whether the program is at its end and waits no longer."""
 
 FAREWELL = 20.0
 """For how many seconds the end of the program waits for a save that needs other workers, who may be gone."""
@@ -30,32 +34,43 @@ class BackgroundSave:
         self._needs_others = False
         self._gives_up = threading.Event()
 
-    def begin(self, write: Callable[[Callable[[], bool]], None], needs_others: bool) -> None:
-        """Write in the background; waits for the save before.
+    def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
+        """Copy at once, and write in the background; waits for the save before.
 
         Args:
-          write: does it; it is given a function that says whether the program is at its end and waits no longer.
+          copy: copies what is to be saved, and returns what writes it.
           needs_others: whether other workers take part.
 
         Raises:
           CheckpointError: the save before has failed.
+          Exception: what ``copy`` raised.
         """
         self.wait()
         is_over = threading.Event()
+        jobs: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                write(self._gives_up.is_set)
+                write = jobs.get()
+                if write is not None:
+                    write(self._gives_up.is_set)
             except BaseException as error:
                 self._error = error
             finally:
                 is_over.set()
 
-        # A daemon: if other workers are gone, Python's own end would wait for ever.
+        # A daemon: if other workers are gone, Python's own end would wait for ever. It is there before the copy, as
+        # to start it afterwards would let it run first.
         threading.Thread(target=run, name="replicax-checkpoint", daemon=True).start()
-        self._is_over, self._needs_others = is_over, needs_others
-        _unfinished.add(self)
-        _wait_at_exit()
+        write = None
+        try:
+            write = copy()
+        finally:
+            if write is not None:
+                self._is_over, self._needs_others = is_over, needs_others
+                _unfinished.add(self)
+                _wait_at_exit()
+            jobs.put(write)
 
     def check(self) -> None:
         """Raise if the last save has failed; does not wait for it.

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from replicax import _jax, context
-from replicax.checkpoint.background_save import BackgroundSave
+from replicax.checkpoint.background_save import BackgroundSave, Write
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
@@ -196,16 +196,21 @@ class Checkpoint:
         worker = lockstep.workers.index
         if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
             self._plan = leaves, groups, Plan(leaves, groups, worker)
-        snapshot = self._plan[2].taken(leaves, plain)
+        take = self._plan[2].taken
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
         save = Save(path, id, manager, step, metrics or {}, groups, worker, series)
 
-        def write(called_off: Callable[[], bool]) -> None:
-            carry_out(save, snapshot, called_off)
-            if then is not None:
-                then()
+        def copy() -> Write:
+            snapshot = take(leaves, plain)
 
-        self._background.begin(write, lockstep.several)
+            def write(called_off: Callable[[], bool]) -> None:
+                carry_out(save, snapshot, called_off)
+                if then is not None:
+                    then()
+
+            return write
+
+        self._background.begin(copy, lockstep.several)
 
     def _take(self, source: WholeCheckpoint, partial: bool = False) -> None:
         self._objects.update(restored(self._objects, source, self._lockstep, partial))

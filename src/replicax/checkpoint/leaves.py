@@ -210,7 +210,7 @@ class Leaves:
         if isinstance(value, jax.core.Tracer):
             raise TypeError(f"Checkpoint: {name} is a value that a step computes: save outside of steps")
         if isinstance(value, jax.Array):
-            return DeviceArrayLeaf(value)
+            return DeviceArrayLeaf(value, self._workers)
         if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):
             return HostArrayLeaf(value, self._workers)
         raise _refused(name, value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,12 +20,14 @@ from replicax.checkpoint.storage.checkpoint_index import CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
 from replicax.checkpoint.storage.piece_store import write_pieces
 from replicax.checkpoint.storage.shared_disks import Groups
-from replicax.errors import CheckpointError
+from replicax.errors import CheckpointError, WorkerError
 from replicax.workers.codec import dumps, loads
 from replicax.workers.exchange import Series, never
 
 PATIENCE = 3600.0
 """For how many seconds a worker waits for others that write more, or to slower disks."""
+SIGN_OF_LIFE = 10.0
+"""After how many seconds it asks whether they are alive."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +76,14 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
       CheckpointError: it could not be written, here or by another worker; says why. Nothing is left of it.
     """
     meeting = _Meeting(save, called_off)
-    if snapshot.copies:
-        snapshot.combine(meeting.all_told(as_data(snapshot.copies)), save.worker)
+    everyones = meeting.all_told((snapshot.digest, as_data(snapshot.copies)))
+    for worker in save.group:
+        if everyones[worker][0] != everyones[save.group[0]][0]:
+            raise CheckpointError(
+                f"the checkpoint {save.path} could not be written: worker {worker} saves other objects than worker "
+                f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
+            )
+    snapshot.combine([copies for _, copies in everyones], save.worker)
     keys, files, problem = _keys(save, snapshot), {}, None
     try:
         files = _write_own(save, snapshot, keys)
@@ -131,7 +140,22 @@ class _Meeting:
 
     def __init__(self, save: Save, called_off: Callable[[], bool]) -> None:
         self._save = save
-        self._called_off = called_off
+        self._gives_up = called_off
+        self._heard = time.monotonic()
+
+    def _called_off(self) -> bool:
+        """Whether the program is at its end.
+
+        Raises:
+          WorkerError: another worker is dead, so nobody need wait for it.
+        """
+        series, now = self._save.series, time.monotonic()
+        if series is not None and series.workers.liveness is not None and now - self._heard > SIGN_OF_LIFE:
+            if silent := series.workers.liveness.silent():
+                who = " and ".join(map(str, silent))
+                raise WorkerError(f"worker {who} of {series.workers.count} gives no sign of life")
+            self._heard = time.monotonic()
+        return self._gives_up()
 
     def all_told(self, item: Any, problem: Exception | None = None) -> list[Any]:
         """What all have brought.

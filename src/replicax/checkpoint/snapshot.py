@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import (
-    ArrayLeaf,
-    CopiesLeaf,
-    DeviceArrayLeaf,
-    HostArray,
-    Part,
-    VariableLeaf,
-    begin_copies,
-)
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, Piece, begin_copies
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.checkpoint_index import (
@@ -44,6 +37,7 @@ class Snapshot:
       writers: the pieces that one disk gets, with the worker that writes each.
       pieces: those of this worker.
       copies: of on-read variables, this worker's copies, which are not combined yet.
+      digest: of what is written, the same on all workers that share a disk.
     """
 
     plain: dict[str, Entry]
@@ -52,6 +46,7 @@ class Snapshot:
     writers: dict[Place, int]
     pieces: dict[Place, HostArray]
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
+    digest: str
 
     def combine(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> None:
         """Make one value of the copies of all workers, where ``worker`` writes it."""
@@ -102,7 +97,8 @@ class Plan:
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}
         self.writers: dict[Place, int] = {}
-        self._own: dict[str, list[tuple[Part, Block]]] = {}
+        self._own: dict[str, list[Piece]] = {}
+        self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
         for name, leaf in leaves.arrays().items():
@@ -111,14 +107,17 @@ class Plan:
             if owner != name:
                 self.same[name] = owner
                 continue
+            if isinstance(leaf, CopiesLeaf):
+                self._copies.append(name)
             for part in leaf.parts():
                 self._share_out(name, leaf, part, loads, worker)
+        whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
     def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> None:
         """Give each piece of a part to that one of its workers which has least to write."""
         is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
-        is_here = part.device is not None or not isinstance(leaf, VariableLeaf | DeviceArrayLeaf)
-        having = [w for w in loads if (is_here if is_alone else w in part.workers)]
+        having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
         if not having:
             return  # another disk has it
         itemsize = leaf.kind.numpy_dtype.itemsize
@@ -127,7 +126,7 @@ class Plan:
             loads[writer] += size_of(piece) * itemsize
             self.writers[name, piece] = writer
             if writer == worker and not isinstance(leaf, CopiesLeaf):
-                self._own.setdefault(name, []).append((part, piece))
+                self._own.setdefault(name, []).append(Piece.of(part, piece))
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
         """The present values of the leaves, with the :func:`plain_entries` of them.
@@ -135,17 +134,15 @@ class Plan:
         Raises:
           VariableLostError: a variable has no value.
         """
-        every = leaves.arrays()
-        arrays = {name: every[name] for name in self._own}
+        arrays: Any = leaves.by_name  # those that are named here
         pieces: dict[Place, HostArray] = {}
         with exchanging():  # all of one step, whatever other threads do
-            begin_copies(arrays.values())
-            of_copies = {name: leaf for name, leaf in every.items() if isinstance(leaf, CopiesLeaf)}
-            copies = {name: (leaf, leaf.copies()) for name, leaf in of_copies.items() if name not in self.same}
+            begin_copies(arrays[name] for name in self._own)
+            copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             for name, own in self._own.items():
-                for (_, piece), data in zip(own, arrays[name].copied(own), strict=True):
-                    pieces[name, piece] = data
-        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies)
+                for piece, data in zip(own, arrays[name].copied(own), strict=True):
+                    pieces[name, piece.block] = data
+        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies, self._digest)
 
 
 def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:
