@@ -153,6 +153,14 @@ def test_the_newest_whole_one_is_never_deleted(checkpoint, tmp_path) -> None:
     assert manager.steps == (2,)
 
 
+def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
+    first, second = (replicax.CheckpointManager(checkpoint, tmp_path) for _ in range(2))
+    saved(first, [3])
+    with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
+        second.save(3)
+    assert first.steps == (3,)
+
+
 # --- misuses --------------------------------------------------------------------------------------------
 
 

@@ -134,7 +134,15 @@ def test_misuses_are_told_on_all_workers(tmp_path) -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def older(tmp_path_factory):
+    """A checkpoint of an earlier run."""
+    path = tmp_path_factory.mktemp("older") / "a"
+    Run.of(strategy_of(2), seed=5).checkpoint.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, older):
     """The disks of two workers, both with the checkpoint of step 2."""
     folder = tmp_path_factory.mktemp("disks")
     for worker in (0, 1):
@@ -151,7 +159,7 @@ def disks(saved, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["other order", "one lost", "one damaged", "a third worker", "one behind", "stale"])
-def test_one_surviving_copy_suffices(disks, tmp_path, case) -> None:
+def test_one_surviving_copy_suffices(disks, tmp_path, older, case) -> None:
     folders, values = disks
     workers = 2
     if case == "other order":
@@ -167,9 +175,8 @@ def test_one_surviving_copy_suffices(disks, tmp_path, case) -> None:
         shutil.copytree(folders[0], folders[1])
         shutil.move(folders[1] / "step-00000002", folders[1] / "step-00000002.unfinished-x")
     else:  # the same step of another run, as on a disk that has come back from somewhere else
-        run = Run.of(strategy_of(2), seed=5)
-        shutil.rmtree(folders[1])
-        run.checkpoint.save(folders[1] / "step-00000002")
+        shutil.rmtree(folders[0])
+        shutil.copytree(older, folders[0] / "step-00000002")
     devices = 2 if workers == 2 else 1
     results = processes.run(workers_runs.latest, [str(f) for f in folders], workers=workers, devices=devices)
     for found, theirs, messages, again in results:

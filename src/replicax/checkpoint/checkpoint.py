@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -169,15 +170,21 @@ class Checkpoint:
         manager: str | None = None,
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
+        first: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Copy the objects, write them in the background, and call ``then`` when all workers have."""
+        """Copy the objects, and write them in the background.
+
+        ``first`` is called before anything else, and ``then`` when all workers have written.
+        """
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()
         path, problem = os.path.abspath(path), None
         plain = plain_entries(leaves)
         try:
+            if first is not None:
+                first()
             if self._may_look(path) and os.path.lexists(path):
                 raise FileExistsError(f"there is something in {path} already: save to another path, or remove it first")
             make_folder(os.path.dirname(path))
@@ -185,20 +192,19 @@ class Checkpoint:
             problem = error
             if not lockstep.several:
                 raise
-        told = lockstep.share(
-            "saves a checkpoint", (uuid.uuid4().hex, None if problem is None else str(problem), plain)
-        )
-        for worker, (_, theirs, _) in enumerate(told):
+        offer = uuid.uuid4().hex, time.time(), plain, None if problem is None else str(problem)
+        told = lockstep.share("saves a checkpoint", offer)
+        for worker, (*_, theirs) in enumerate(told):
             if theirs is not None:
                 raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't save: {theirs}"))
-        id, _, plain = told[0]
+        id, began, plain, _ = told[0]
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
         if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
             self._plan = leaves, groups, Plan(leaves, groups, worker)
         take = self._plan[2].taken
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
-        save = Save(path, id, manager, step, metrics or {}, groups, worker, series)
+        save = Save(path, id, began, manager, step, metrics or {}, groups, worker, series)
 
         def copy() -> Write:
             snapshot = take(leaves, plain)

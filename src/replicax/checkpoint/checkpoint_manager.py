@@ -82,6 +82,7 @@ class CheckpointManager:
         self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
         self._prepare()
         self._last = 0
+        self._damaged: set[int] = set()
 
     def _prepare(self) -> None:
         """Make the folder, and find what is in it."""
@@ -145,13 +146,13 @@ class CheckpointManager:
                 f"CheckpointManager.save({step}): {what} in {self.directory}; a run goes on from restore_latest(), "
                 "and a new run needs a folder of its own"
             )
-        if self._leads:
-            self._folder.put_aside(step)
+        room = functools.partial(self._folder.make_room, step, step in self._damaged)
         self.checkpoint._begin(
             self._folder.path_of(step),
             manager=self._folder.id,
             step=step,
             metrics=numbers_given,
+            first=room if self._leads else None,
             then=functools.partial(self._finished, step, numbers_given),
         )
         self._last = step
@@ -248,6 +249,7 @@ class CheckpointManager:
     def _finished(self, step: int, metrics: dict[str, float]) -> None:
         """In the background, when a checkpoint has been written."""
         self._steps[step] = metrics
+        self._damaged.discard(step)
         if not self._leads:
             return
         try:
@@ -262,6 +264,7 @@ class CheckpointManager:
             log.warning("passed over the checkpoint %s: %s", path, problem)
             problems.append(f"{os.path.basename(path)}: {problem}")
             self._steps.pop(step, None)
+            self._damaged.add(step)
             return False
         self.checkpoint._take(source)
         self._last = step

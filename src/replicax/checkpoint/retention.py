@@ -20,6 +20,7 @@ from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.checkpoint_index import read_index
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
+from replicax.checkpoint.whole_checkpoint import what_is_wrong
 
 log = logging.getLogger("replicax")
 
@@ -85,11 +86,21 @@ class Folder:
                 continue
         return found
 
-    def put_aside(self, step: int) -> None:
-        """Give what is in the place of a step another name."""
+    def make_room(self, step: int, is_damaged: bool) -> None:
+        """Give what is in the place of a step, and is no whole checkpoint, another name.
+
+        Args:
+          step: which.
+          is_damaged: whether that is known already.
+
+        Raises:
+          FileExistsError: it is a whole one.
+        """
         path = self.path_of(step)
         if not os.path.lexists(path):
             return
+        if not is_damaged and what_is_wrong(path) is None:
+            raise FileExistsError(f"there is a checkpoint {path} now, which this manager has not written")
         number = 1
         while os.path.lexists(f"{path}.damaged-{number}"):
             number += 1

@@ -37,6 +37,7 @@ class Save:
     Attributes:
       path: its folder, on this worker.
       id: which tells it from all others.
+      time: when it began.
       manager: the id of the manager; ``None`` without one.
       step: its number there.
       metrics: what the manager was told.
@@ -47,6 +48,7 @@ class Save:
 
     path: str
     id: str
+    time: float
     manager: str | None
     step: int | None
     metrics: Mapping[str, float]
@@ -84,7 +86,7 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
                 f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
             )
     snapshot.combine([copies for _, copies in everyones], save.worker)
-    keys, files, problem = _keys(save, snapshot), {}, None
+    keys, files, problem, is_finished = _keys(save, snapshot), {}, None, False
     try:
         files = _write_own(save, snapshot, keys)
     except OSError as error:
@@ -94,12 +96,15 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
         if save.worker == save.group[0]:
             try:
                 _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
+                is_finished = True
             except OSError as error:
                 problem = error
         meeting.all_told(None, problem)
     except CheckpointError:
         if save.worker == save.group[0]:
             shutil.rmtree(save.unfinished, ignore_errors=True)
+            if meeting.has_failed and is_finished:  # here, but not on another disk
+                shutil.rmtree(save.path, ignore_errors=True)
         raise
 
 
@@ -124,7 +129,7 @@ def _write_own(save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str
 def _finish(
     save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]], files: dict[str, tuple[int, str]]
 ) -> None:
-    index = CheckpointIndex(save.id, save.step, save.metrics, snapshot.entries(keys))
+    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries(keys))
     os.makedirs(save.unfinished, exist_ok=True)
     manifest.write_flushed(os.path.join(save.unfinished, checkpoint_index.NAME), index.dumps())
     files = {**files, **manifest.hashes(save.unfinished, [checkpoint_index.NAME])}
@@ -141,6 +146,7 @@ class _Meeting:
     def __init__(self, save: Save, called_off: Callable[[], bool]) -> None:
         self._save = save
         self._gives_up = called_off
+        self.has_failed = False  # as one has said; one that has died may have come to the end before
         self._heard = time.monotonic()
 
     def _called_off(self) -> bool:
@@ -167,6 +173,7 @@ class _Meeting:
         what = f"the checkpoint {save.path} could not be written"
         if save.series is None:
             if problem is not None:
+                self.has_failed = True
                 raise CheckpointError(f"{what}: {_told(problem)}") from problem
             return [item]
         message = dumps((None if problem is None else _told(problem), item))
@@ -176,6 +183,7 @@ class _Meeting:
             raise CheckpointError(f"{what}: {_told(error)}") from error
         for worker, (text, _) in enumerate(said):
             if text is not None:
+                self.has_failed = True
                 raise CheckpointError(f"{what}: on worker {worker}: {text}") from problem
         return [theirs for _, theirs in said]
 

@@ -6,6 +6,7 @@ whole on some of them; who has none of it gets it from the others.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -52,9 +53,9 @@ def find_whole(path: str, lockstep: Lockstep) -> tuple[WholeCheckpoint | None, s
     for id in dict.fromkeys(theirs[0] for theirs, _ in found if theirs is not None):
         having = {w: theirs[1] for w, (theirs, _) in enumerate(found) if theirs is not None and theirs[0] == id}
         own = mine if mine is not None and mine.id == id else None
-        told = lockstep.share("checks a checkpoint", _checked(path) if own is not None else None, path)
-        problems |= {worker: text for worker, text in enumerate(told) if text is not None}
-        having = {worker: places for worker, places in having.items() if told[worker] is None}
+        verdicts = lockstep.share("checks a checkpoint", what_is_wrong(path) if own is not None else None, path)
+        problems |= {worker: text for worker, text in enumerate(verdicts) if text is not None}
+        having = {worker: places for worker, places in having.items() if verdicts[worker] is None}
         if not having:
             continue
         first = min(having)
@@ -69,6 +70,24 @@ def find_whole(path: str, lockstep: Lockstep) -> tuple[WholeCheckpoint | None, s
             return WholeCheckpoint(path, index, has_own, holders), _summary(problems, lockstep)
         problems[first] = f"no worker has all of {lacking}"
     return None, _summary(problems, lockstep) or "there is no such folder"
+
+
+def _said_of(index: CheckpointIndex | None) -> tuple[str, float, list[Place]] | None:
+    return None if index is None else (index.id, index.time, _places(index))
+
+
+def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
+    """The ids of the saves that disks have under one name: what most have first, and then what is newer.
+
+    There are several if a disk has come back from another run.
+
+    >>> from replicax.checkpoint.whole_checkpoint import _in_order
+    >>> _in_order([("a", 1.0, []), ("b", 2.0, []), ("c", 3.0, []), ("b", 2.0, [])])
+    ['b', 'c', 'a']
+    """
+    counts = collections.Counter(id for id, _, _ in found)
+    times = {id: time for id, time, _ in found}
+    return sorted(counts, key=lambda id: (counts[id], times[id]), reverse=True)
 
 
 def _looked_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
@@ -88,8 +107,8 @@ def _looked_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
     return index, None
 
 
-def _checked(path: str) -> str | None:
-    """What is wrong with the bytes of this worker's files; ``None`` if nothing is."""
+def what_is_wrong(path: str) -> str | None:
+    """What is wrong with the bytes of a checkpoint in a folder; ``None`` if nothing is."""
     try:
         manifest.check_hashes(path, manifest.read_manifest(path))
     except (DamagedError, OSError) as error:

@@ -102,12 +102,14 @@ class CheckpointIndex:
 
     Attributes:
       id: of the save.
+      time: when it began, in seconds since 1970 by the chief's clock.
       step: its number; ``None`` without a manager.
       metrics: what the manager was told.
       entries: by name.
     """
 
     id: str
+    time: float
     step: int | None
     metrics: Mapping[str, float]
     entries: Mapping[str, Entry]
@@ -116,7 +118,14 @@ class CheckpointIndex:
         """As JSON."""
         entries = {name: _entry_as_json(entry) for name, entry in self.entries.items()}
         metrics = {name: plain_as_json(value) for name, value in self.metrics.items()}
-        fields = {"format": FORMAT, "id": self.id, "step": self.step, "metrics": metrics, "entries": entries}
+        fields = {
+            "format": FORMAT,
+            "id": self.id,
+            "time": self.time,
+            "step": self.step,
+            "metrics": metrics,
+            "entries": entries,
+        }
         return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
 
 
@@ -132,7 +141,7 @@ def loads_index(text: str) -> CheckpointIndex:
             raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {FORMAT}")
         metrics = {name: plain_from_json(value) for name, value in data["metrics"].items()}
         entries = {name: _entry_from_json(entry) for name, entry in data["entries"].items()}
-        return CheckpointIndex(data["id"], data["step"], metrics, entries)
+        return CheckpointIndex(data["id"], data["time"], data["step"], metrics, entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
 
