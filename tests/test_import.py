@@ -17,6 +17,7 @@ HEAVY = [
     "datasets",
     "pyarrow",
     "orbax",
+    "tensorstore",
 ]
 
 

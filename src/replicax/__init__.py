@@ -16,6 +16,7 @@ from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.old_names import missing
 
 if TYPE_CHECKING:
+    from replicax.checkpoint import Checkpoint, CheckpointManager
     from replicax.cluster.cluster_resolver import ClusterResolver
     from replicax.cluster.cluster_spec import ClusterSpec
     from replicax.cluster.initialization import initialize_workers
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from replicax.devices.selection import use_cpu_devices
     from replicax.errors import (
         AbsentDeviceError,
+        CheckpointError,
         CompilationError,
         ContextError,
         DeadlockError,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from replicax.extended import StrategyExtended
     from replicax.hlo.collective_instructions import Collective
     from replicax.indexed_slices import IndexedSlices
+    from replicax.loop import Callback, CSVLog, EarlyStopping, TensorBoardLog, TrainingRun, train
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies import (
         CentralStorageStrategy,
@@ -109,7 +112,12 @@ __all__ = [
     "Accuracy",
     "Aggregation",
     "AutoShardPolicy",
+    "CSVLog",
+    "Callback",
     "CentralStorageStrategy",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointManager",
     "Chip",
     "ClusterResolver",
     "ClusterSpec",
@@ -123,6 +131,7 @@ __all__ = [
     "DeviceAssignment",
     "DistributedDataset",
     "DistributedIterator",
+    "EarlyStopping",
     "Executable",
     "ExecutorWarning",
     "FixedShardsPartitioner",
@@ -161,8 +170,10 @@ __all__ = [
     "TFConfigClusterResolver",
     "TPUClusterResolver",
     "TPUStrategy",
+    "TensorBoardLog",
     "Topology",
     "TraceError",
+    "TrainingRun",
     "UnionClusterResolver",
     "ValueContext",
     "Variable",
@@ -183,6 +194,7 @@ __all__ = [
     "set_strategy",
     "text_lines",
     "tfrecords",
+    "train",
     "use_cpu_devices",
     "value_and_grad",
 ]
@@ -194,7 +206,12 @@ _LATER = {
     "Accuracy": "replicax.training",
     "Aggregation": "replicax.variables",
     "AutoShardPolicy": "replicax.data",
+    "CSVLog": "replicax.loop",
+    "Callback": "replicax.loop",
     "CentralStorageStrategy": "replicax.strategies",
+    "Checkpoint": "replicax.checkpoint",
+    "CheckpointError": "replicax.errors",
+    "CheckpointManager": "replicax.checkpoint",
     "Chip": "replicax.planning",
     "ClusterResolver": "replicax.cluster.cluster_resolver",
     "ClusterSpec": "replicax.cluster.cluster_spec",
@@ -208,6 +225,7 @@ _LATER = {
     "DeviceAssignment": "replicax.tpu.assignment",
     "DistributedDataset": "replicax.data",
     "DistributedIterator": "replicax.data",
+    "EarlyStopping": "replicax.loop",
     "Executable": "replicax.execution",
     "ExecutorWarning": "replicax.errors",
     "FixedShardsPartitioner": "replicax.variables",
@@ -247,9 +265,11 @@ _LATER = {
     "TFConfigClusterResolver": "replicax.cluster.tf_config",
     "TPUClusterResolver": "replicax.tpu.resolver",
     "TPUStrategy": "replicax.strategies.tpu",
+    "TensorBoardLog": "replicax.loop",
     "Topology": "replicax.tpu.topology",
     "TraceError": "replicax.errors",
     "UnionClusterResolver": "replicax.cluster.union",
+    "TrainingRun": "replicax.loop",
     "ValueContext": "replicax.data",
     "Variable": "replicax.variables",
     "VariableLostError": "replicax.errors",
@@ -269,6 +289,7 @@ _LATER = {
     "set_strategy": "replicax.context",
     "text_lines": "replicax.data.files",
     "tfrecords": "replicax.data.files",
+    "train": "replicax.loop",
     "use_cpu_devices": "replicax.devices.selection",
     "value_and_grad": "replicax.training",
 }

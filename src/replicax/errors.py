@@ -91,6 +91,13 @@ class WorkerError(RuntimeError):
     """
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; or one is not whole, and none that is whole could be found instead.
+
+    The message names the file or worker, and says what is wrong with it. See ``docs/checkpoints.md``.
+    """
+
+
 class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
 

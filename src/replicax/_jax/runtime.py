@@ -161,6 +161,21 @@ def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
     return value
 
 
+def catches_sigterm() -> bool:
+    """Whether JAX catches SIGTERM, as it does from ``jax.distributed.initialize`` on unless it is told not to."""
+    return _distributed.global_state.preemption_sync_manager is not None
+
+
+def preemption_notice(client: Any) -> bool:
+    """Whether a process has got a SIGTERM that JAX has caught."""
+    try:
+        return bool(client.key_value_try_get_bytes("RECEIVED_PREEMPTION_NOTICE"))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return False
+
+
 def coordination_port() -> int:
     """The port of the coordination service; 0 if there is none."""
     address: str = _distributed.global_state.coordinator_address or ""

@@ -45,6 +45,11 @@ class Mean:
             for part in ("total", "weight")
         )
 
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """Its sums."""
+        return {"total": self._total, "weight": self._weight}
+
     def update(self, values: Any, sample_weight: Any | None = None) -> None:
         """Add this replica's values.
 

@@ -21,6 +21,7 @@ from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owne
 from replicax.training.pairs import pairs_of
 from replicax.variables import Variable
 from replicax.variables.initial_layout import Stored
+from replicax.variables.slots import store_all
 from replicax.variables.store import ConcreteStore, current_store, use_store
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ class Optimizer:
         """The optimizer's own state, as variables; empty before it is built."""
         return [s for s in jax.tree_util.tree_leaves(self._state, is_leaf=is_leaf) if isinstance(s, Variable)]
 
+    @property
+    def state(self) -> Any:
+        """The transformation's state, a pytree of variables; ``None`` before it is built."""
+        return self._state
+
+    @property
+    def parameters(self) -> Any:
+        """The variables that it was built for, in the pytree that they came in; ``None`` before."""
+        return None if self._tree is None else jax.tree_util.tree_unflatten(self._tree, self._variables)
+
     @_jax.outside_meshes
     def build(self, variables: Any) -> None:
         """Create the state for ``variables``; a second call for the same variables does nothing.
@@ -109,13 +120,28 @@ class Optimizer:
             context.cross_replica(variables[0].replicas),
             use_store(ConcreteStore()),
         ):
-            slots, tree = self._slots(variables, tree_of_variables)
+            initial, tree = self._slots(variables, tree_of_variables)
+            slots = [Variable(stored, name=name, trainable=False) for name, stored in initial]
         self._state = jax.tree_util.tree_unflatten(tree, slots)
         self._variables, self._tree = variables, tree_of_variables
-        current_store().if_it_fails(self._reset)
+        current_store().if_it_fails(self.forget)
 
-    def _slots(self, variables: list[Variable], tree_of_variables: Any) -> tuple[list[Variable], Any]:
-        """The variables of the state; a slot with the shape of its parameter has its layout."""
+    def reset(self) -> None:
+        """Set the state to what the transformation begins with, for the present values; before it is built, nothing.
+
+        Raises:
+          ContextError: called in a step.
+        """
+        if context.in_step():
+            raise ContextError("Optimizer.reset was called inside a step: call it outside")
+        if self._tree is None:
+            return
+        with context.cross_replica(self._variables[0].replicas):
+            slots, _ = self._slots(self._variables, self._tree)
+        store_all({v.slot: stored.array for v, (_, stored) in zip(self.variables, slots, strict=True)})
+
+    def _slots(self, variables: list[Variable], tree_of_variables: Any) -> tuple[list[tuple[str, Stored]], Any]:
+        """Names and initial values of the state; a slot with the shape of its parameter has its layout."""
 
         def initial(stored: list[Any]) -> Any:
             whole = [v.layout.whole(array) for v, array in zip(variables, stored, strict=True)]
@@ -147,12 +173,13 @@ class Optimizer:
             for i, value in zip(own, made, strict=True):
                 values[i] = put(value, layouts[i].sharding(mesh))
         slots = [
-            Variable(Stored(value, layout, leaf.shape), name=name, trainable=False)
+            (name, Stored(value, layout, leaf.shape))
             for value, layout, name, (_, leaf) in zip(values, layouts, names, paths, strict=True)
         ]
         return slots, tree
 
-    def _reset(self) -> None:
+    def forget(self) -> None:
+        """Be as if it had never been built."""
         self._variables, self._tree, self._state = [], None, None
 
     @_jax.outside_meshes

@@ -100,7 +100,7 @@ def run_steps(
     launches: list[list[Any]] = []
     returned: Any = None
     try:
-        step = Step(fn, initial_loop_values)
+        step = fn if isinstance(fn, Step) else Step(fn, initial_loop_values)
         prepared = [prepare(programs, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
         if len(groups) > 1:
             _check_outputs(step.__name__, prepared, groups)

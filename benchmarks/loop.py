@@ -1,0 +1,203 @@
+"""What the training loop costs, and what it saves.
+
+    python benchmarks/loop.py [--quick]
+
+``replicax.train`` against a bare ``for`` with ``strategy.run``, both on an endless dataset: runs of so many steps in
+turn, each until its last step is done. The loop writes CSV files, and event files if tensorboardX is there; the bare
+loop writes nothing and looks at no value, unless the table says so. Compared is the time for which processors work, in
+all threads of the process: what else runs on the machine does not count. Of it, "Python" is the thread that runs the
+loop. Prints a table, writes ``results/loop.json``, and exits with 1 if a bar is missed. See README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import _measure
+from _measure import Paired
+from steps import _mlp, _replicax
+
+ROUNDS = 3
+"""Each case is measured in that many processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+      name: for the JSON.
+      title: for the table.
+      devices: on how many.
+      width: of the hidden layers of the model.
+      steps: of a run.
+      steps_per_call: of the loop; ``None``: it chooses.
+      log_every: after how many steps the loop logs.
+      looks: whether the bare loop looks at the loss as often, and waits for it.
+      bar: the largest ratio that passes; ``None`` for a figure that is only shown.
+      seconds: how long to measure in each process.
+    """
+
+    name: str
+    title: str
+    devices: int
+    width: int
+    steps: int
+    steps_per_call: int | None
+    log_every: int
+    looks: bool
+    bar: float | None
+    seconds: float
+
+
+CASES = (
+    Case("small_1", "small steps, one by one", 1, 16, 1000, 1, 100, False, None, 8.0),
+    Case("small_20", "small steps, 20 at once", 1, 16, 1000, 20, 100, False, 0.9, 8.0),
+    Case("large_1", "784-512-512-10", 1, 512, 100, None, 20, False, 1.05, 8.0),
+    Case("large_2", "784-512-512-10", 2, 512, 100, None, 20, False, 1.05, 8.0),
+    Case("looks_1", "the same, every loss logged", 1, 512, 100, None, 1, True, None, 8.0),
+)
+
+
+# --- one process ----------------------------------------------------------------------------------------
+
+
+def measure_here(devices: int, turn: int, share: float) -> dict[str, Any]:
+    """Measure every case that runs on ``devices`` devices, in this process."""
+    import replicax
+
+    replicax.use_cpu_devices(devices)
+    results = {}
+    for case in CASES:
+        if case.devices == devices:
+            makers: list[Callable[[Case], Callable[[], None]]] = [_loop, _by_hand]
+            made = {i: makers[i](case) for i in ((1, 0) if turn % 2 else (0, 1))}
+            spent: list[list[tuple[float, float]]] = [[], []]
+            calls = [_timed(made[i], spent[i]) for i in (0, 1)]
+            waited = _measure.interleave(calls, case.seconds * share, warmup=2)
+            results[case.name] = {
+                "times": [[all_threads / case.steps for all_threads, _ in mine[2:]] for mine in spent],
+                "python": [[python / case.steps for _, python in mine[2:]] for mine in spent],
+                "wall": [[seconds / case.steps for seconds in mine] for mine in waited],
+            }
+    return results
+
+
+def _timed(call: Callable[[], None], spent: list[tuple[float, float]]) -> Callable[[], None]:
+    """``call``, which notes how long processors have worked: in all threads of this process, and in its own."""
+
+    def timed() -> None:
+        before = time.process_time(), time.thread_time()
+        call()
+        spent.append((time.process_time() - before[0], time.thread_time() - before[1]))
+
+    return timed
+
+
+def _loop(case: Case) -> Callable[[], None]:
+    import replicax
+
+    _, step, batches, _ = _replicax(_mlp(case.width))
+    folder = tempfile.mkdtemp()
+
+    def one(batch: Any) -> Any:
+        return step(*batch)
+
+    def call() -> None:
+        replicax.train(
+            one,
+            batches,
+            case.steps,
+            log_every=case.log_every,
+            logs=folder,
+            steps_per_call=case.steps_per_call,
+            progress=False,
+        )
+
+    return call
+
+
+def _by_hand(case: Case) -> Callable[[], None]:
+    import jax
+
+    strategy, step, batches, _ = _replicax(_mlp(case.width))
+
+    def call() -> None:
+        for number in range(1, case.steps + 1):
+            share = strategy.run(step, args=next(batches))
+            if case.looks and number % case.log_every == 0:
+                float(share)
+        jax.block_until_ready(getattr(share, "values", share))
+
+    return call
+
+
+# --- all of it ------------------------------------------------------------------------------------------
+
+
+def measure(rounds: int, share: float) -> dict[str, Any]:
+    """Measure all cases, each in ``rounds`` processes."""
+    found: dict[str, list[Any]] = {case.name: [] for case in CASES}
+    for turn in range(rounds):
+        for devices in sorted({case.devices for case in CASES}):
+            options = ("--devices", str(devices), "--turn", str(turn), "--share", str(share))
+            for name, result in _measure.in_subprocess("loop.py", *options).items():
+                found[name].append(result)
+    results = {}
+    for case in CASES:
+        a, b = ([t for result in found[case.name] for t in result["times"][i]] for i in (0, 1))
+        paired = Paired(a, b)
+        python, wall = (
+            [statistics.median(t for result in found[case.name] for t in result[kind][i]) for i in (0, 1)]
+            for kind in ("python", "wall")
+        )
+        by_process = [Paired(*result["times"]).ratio for result in found[case.name]]
+        results[case.name] = {
+            **paired.summary(),
+            "ratios_of_processes": by_process,
+            "python_us": [t * 1e6 for t in python],
+            "wall_ms": [t * 1e3 for t in wall],
+        }
+    return results
+
+
+def main() -> int:
+    results = _measure.measured(__doc__ or "", "a third", measure_here, measure, ROUNDS, 0.4)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Processor time of a step: medians, and the median of paired ratios")
+    for column in ("replicax.train", "devices", "train", "by hand", "ratio", "95%", "bar", "", "Python", "wall"):
+        table.add_column(column, justify="left" if column == "replicax.train" else "right")
+    missed = False
+    for case in CASES:
+        found = results[case.name]
+        low, high = found["ratio_95"]
+        passed = case.bar is None or found["ratio"] <= case.bar
+        missed |= not passed
+        table.add_row(
+            case.title,
+            str(case.devices),
+            f"{found['a_ms']:.3f} ms",
+            f"{found['b_ms']:.3f} ms",
+            f"{found['ratio']:.3f}",
+            f"{low:.3f}–{high:.3f}",
+            "" if case.bar is None else f"≤ {case.bar:.2f}",
+            "" if case.bar is None else "pass" if passed else "MISSED",
+            "{:.0f} / {:.0f} µs".format(*found["python_us"]),
+            "{:.2f} / {:.2f} ms".format(*found["wall_ms"]),
+        )
+    console = Console(width=130)
+    console.print(table)
+    _measure.write("loop.json", {"cases": results})
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

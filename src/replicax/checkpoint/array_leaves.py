@@ -1,0 +1,470 @@
+"""Arrays that are saved and restored: where their blocks are, and how they are put back.
+
+A variable's stored array has one block for each device, and the same block on several devices is saved once. A block
+is described in terms of the variable's *value*, not of its layout, so any layout reads what any other has written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from replicax.checkpoint.storage.blocks import (
+    Block,
+    block_at,
+    common,
+    inside,
+    pieces_of,
+    shape_of,
+    size_of,
+    whole_block,
+)
+from replicax.checkpoint.storage.checkpoint_index import ArrayKind
+from replicax.devices.arrays import put
+from replicax.devices.host_values import is_key
+from replicax.variables import Aggregation, Variable
+from replicax.variables.layout import Split
+from replicax.variables.lost_arrays import LostArray
+from replicax.variables.slots import exchanging, lent
+
+HostArray = np.ndarray[Any, Any]
+Read = Callable[[Block], HostArray]
+"""Returns a block of the saved array."""
+
+LARGE = 256 << 20
+"""A block of more bytes goes to its device piece by piece, and the old array is let go before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A block of an array, as it lies on devices.
+
+    Attributes:
+      block: which one.
+      workers: the indices of the processes that have it.
+      is_here: whether this worker has it.
+      position: which of this worker's devices it is copied from, if it lies on one in just this block.
+      is_filled: whether the device has more, which is no part of the value.
+    """
+
+    block: Block
+    workers: tuple[int, ...]
+    is_here: bool = True
+    position: int | None = None
+    is_filled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece of a part.
+
+    Attributes:
+      part: of which.
+      block: which one, in the array.
+      cut: where it is in what the device has; ``None`` if it is all of it.
+    """
+
+    part: Part
+    block: Block
+    cut: tuple[slice, ...] | None
+
+    @classmethod
+    def of(cls, part: Part, block: Block) -> Piece:
+        """The piece of ``part`` that is ``block``."""
+        return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
+
+
+class ArrayLeaf(Protocol):
+    """An array in a checkpoint.
+
+    Attributes:
+      kind: what has to be the same when it is restored.
+      owner: the object that has the array: one that has two names is written once.
+    """
+
+    kind: ArrayKind
+    owner: Any
+
+    def parts(self) -> tuple[Part, ...]:
+        """All blocks, each once. They are the same as long as the array has its place."""
+
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        """Pieces of this worker's parts as they are now, in memory of the host that nothing else changes."""
+
+    def needed(self) -> list[Block]:
+        """The blocks that :meth:`restored` reads on this worker."""
+
+    def restored(self, read: Read) -> Any:
+        """Take the saved value; returns the object that has it."""
+
+
+class VariableLeaf:
+    """A variable of which all replicas have the same value, whole or in parts."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.owner = self.variable = variable
+        self.kind = kind_of_array(variable)
+        self._block = whole_block(self.kind.shape)
+        self._is_whole: bool | None = None
+
+    def parts(self) -> tuple[Part, ...]:
+        variable = self.variable
+        shape = variable.layout.stored_shape(variable.shape)
+        return _parts(self._places(), variable.sharding, shape, shape != variable.shape)
+
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        variable = self.variable
+        if self._is_whole is None:
+            self._is_whole = self.kind.generator is None and not isinstance(variable.layout, Split)
+        if self._is_whole and len(pieces) == 1 and pieces[0].block == self._block:
+            try:  # most variables, and so quickly
+                return [np.array(variable.slot.array.addressable_data(0))]
+            except Exception:
+                variable.stored()  # says what has become of it
+                raise
+        return _copied(variable.stored(), pieces, self.kind.generator is not None)
+
+    def needed(self) -> list[Block]:
+        if self.kind.generator is not None:
+            return [whole_block(self.kind.shape)]
+        return [block for block, devices in self._places() if any(map(_is_here, devices))]
+
+    def restored(self, read: Read) -> Variable:
+        variable = self.variable
+        if self.kind.generator is not None:  # small, and never split
+            key = _as_keys(read(whole_block(self.kind.shape)), self.kind)
+            _store(variable, variable.to_storage(key))
+            return variable
+        shape = variable.layout.stored_shape(variable.shape)
+        places = _device_blocks(variable.sharding, shape)
+        _let_go_of_large(variable, [size_of(block) for block, _ in places])
+        stored = _assembled(variable.sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
+        _store(variable, stored)
+        return variable
+
+    def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
+        """The blocks of the value, without what a split one is filled up with, and the devices that have them."""
+        variable = self.variable
+        places = _device_blocks(variable.sharding, variable.layout.stored_shape(variable.shape))
+        if self.kind.generator is not None:
+            return tuple((_with_data_dims(block, self.kind), devices) for block, devices in places)
+        if not isinstance(variable.layout, Split) or not variable.layout.filling:
+            return places
+        value = whole_block(variable.shape)
+        clipped = ((common(block, value), devices) for block, devices in places)
+        return tuple((block, devices) for block, devices in clipped if block is not None)
+
+
+class CopiesLeaf:
+    """An on-read variable: a copy on each replica.
+
+    With an aggregation its value is what a read outside of a step gives, and is shared out anew when it is restored.
+    Without, each copy is saved. The copies of all workers are brought together before they are written: usually they
+    are small, and so each worker's disk has them all.
+    """
+
+    def __init__(self, variable: Variable) -> None:
+        self.owner = self.variable = variable
+        self._count = variable.replicas.count
+        kind = kind_of_array(variable)
+        if variable.aggregation is Aggregation.NONE:
+            kind = dataclasses.replace(kind, shape=(self._count, *kind.shape), copies=self._count)
+        self.kind = kind
+
+    def copies(self) -> dict[int, HostArray]:
+        """This worker's copies, by replica."""
+        kind = kind_of_array(self.variable)
+        found: dict[int, HostArray] = {}
+        places = _device_blocks(self.variable.sharding, self.variable.layout.stored_shape(self.variable.shape))
+        shards = {shard.device: shard.data for shard in self.variable.stored().addressable_shards}
+        for block, devices in places:
+            device = next(filter(_is_here, devices), None)
+            if device is None:
+                continue
+            data = _on_host(shards[device])
+            replicas, inner = ((0, 1), block) if not self.variable.is_stacked else (block[0], block[1:])
+            inner = _with_data_dims(inner, kind)
+            for replica in range(*replicas):
+                whole = found.setdefault(replica, np.empty(kind.shape, kind.numpy_dtype))
+                row = data[replica - replicas[0]] if self.variable.is_stacked else data
+                whole[inside(inner, whole_block(kind.shape))] = row
+        return found
+
+    def combined(self, copies: dict[int, HostArray]) -> HostArray:
+        """What is saved, from the copies of all replicas."""
+        rows = [copies[replica] for replica in range(self._count)]
+        aggregation = self.variable.aggregation
+        if aggregation is Aggregation.NONE:
+            return np.stack(rows)
+        if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+            return rows[0]
+        stacked = np.stack(rows)
+        wide = stacked.astype(np.float32) if stacked.dtype.isbuiltin != 1 else stacked
+        total = wide.sum(0, dtype=wide.dtype)
+        if aggregation is Aggregation.MEAN:
+            total = total / np.asarray(self._count, total.dtype)
+        return np.asarray(total).astype(stacked.dtype)
+
+    def parts(self) -> tuple[Part, ...]:
+        everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
+        return (Part(whole_block(self.kind.shape), everyone),)
+
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        return []  # they are combined later
+
+    def needed(self) -> list[Block]:
+        return [whole_block(self.kind.shape)]
+
+    def restored(self, read: Read) -> Variable:
+        variable = self.variable
+        value = read(whole_block(self.kind.shape))
+        if not variable.is_stacked:
+            value = value[0] if self.kind.copies is not None else value
+            _store(variable, variable.to_storage(_as_keys(value, self.kind)))
+            return variable
+        if self.kind.copies is not None:
+            rows = value
+        elif variable.aggregation is Aggregation.SUM:
+            rows = np.stack([_share(value, replica, self._count) for replica in range(self._count)])
+        else:
+            rows = np.broadcast_to(value, (self._count, *value.shape))
+        _store(variable, put(_as_keys(rows, self.kind), variable.sharding, may_alias=False))
+        return variable
+
+
+class DeviceArrayLeaf:
+    """An array of JAX, which is replaced by another with the same sharding.
+
+    If it is on devices of one worker only, all workers have the same.
+    """
+
+    def __init__(self, array: jax.Array, workers: int) -> None:
+        self.owner = self.array = array
+        self.kind = kind_of_array(array)
+        self._workers = workers
+        self._is_everywhere = workers > 1 and array.is_fully_addressable
+
+    def parts(self) -> tuple[Part, ...]:
+        if self._is_everywhere:
+            return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
+        places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
+        return _parts(places, self.array.sharding, self.array.shape)
+
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        if self._is_everywhere:
+            data = _on_host(self.array)
+            return [np.array(data[inside(piece.block, piece.part.block)]) for piece in pieces]
+        return _copied(self.array, pieces, self.kind.generator is not None)
+
+    def needed(self) -> list[Block]:
+        if self.kind.generator is not None:
+            return [whole_block(self.kind.shape)]
+        return [block for block, devices in self._places() if any(map(_is_here, devices))]
+
+    def restored(self, read: Read) -> jax.Array:
+        array = self.array
+        if self.kind.generator is not None or not array.committed:
+            value = _as_keys(read(whole_block(self.kind.shape)), self.kind)
+            if not array.committed:  # it may go wherever it is needed
+                return jnp.array(value)
+            return put(value, array.sharding, may_alias=False)
+        return _assembled(array.sharding, array.shape, array.dtype, read)
+
+    def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
+        return _device_blocks(self.array.sharding, self.array.shape)
+
+
+class HostArrayLeaf:
+    """An array or scalar of NumPy, which is replaced; all workers have the same."""
+
+    def __init__(self, array: HostArray | np.generic, workers: int) -> None:
+        self.owner = self.array = array
+        self.kind = kind_of_array(array)
+        self._workers = workers
+
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
+
+    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+        return [np.array(np.asarray(self.array)[inside(piece.block, piece.part.block)]) for piece in pieces]
+
+    def needed(self) -> list[Block]:
+        return [whole_block(self.kind.shape)]
+
+    def restored(self, read: Read) -> Any:
+        value = read(whole_block(self.kind.shape))
+        return value[()] if isinstance(self.array, np.generic) else np.array(value)
+
+
+def kind_of_array(array: Any) -> ArrayKind:
+    """The kind of an array, or of one replica's value of a variable."""
+    if not is_key(array.dtype):
+        return ArrayKind(tuple(array.shape), np.dtype(array.dtype).name)
+    return _kind_of_keys(tuple(array.shape), array.dtype)
+
+
+@functools.lru_cache(maxsize=1000)
+def _kind_of_keys(shape: tuple[int, ...], dtype: Any) -> ArrayKind:
+    generators = []
+
+    def data(keys: Any) -> Any:
+        generators.append(str(jax.random.key_impl(keys)))
+        return jax.random.key_data(keys)
+
+    aval = jax.eval_shape(data, jax.ShapeDtypeStruct(shape, dtype))
+    return ArrayKind(aval.shape, np.dtype(aval.dtype).name, generators[0])
+
+
+# --- where the blocks are -------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=10_000)
+def _device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
+    """The blocks that an array of ``shape`` is in, each with all devices that have it."""
+    found: dict[Block, list[jax.Device]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        found.setdefault(block_at(index or (), shape), []).append(device)
+    return tuple((block, tuple(devices)) for block, devices in found.items())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]:
+    """This worker's devices that an array of ``shape`` is on, in the order of its shards."""
+    devices: Iterable[Any] = sharding.devices_indices_map(shape)
+    return {device: position for position, device in enumerate(filter(_is_here, devices))}
+
+
+def _is_here(device: jax.Device) -> bool:
+    return bool(device.process_index == jax.process_index())
+
+
+def _parts(
+    places: Sequence[tuple[Block, tuple[jax.Device, ...]]],
+    sharding: Sharding,
+    shape: tuple[int, ...],
+    is_filled: bool = False,
+) -> tuple[Part, ...]:
+    order = _local_devices(sharding, shape)
+    found = []
+    for block, devices in places:
+        position = next((order[device] for device in devices if device in order), None)
+        workers = tuple(sorted({device.process_index for device in devices}))
+        found.append(Part(block, workers, position is not None, position, is_filled))
+    return tuple(found)
+
+
+def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
+    """Let the devices begin to send what is copied to the host, where it is not in the host's memory anyway."""
+    for leaf in leaves:
+        if isinstance(leaf, HostArrayLeaf):
+            continue
+        array = leaf.array if isinstance(leaf, DeviceArrayLeaf) else leaf.owner.slot.array
+        if not isinstance(array, jax.Array):
+            continue  # lost
+        devices: set[Any] = array.sharding.device_set
+        if next(iter(devices)).platform == "cpu":
+            return  # and so are all others
+        for shard in array.addressable_shards:
+            shard.data.copy_to_host_async()
+
+
+def _copied(array: jax.Array, pieces: Sequence[Piece], is_of_keys: bool) -> list[HostArray]:
+    """Pieces of an array, from the devices that its parts name."""
+    found = []
+    for piece in pieces:
+        position = piece.part.position
+        assert position is not None
+        if is_of_keys:
+            data = np.asarray(jax.random.key_data(array.addressable_shards[position].data))
+        else:
+            data = np.asarray(array.addressable_data(position))
+        if piece.cut is not None:
+            data = data[piece.cut]
+        # On CPU this is the device's own memory, which the next step takes; elsewhere it is in new memory already.
+        found.append(data if data.base is None else np.array(data))
+    return found
+
+
+def _on_host(data: jax.Array) -> HostArray:
+    return np.asarray(jax.random.key_data(data) if is_key(data.dtype) else data)
+
+
+def _with_data_dims(block: Block, kind: ArrayKind) -> Block:
+    """A block of keys as a block of their data."""
+    return block if kind.generator is None else (*block, *whole_block(kind.shape[len(block) :]))
+
+
+# --- putting values back --------------------------------------------------------------------------------
+
+
+def _as_keys(data: HostArray, kind: ArrayKind) -> Any:
+    return data if kind.generator is None else jax.random.wrap_key_data(jnp.asarray(data), impl=kind.generator)
+
+
+def _store(variable: Variable, stored: jax.Array) -> None:
+    with exchanging():
+        variable.slot.array = stored
+        lent.discard(variable.slot)
+
+
+def _let_go_of_large(variable: Variable, sizes: Sequence[int]) -> None:
+    """Two copies of a large array may be more than there is room for."""
+    if max(sizes, default=0) * variable.dtype.itemsize > LARGE:
+        with exchanging():
+            variable.slot.array = LostArray("it was let go to be restored, and the restore was broken off")
+            lent.discard(variable.slot)
+
+
+def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
+    """A block of a stored array, which goes on with zeros where the value ends."""
+    real = common(block, whole_block(kind.shape))
+    if real == block or not size_of(block):
+        return read(block)
+    filled = np.zeros(shape_of(block), kind.numpy_dtype)
+    if real is not None:
+        filled[inside(real, block)] = read(real)
+    return filled
+
+
+def _assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read) -> jax.Array:
+    """An array with ``sharding`` of what is read; each worker puts together what it has."""
+    shards = []
+    for block, devices in _device_blocks(sharding, shape):
+        here = list(filter(_is_here, devices))
+        if here and size_of(block) * np.dtype(dtype).itemsize > LARGE:
+            shards += [_large(block, dtype, device, read) for device in here]
+        elif here:
+            data = read(block)
+            shards += [jax.device_put(data, device, may_alias=False) for device in here]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
+    """A block on a device, of which the host never has more than a piece."""
+    array = jax.jit(
+        lambda: jnp.zeros(shape_of(block), dtype), out_shardings=jax.sharding.SingleDeviceSharding(device)
+    )()
+    for piece in pieces_of(block, np.dtype(dtype).itemsize):
+        start = [part.start for part in inside(piece, block)]
+        array = _updated(array, jax.device_put(read(piece), device, may_alias=False), start)
+    return array
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _updated(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(array, piece, start)
+
+
+def _share(total: HostArray, replica: int, count: int) -> HostArray:
+    """As :func:`replicax.variables.aggregation.share_of`, on the host."""
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return np.asarray(total / np.asarray(count, total.dtype)).astype(total.dtype)
+    quotient, remainder = np.divmod(total, np.asarray(count, total.dtype))
+    return np.asarray(quotient + remainder if replica == 0 else quotient).astype(total.dtype)

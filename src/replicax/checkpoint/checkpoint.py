@@ -1,0 +1,273 @@
+"""``Checkpoint``: the objects of a run, saved together and restored together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from replicax import _jax, context
+from replicax.checkpoint.background_save import BackgroundSave, Write
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves
+from replicax.checkpoint.restoration import restored
+from replicax.checkpoint.saving import Save, carry_out
+from replicax.checkpoint.snapshot import Plan, plain_entries
+from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
+from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
+from replicax.errors import CheckpointError, ContextError
+from replicax.workers.exchange import Alone, DistributedWorkers
+from replicax.workers.lockstep import Lockstep
+
+_counter = itertools.count()
+
+
+class Checkpoint:
+    """The objects of a run, which are saved together and restored together.
+
+    Objects are variables, optimizers, metrics, iterators of distributed datasets, arrays of JAX and NumPy, random keys,
+    numbers, strings, bools and ``None``, and pytrees of these. Each is an attribute under the name that it is given.
+    What changes in place (variables, optimizers, metrics, iterators) is restored in place. Of everything else the
+    attribute gets a new value: assign it before you save, and read it after you have restored.
+
+    Where a value lies does not matter. What was saved under one strategy is restored under any other, with any number
+    of replicas and workers and any global batch size. An on-read variable with an aggregation is saved as what it
+    reads as, and shared out anew: a sum of 7 becomes 3.5 on each of two replicas.
+
+    With several workers all make the same checkpoint, and call its methods together.
+
+    Args:
+      **objects: what to save, by name. The names of ``Checkpoint``'s own methods can't be used.
+
+    Raises:
+      TypeError: an object that can't be saved; the message names it, and says what can.
+      ValueError: no objects; a name that is taken; two leaves of the same name.
+
+    >>> import os, tempfile, replicax
+    >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     w = replicax.Variable([1.0, 2.0], name="w")
+    >>> checkpoint = replicax.Checkpoint(model={"w": w}, epoch=3)
+    >>> path = os.path.join(tempfile.mkdtemp(), "first")
+    >>> checkpoint.save(path)
+    >>> with replicax.OneDeviceStrategy("cpu:0").scope():
+    ...     v = replicax.Variable([0.0, 0.0])
+    >>> other = replicax.Checkpoint(model={"w": v}, epoch=0)
+    >>> restored = other.restore(path)
+    >>> v.numpy().tolist(), other.epoch
+    ([1.0, 2.0], 3)
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        if not objects:
+            raise ValueError("Checkpoint(**objects) takes what is to be saved, by name, as in Checkpoint(model=…)")
+        for name in objects:
+            if hasattr(type(self), name) or name.startswith("_"):
+                raise ValueError(f"Checkpoint: an object can't be called {name!r}: choose another name")
+        self._objects: dict[str, Any] = dict(objects)
+        self._background = BackgroundSave()
+        self._groups: dict[str, Groups] = {}
+        self._saved_leaves: Leaves | None = None
+        self._plan: tuple[Leaves, Groups, Plan] | None = None
+        self._lockstep = _lockstep_of(Leaves(objects))
+
+    def __getattr__(self, name: str) -> Any:
+        objects = self.__dict__.get("_objects", {})
+        if name in objects:
+            return objects[name]
+        raise AttributeError(f"this Checkpoint has no {name!r}; it has {', '.join(objects)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        if name not in self._objects:
+            raise AttributeError(f"this Checkpoint has no {name!r}; it has {', '.join(self._objects)}")
+        self._objects[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._objects})
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({', '.join(self._objects)})"
+
+    def save(self, path: str | os.PathLike[str], wait: bool = True) -> None:
+        """Save the objects as they are now.
+
+        They are copied to the host; then a thread writes them, flushes them to the disk, and at last gives the folder
+        its name. So the folder is there whole, or not at all, whatever happens in between. At most one save is going
+        on; another waits for it.
+
+        Args:
+          path: the folder to make. Folders above it are made, too.
+          wait: whether to wait until it is written. If not, an error is raised at the next call of ``save``, ``wait``
+            or ``restore``; a program that comes to its end waits, too.
+
+        Raises:
+          FileExistsError: there is something in ``path`` already.
+          OSError: nothing can be written there.
+          CheckpointError: it could not be written, or the save before could not; says why. Nothing is left of it.
+          ValueError: the place of an iterator can't be saved.
+          VariableLostError: a variable has no value.
+          ContextError: called in a step.
+
+        With several workers, one exchange of messages before the copy, and more in the background.
+        """
+        self._background.wait()
+        self._begin(os.fspath(path))
+        if wait:
+            self._background.wait()
+
+    def restore(self, path: str | os.PathLike[str], partial: bool = False) -> dict[str, Any]:
+        """Give the objects the values that were saved.
+
+        Every byte is checked first, and all names, shapes and dtypes are compared. State of an optimizer that has none
+        yet, because no step has run, is made. Nothing is changed if there is an error.
+
+        Args:
+          path: the folder of a checkpoint.
+          partial: whether to restore only what is both in the checkpoint and here. What is in both must fit all the
+            same.
+
+        Returns:
+          The objects, by name.
+
+        Raises:
+          FileNotFoundError: there is no checkpoint.
+          CheckpointError: it is damaged, or unfinished; says what is wrong with it.
+          ValueError: it does not fit; lists everything that is missing, that is more, or that differs.
+          ContextError: called in a step.
+        """
+        _check_outside("Checkpoint.restore")
+        self._background.wait()
+        path = os.path.abspath(os.fspath(path))
+        source, problem = find_whole(path, self._lockstep)
+        if source is None:
+            there = self._lockstep.share("looks for a checkpoint", os.path.lexists(path), path)
+            if not any(there):
+                raise FileNotFoundError(f"there is no checkpoint {path}")
+            raise CheckpointError(f"the checkpoint {path} can't be restored: {problem}")
+        self._take(source, partial)
+        return dict(self._objects)
+
+    def wait(self) -> None:
+        """Wait until the save that is going on is written.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        self._background.wait()
+
+    # --- what CheckpointManager uses --------------------------------------------------------------------
+
+    def _begin(
+        self,
+        path: str,
+        *,
+        manager: str | None = None,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+        first: Callable[[], None] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Copy the objects, and write them in the background.
+
+        ``first`` is called before anything else, and ``then`` when all workers have written.
+        """
+        _check_outside("Checkpoint.save")
+        lockstep = self._lockstep
+        leaves = self._present_leaves()
+        path, problem = os.path.abspath(path), None
+        plain = plain_entries(leaves)
+        try:
+            if first is not None:
+                first()
+            if self._may_look(path) and os.path.lexists(path):
+                raise FileExistsError(f"there is something in {path} already: save to another path, or remove it first")
+            make_folder(os.path.dirname(path))
+        except OSError as error:
+            problem = error
+            if not lockstep.several:
+                raise
+        offer = uuid.uuid4().hex, time.time(), plain, None if problem is None else str(problem)
+        told = lockstep.share("saves a checkpoint", offer)
+        for worker, (*_, theirs) in enumerate(told):
+            if theirs is not None:
+                raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't save: {theirs}"))
+        id, began, plain, _ = told[0]
+        groups = self._groups_at(os.path.dirname(path))
+        worker = lockstep.workers.index
+        if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
+            self._plan = leaves, groups, Plan(leaves, groups, worker)
+        take = self._plan[2].taken
+        series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
+        save = Save(path, id, began, manager, step, metrics or {}, groups, worker, series)
+
+        def copy() -> Write:
+            snapshot = take(leaves, plain)
+
+            def write(called_off: Callable[[], bool]) -> None:
+                carry_out(save, snapshot, called_off)
+                if then is not None:
+                    then()
+
+            return write
+
+        self._background.begin(copy, lockstep.several)
+
+    def _take(self, source: WholeCheckpoint, partial: bool = False) -> None:
+        self._objects.update(restored(self._objects, source, self._lockstep, partial))
+
+    def _may_look(self, path: str) -> bool:
+        """Whether it is this worker who says that there is something in the place of a new checkpoint."""
+        groups = self._groups.get(os.path.dirname(path))
+        return groups is None or self._lockstep.workers.index in {group[0] for group in groups}
+
+    def _present_leaves(self) -> Leaves:
+        """The leaves as they are now; the same object as at the last save, if only values have changed."""
+        if self._saved_leaves is None or not self._saved_leaves.are_still(self._objects):
+            self._saved_leaves = Leaves(self._objects, self._lockstep.workers.count)
+        return self._saved_leaves
+
+    def _groups_at(self, folder: str) -> Groups:
+        if folder not in self._groups:
+            self._groups[folder] = groups_sharing(folder, self._lockstep)
+        return self._groups[folder]
+
+
+def _lockstep_of(leaves: Leaves) -> Lockstep:
+    """Of the workers that the objects belong to."""
+    for _, variable in leaves.variables():
+        return variable.replicas.lockstep
+    for leaf in leaves.of(IteratorLeaf).values():
+        return leaf.lockstep
+    if _jax.coordination_client() is None or jax.process_count() == 1:
+        return Lockstep(Alone())
+    return Lockstep(DistributedWorkers(f"replicax/checkpoint {next(_counter)}"))
+
+
+def make_folder(path: str) -> None:
+    """Make a folder, and those above it.
+
+    Raises:
+      OSError: that can't be, or it can't be written to.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        part = path
+        while not os.path.lexists(part):
+            part = os.path.dirname(part)
+        raise NotADirectoryError(f"there can be no folder {path}: {part} is a file") from None
+    except OSError as error:
+        raise type(error)(f"the folder {path} can't be made: {error.strerror} ({error.filename})") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {path} can't be written to")
+
+
+def _check_outside(method: str) -> None:
+    if context.in_step():
+        raise ContextError(f"{method} was called inside a step, where values are not known yet: call it outside")

@@ -1,0 +1,341 @@
+"""``CheckpointManager``: the checkpoints of a run, in one folder."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import numbers
+import operator
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from replicax.checkpoint.checkpoint import Checkpoint, make_folder
+from replicax.checkpoint.retention import Best, Folder, best_of
+from replicax.checkpoint.whole_checkpoint import find_whole
+from replicax.errors import CheckpointError
+from replicax.workers.lockstep import Lockstep
+
+log = logging.getLogger("replicax")
+
+
+class CheckpointManager:
+    """The checkpoints of a run, in one folder: when they are saved, which is restored, and how long they are kept.
+
+    Call :meth:`save` after every step, and :meth:`restore_latest` before the first. Checkpoints are written in the
+    background. Each is in a folder of its own, ``step-00000120``.
+
+    With several workers all make the same manager, and call its methods together. Whether they share a disk is found
+    out; if they don't, each disk has a folder of its own.
+
+    Args:
+      checkpoint: what is saved.
+      directory: the folder; it is made.
+      max_to_keep: how many checkpoints are kept, the newest ones; ``None`` for all. Only what this manager has written,
+        in this run or an earlier one of the same folder, is ever deleted.
+      every_steps: save whenever so many steps, or more, have been made; at multiples of it where steps come one by one.
+      every_seconds: save when so many seconds have gone by. With both, whichever comes first; with neither, each call
+        of :meth:`save` saves.
+      best: the name of a metric, and ``"min"`` or ``"max"``: the best checkpoint is kept besides, however old.
+
+    Raises:
+      ValueError: numbers that are not positive; a ``best`` that is not as described.
+      TypeError: ``checkpoint`` is no :class:`Checkpoint`.
+      OSError: the folder can't be made, or can't be written to.
+
+    >>> import tempfile, replicax
+    >>> w = replicax.Variable(0.0)
+    >>> checkpoint = replicax.Checkpoint(model=w)
+    >>> with replicax.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2, every_steps=10) as manager:
+    ...     start = manager.restore_latest() or 0
+    ...     for step in range(start + 1, 36):
+    ...         _ = w.assign_add(1.0)
+    ...         _ = manager.save(step)
+    >>> start, manager.steps
+    (0, (20, 30))
+    >>> manager.restore_latest(), float(w.value)
+    (30, 30.0)
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        *,
+        max_to_keep: int | None = 5,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        best: Best | None = None,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"CheckpointManager: checkpoint must be a replicax.Checkpoint, got {checkpoint!r}")
+        self.checkpoint = checkpoint
+        self._max_to_keep = _count(max_to_keep, "max_to_keep")
+        self._every_steps = _count(every_steps, "every_steps")
+        if every_seconds is not None and not (_is_number(every_seconds) and every_seconds > 0):
+            raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
+        self._best = _checked_best(best)
+        self._folder = Folder(os.path.abspath(os.fspath(directory)))
+        self._lockstep = checkpoint._lockstep
+        self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
+        self._prepare()
+        self._last = 0
+        self._damaged: set[int] = set()
+
+    def _prepare(self) -> None:
+        """Make the folder, and find what is in it."""
+        path, lockstep = self._folder.path, self._lockstep
+        _all_do(lockstep, "makes a folder of checkpoints", path, lambda: make_folder(path))
+        self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
+        _all_do(lockstep, "looks whose the folder is", path, lambda: self._folder.own() if self._leads else None)
+        _all_do(lockstep, "reads whose the folder is", path, self._folder.own)
+        found = lockstep.share("lists its checkpoints", self._folder.complete(), path)
+        self._steps = {step: theirs[step] for theirs in reversed(found) for step in theirs}
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return self._folder.path
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that there is a complete checkpoint of, now; the newest last."""
+        return tuple(step for step in self._folder.steps() if step in self._steps)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest of them."""
+        return max(self._steps, default=None)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step with the best metric; ``None`` without ``best``, and if none has been saved with it."""
+        return best_of(self._steps, self._best)
+
+    def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
+        """Save, if it is time to.
+
+        Args:
+          step: how many steps have been made.
+          metrics: numbers by name, which are kept with it.
+          force: save whether it is time to or not, as at the end of a run.
+
+        Returns:
+          Whether it is being saved.
+
+        Raises:
+          ValueError: there is a checkpoint of this step, or of a later one: restore the latest first, or use another
+            folder. Metrics that are no numbers, or lack that of ``best``.
+          CheckpointError: the save before this one could not be written. It is raised once.
+          OSError, ContextError: as :meth:`Checkpoint.save`.
+        """
+        self.checkpoint._background.check()
+        if isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0:
+            raise ValueError(f"CheckpointManager.save: step must be an int of at least 0, got {step!r}")
+        step = operator.index(step)
+        if not self._is_time(step) and not force:
+            return False
+        numbers_given = self._checked_metrics(metrics)
+        self.checkpoint.wait()
+        latest = self.latest_step
+        if latest is not None and step <= latest:
+            what = "there is a checkpoint of this step" if step in self._steps else f"the latest is of step {latest}"
+            raise ValueError(
+                f"CheckpointManager.save({step}): {what} in {self.directory}; a run goes on from restore_latest(), "
+                "and a new run needs a folder of its own"
+            )
+        room = functools.partial(self._folder.make_room, step, step in self._damaged)
+        self.checkpoint._begin(
+            self._folder.path_of(step),
+            manager=self._folder.id,
+            step=step,
+            metrics=numbers_given,
+            first=room if self._leads else None,
+            then=functools.partial(self._finished, step, numbers_given),
+        )
+        self._last = step
+        if self._alarm is not None:
+            self._alarm.restart()
+        return True
+
+    def restore_latest(self) -> int | None:
+        """Restore the newest checkpoint that is whole.
+
+        Every byte is checked. A checkpoint that is damaged or unfinished is passed over; the log (``replicax``, of
+        Python's ``logging``) says which, and what is wrong with it.
+
+        Returns:
+          Its step; ``None`` if there is no checkpoint at all, and the run begins.
+
+        Raises:
+          CheckpointError: there are checkpoints, and none is whole.
+          ValueError, ContextError: as :meth:`Checkpoint.restore`.
+        """
+        self.checkpoint.wait()
+        everyones = self._lockstep.share("lists its checkpoints", self._folder.steps(), self.directory)
+        problems: list[str] = []
+        for step in sorted({step for theirs in everyones for step in theirs}, reverse=True):
+            if self._restored(step, problems):
+                self._steps = {known: metrics for known, metrics in self._steps.items() if known <= step}
+                self._steps.setdefault(step, {})
+                return step
+        if problems:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} is whole, and to begin anew would lose them all: "
+                + "; ".join(problems)
+            )
+        for name in self._folder.unfinished():
+            log.warning("%s was never finished, and there is no other: the run begins", name)
+        return None
+
+    def restore(self, step: int) -> None:
+        """Restore the checkpoint of one step, such as ``best_step``.
+
+        Raises:
+          CheckpointError: there is none, or it is not whole.
+          ValueError, ContextError: as :meth:`Checkpoint.restore`.
+        """
+        self.checkpoint.wait()
+        problems: list[str] = []
+        if not self._restored(step, problems):
+            raise CheckpointError(f"the checkpoint of step {step} in {self.directory} can't be restored: {problems[0]}")
+
+    def wait(self) -> None:
+        """Wait until the save that is going on is written.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        self.checkpoint.wait()
+
+    def close(self) -> None:
+        """The same, at the end of the run."""
+        self.wait()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)  # the error on its way says more
+
+    def _is_time(self, step: int) -> bool:
+        if self._every_steps is None and self._alarm is None:
+            return True
+        is_time = self._every_steps is not None and step // self._every_steps > self._last // self._every_steps
+        return is_time or (self._alarm is not None and self._alarm.is_over())
+
+    def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        found = {}
+        for name, value in (metrics or {}).items():
+            try:
+                found[str(name)] = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
+        if self._best is not None and self._best[0] not in found:
+            raise ValueError(
+                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(found)}"
+            )
+        return found
+
+    def _finished(self, step: int, metrics: dict[str, float]) -> None:
+        """In the background, when a checkpoint has been written."""
+        self._steps[step] = metrics
+        self._damaged.discard(step)
+        if not self._leads:
+            return
+        try:
+            self._folder.keep(self._max_to_keep, self._best)
+        except OSError as error:
+            raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
+
+    def _restored(self, step: int, problems: list[str]) -> bool:
+        path = self._folder.path_of(step)
+        source, problem = find_whole(path, self._lockstep)
+        if source is None:
+            log.warning("passed over the checkpoint %s: %s", path, problem)
+            problems.append(f"{os.path.basename(path)}: {problem}")
+            self._steps.pop(step, None)
+            self._damaged.add(step)
+            return False
+        self.checkpoint._take(source)
+        self._last = step
+        return True
+
+
+class _Alarm:
+    """Whether some time is over: the chief decides, and is asked as seldom as its clock allows.
+
+    Args:
+      seconds: how long it takes.
+      lockstep: of the workers, who ask together.
+    """
+
+    def __init__(self, seconds: float, lockstep: Lockstep) -> None:
+        self._seconds = seconds
+        self._lockstep = lockstep
+        self.restart()
+
+    def restart(self) -> None:
+        """The time begins."""
+        self._start = time.monotonic()
+        self._calls, self._ask_at = 0, 1
+
+    def is_over(self) -> bool:
+        """Whether it is over."""
+        if not self._lockstep.several:
+            return time.monotonic() - self._start >= self._seconds
+        self._calls += 1
+        if self._calls < self._ask_at:
+            return False
+        passed = time.monotonic() - self._start
+        left = (self._seconds - passed) * self._calls / max(passed, 1e-6) / 2
+        ask_in = max(1, min(self._calls, int(left)))
+        over, ask_in = self._lockstep.share("asks whether to save", (passed >= self._seconds, ask_in))[0]
+        self._ask_at = self._calls + ask_in
+        return bool(over)
+
+
+def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
+    """Do it on all workers; if one can't, all raise."""
+    problem = None
+    try:
+        do()
+    except OSError as error:
+        if not lockstep.several:
+            raise
+        problem = error
+    told = lockstep.share(doing, None if problem is None else str(problem), detail)
+    for worker, text in enumerate(told):
+        if text is not None:
+            raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't write checkpoints: {text}"))
+
+
+def _count(value: int | None, name: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"CheckpointManager: {name} must be an int of at least 1, or None, got {value!r}")
+    return operator.index(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _checked_best(best: Any) -> Best | None:
+    if best is None:
+        return None
+    if isinstance(best, tuple | list) and len(best) == 2 and isinstance(best[0], str) and best[1] in ("min", "max"):
+        return best[0], best[1]
+    raise ValueError(
+        f"CheckpointManager: best names a metric and 'min' or 'max', as in best=('accuracy', 'max'), got {best!r}"
+    )

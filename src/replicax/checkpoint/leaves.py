@@ -1,0 +1,308 @@
+"""Leaves: what a checkpoint saves of the objects that it is given, each under a name.
+
+Pytrees are walked down to variables, arrays and plain values. Optimizers, metrics and iterators are not pytrees to JAX;
+what is saved of them is found here. A name is the path of a leaf, as in ``model/layers/0/w``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import numbers
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.array_leaves import (
+    ArrayLeaf,
+    CopiesLeaf,
+    DeviceArrayLeaf,
+    HostArrayLeaf,
+    VariableLeaf,
+)
+from replicax.checkpoint.storage.checkpoint_index import OptimizerEntry
+from replicax.data import DistributedDataset, DistributedIterator
+from replicax.nests import is_leaf, known
+from replicax.training import Optimizer
+from replicax.values import PerReplica
+from replicax.variables import Aggregation, Variable
+from replicax.workers.lockstep import Lockstep
+
+_SAVED = (
+    "Saved are variables, optimizers, metrics, iterators of distributed datasets, arrays of JAX and NumPy, random "
+    "keys, numbers, strings, bools and None, and pytrees of these"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainLeaf:
+    """A number, a string, a bool or ``None``."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class IteratorLeaf:
+    """An iterator of a distributed dataset."""
+
+    iterator: DistributedIterator
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """Of the workers that read the dataset."""
+        return self.iterator._pipeline.workers.lockstep
+
+    def state(self, name: str) -> Any:
+        """Its place, as plain data.
+
+        Raises:
+          ValueError: it can't be saved; says why.
+        """
+        try:
+            return json.loads(json.dumps(self.iterator.get_state(), allow_nan=False))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerLeaf:
+    """An optimizer; its slots are leaves of their own."""
+
+    optimizer: Optimizer
+
+    def entry(self, names: Mapping[int, str]) -> OptimizerEntry:
+        """What is saved of it, with the names of variables by their ids."""
+        if not self.optimizer.variables and self.optimizer.parameters is None:
+            return OptimizerEntry(False, None)
+        try:
+            return OptimizerEntry(True, _names_in(self.optimizer.parameters, names))
+        except KeyError:
+            return OptimizerEntry(True, None)
+
+
+Leaf = ArrayLeaf | PlainLeaf | IteratorLeaf | OptimizerLeaf
+
+
+class Leaves:
+    """The leaves of some objects.
+
+    Args:
+      objects: pytrees, by name.
+      workers: how many processes save together.
+
+    Attributes:
+      by_name: the leaves, in the order of the objects.
+
+    Raises:
+      TypeError: an object that can't be saved; names it.
+      ValueError: two leaves have one name.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], workers: int = 1) -> None:
+        self.by_name: dict[str, Leaf] = {}
+        self._values: dict[str, Any] = {}
+        self._workers = workers
+        self._trees: dict[str, tuple[Any, list[str]]] = {}
+        self._inside: dict[str, list[int]] = {}
+        self._places: list[tuple[Variable, Any]] = []
+        for name, tree in objects.items():
+            if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
+                raise _refused(name, tree)
+            paths, structure = jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=_stays_whole)
+            names = ["/".join([name, *map(_word, path)]) for path, _ in paths]
+            self._trees[name] = structure, names
+            for full, (_, value) in zip(names, paths, strict=True):
+                self._add(full, value)
+
+    def are_still(self, objects: Mapping[str, Any]) -> bool:
+        """Whether these are the leaves of ``objects``, but for plain values and arrays, which it takes as they are now.
+
+        To find all leaves anew takes longer than to copy them, if they are many and small.
+        """
+        fresh: dict[str, Any] = {}
+        for name, tree in objects.items():
+            structure, names = self._trees[name]
+            leaves, now = jax.tree_util.tree_flatten(known(tree), is_leaf=_stays_whole)
+            if now != structure:
+                return False
+            old = [self._values[full] for full in names]
+            if not all(map(operator.is_, leaves, old)):
+                pairs = zip(names, leaves, old, strict=True)
+                fresh |= {full: value for full, value, before in pairs if value is not before}
+        if any(variable.layout is not layout for variable, layout in self._places):
+            return False
+        if any(self._below(self._values[name]) != below for name, below in self._inside.items()):
+            return False
+        for name, value in fresh.items():
+            before = self.by_name.get(name)
+            if not isinstance(before, PlainLeaf | DeviceArrayLeaf | HostArrayLeaf):
+                return False
+            leaf = self._leaf(name, value)
+            if not _lie_alike(leaf, before):
+                return False
+            self._values[name], self.by_name[name] = value, leaf
+        return True
+
+    def variables(self) -> Iterator[tuple[str, Variable]]:
+        """The variables among them, slots too, with their names."""
+        for name, leaf in self.by_name.items():
+            if isinstance(leaf, VariableLeaf | CopiesLeaf):
+                yield name, leaf.variable
+
+    def of(self, kind: type[Any]) -> dict[str, Any]:
+        """The leaves of one class, by name."""
+        return {name: leaf for name, leaf in self.by_name.items() if isinstance(leaf, kind)}
+
+    def arrays(self) -> dict[str, ArrayLeaf]:
+        """The leaves that are arrays, by name."""
+        return {
+            name: leaf
+            for name, leaf in self.by_name.items()
+            if not isinstance(leaf, PlainLeaf | IteratorLeaf | OptimizerLeaf)
+        }
+
+    def rebuilt(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The objects, with other values for some leaves."""
+        return {
+            name: jax.tree_util.tree_unflatten(structure, [values.get(leaf, self._values[leaf]) for leaf in names])
+            for name, (structure, names) in self._trees.items()
+        }
+
+    def _add(self, name: str, value: Any) -> None:
+        self._values[name] = value
+        if isinstance(value, Optimizer):
+            self._put(name, OptimizerLeaf(value))
+        elif not _has_variables(value):
+            self._put(name, self._leaf(name, value))
+            return
+        self._inside[name] = self._below(value)
+        tree = value.state if isinstance(value, Optimizer) else value.variables
+        for path, variable in jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)[0]:
+            if isinstance(variable, Variable):
+                self._put("/".join([name, *map(_word, path)]), self._leaf(name, variable))
+
+    def _below(self, value: Any) -> list[int]:
+        """The ids of the variables inside an optimizer or a metric."""
+        if isinstance(value, Optimizer):
+            return [id(value.state)]
+        return [id(v) for v in jax.tree_util.tree_leaves(known(value.variables), is_leaf=is_leaf)]
+
+    def _put(self, name: str, leaf: Leaf) -> None:
+        if name in self.by_name:
+            raise ValueError(f"Checkpoint: two objects are called {name!r}: rename a key of one of them")
+        self.by_name[name] = leaf
+
+    def _leaf(self, name: str, value: Any) -> Leaf:
+        if isinstance(value, Variable):
+            self._places.append((value, value.layout))
+            own = value.is_stacked or (value.is_on_read and value.aggregation is Aggregation.NONE)
+            return CopiesLeaf(value) if own else VariableLeaf(value)
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            if isinstance(value, np.generic):  # float64 is a float, too
+                return HostArrayLeaf(value, self._workers)
+            return PlainLeaf(value)
+        if isinstance(value, DistributedIterator):
+            return IteratorLeaf(value)
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(f"Checkpoint: {name} is a value that a step computes: save outside of steps")
+        if isinstance(value, jax.Array):
+            return DeviceArrayLeaf(value, self._workers)
+        if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):
+            return HostArrayLeaf(value, self._workers)
+        raise _refused(name, value)
+
+
+def _lie_alike(leaf: Leaf, before: Leaf) -> bool:
+    """Whether an array has the kind and the place of another; or both are plain values."""
+    if isinstance(leaf, PlainLeaf) or isinstance(before, PlainLeaf):
+        return isinstance(leaf, PlainLeaf) and isinstance(before, PlainLeaf)
+    if isinstance(leaf, DeviceArrayLeaf | HostArrayLeaf) and isinstance(before, DeviceArrayLeaf | HostArrayLeaf):
+        return type(leaf) is type(before) and leaf.kind == before.kind and leaf.parts() == before.parts()
+    return False
+
+
+def _has_variables(value: Any) -> bool:
+    """Whether it is a metric, or anything else that says which variables it has."""
+    return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
+
+
+def _stays_whole(value: Any) -> bool:
+    return value is None or is_leaf(value)
+
+
+def _has_numbers(value: np.ndarray[Any, Any] | np.generic) -> bool:
+    return value.dtype == np.bool_ or bool(jnp.issubdtype(value.dtype, jnp.number))
+
+
+def _refused(name: str, value: Any) -> TypeError:
+    return TypeError(f"Checkpoint: {name} is {_described(value)}. {_SAVED}{_hint(value)}.")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        return f"a NumPy array of dtype {value.dtype}"
+    shown = repr(value)
+    return f"of the class {type(value).__module__}.{type(value).__qualname__}: {shown[:100]}"
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, DistributedDataset):
+        return "; of a dataset save the iterator, iter(dataset), which knows how far it has come"
+    if isinstance(value, PerReplica):
+        return "; for a value of each replica make a Variable with synchronization='on_read'"
+    if isinstance(value, Iterator):
+        return "; an iterator has to be one of strategy.distribute_dataset(…)"
+    if isinstance(value, numbers.Number | bytes):
+        return "; make it one of these"
+    if hasattr(value, "init") and hasattr(value, "update"):
+        return "; of an Optax transformation save its state, or make a replicax.Optimizer"
+    return ""
+
+
+def _word(key: Any) -> str:
+    """A key of a path as part of a name, in which ``/`` divides."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute)).replace("\\", "\\\\").replace("/", "\\/")
+    return str(key)
+
+
+# --- the pytrees that optimizers were built for ---------------------------------------------------------
+
+
+def _names_in(tree: Any, names: Mapping[int, str]) -> Any:
+    """A pytree of variables as JSON: lists with a tag.
+
+    Raises:
+      KeyError: a container that is not one of Python's own, or a variable without a name.
+    """
+    if isinstance(tree, Variable):
+        return names[id(tree)]
+    if tree is None:
+        return None
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return ["dict", {key: _names_in(value, names) for key, value in tree.items()}]
+    if type(tree) in (list, tuple):
+        return [type(tree).__name__, [_names_in(value, names) for value in tree]]
+    raise KeyError(type(tree))
+
+
+def variables_named(parameters: Any, variables: Mapping[str, Variable]) -> Any:
+    """The pytree that ``_names_in`` was given, with this program's variables.
+
+    Raises:
+      KeyError: there is none of this name.
+    """
+    if parameters is None:
+        return None
+    if isinstance(parameters, str):
+        return variables[parameters]
+    kind, content = parameters
+    if kind == "dict":
+        return {key: variables_named(value, variables) for key, value in content.items()}
+    items: Sequence[Any] = [variables_named(value, variables) for value in content]
+    return tuple(items) if kind == "tuple" else list(items)

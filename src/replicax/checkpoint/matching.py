@@ -1,0 +1,122 @@
+"""Whether a checkpoint fits the objects that it is to be restored into, and what to say if it does not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf, PlainLeaf
+from replicax.checkpoint.storage.checkpoint_index import (
+    ArrayEntry,
+    Entry,
+    IteratorEntry,
+    OptimizerEntry,
+    PlainEntry,
+)
+
+_MOST_LINES = 20
+
+
+def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial: bool) -> None:
+    """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
+
+    Args:
+      leaves: of the objects.
+      entries: of the checkpoint.
+      path: of the checkpoint.
+      partial: whether leaves and entries may be missing.
+
+    Raises:
+      ValueError: lists all that does not fit.
+    """
+    slots = tuple(f"{name}/" for name in _without_slots(leaves, entries))
+    ours = [n for n in leaves.by_name if n not in entries and not n.startswith(slots or "\0")]
+    theirs = [name for name in entries if name not in leaves.by_name]
+    missing, extra = ([], []) if partial else (ours, theirs)
+    different = []
+    for name, leaf in leaves.by_name.items():
+        if name in entries and (what := _difference(leaf, entries[name])) is not None:
+            different.append(f"{name}: {what}")
+    if not (missing or extra or different):
+        return
+    lines = [
+        *_listed("in the checkpoint there is no", [_missing(n, leaves.by_name[n], extra) for n in missing]),
+        *_listed("the checkpoint also has", [f"{name}, {_shown_entry(entries[name])}" for name in extra]),
+        *_listed("they differ in", different),
+    ]
+    hint = _hint(leaves, missing, extra, different)
+    raise ValueError(
+        f"the checkpoint {path} does not fit the objects that it is to be restored into:\n" + "\n".join(lines) + hint
+    )
+
+
+def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
+    """Optimizers that were saved before they had slots: theirs begin anew."""
+    return [
+        name
+        for name in leaves.of(OptimizerLeaf)
+        if isinstance(entry := entries.get(name), OptimizerEntry) and not entry.built
+    ]
+
+
+def _difference(leaf: Leaf, entry: Entry) -> str | None:
+    if isinstance(leaf, PlainLeaf):
+        if isinstance(entry, PlainEntry):
+            return None
+    elif isinstance(leaf, IteratorLeaf):
+        if isinstance(entry, IteratorEntry):
+            return None
+    elif isinstance(leaf, OptimizerLeaf):
+        if isinstance(entry, OptimizerEntry):
+            return None
+    elif isinstance(entry, ArrayEntry) and entry.kind == leaf.kind:
+        return None
+    return f"saved was {_shown_entry(entry)}, here is {_shown_leaf(leaf)}"
+
+
+def _shown_leaf(leaf: Leaf) -> str:
+    if isinstance(leaf, PlainLeaf):
+        return f"the plain value {leaf.value!r}"
+    if isinstance(leaf, IteratorLeaf):
+        return "an iterator"
+    if isinstance(leaf, OptimizerLeaf):
+        return "an optimizer"
+    return str(leaf.kind)
+
+
+def _shown_entry(entry: Entry) -> str:
+    if isinstance(entry, PlainEntry):
+        return f"the plain value {entry.value!r}"
+    if isinstance(entry, IteratorEntry):
+        return "an iterator"
+    if isinstance(entry, OptimizerEntry):
+        return "an optimizer"
+    return str(entry.kind)
+
+
+def _missing(name: str, leaf: Leaf, extra: list[str]) -> str:
+    near = difflib.get_close_matches(name, extra, 1, 0.75) if len(extra) < 1000 else []
+    return f"{name}, {_shown_leaf(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
+
+
+def _listed(what: str, items: list[str]) -> list[str]:
+    lines = [f"  {what} {item}" for item in items[:_MOST_LINES]]
+    return lines if len(items) <= _MOST_LINES else [*lines, f"  … and {len(items) - _MOST_LINES} more"]
+
+
+def _hint(leaves: Leaves, missing: list[str], extra: list[str], different: list[str]) -> str:
+    hints = []
+    for name in leaves.of(OptimizerLeaf):
+        if any(other.startswith(f"{name}/") for other in (*missing, *extra)):
+            hints.append(
+                f"{name} has other state than was saved: is it another transformation, or was it built for other "
+                "variables?"
+            )
+    if any("replicas' copies" in text for text in different):
+        hints.append(
+            "The copies of an on-read variable without aggregation belong to so many replicas; give it an aggregation "
+            "to restore it onto other numbers."
+        )
+    if missing or extra:
+        hints.append("To restore only what is in both: restore(path, partial=True).")
+    return "".join(f"\n{hint}" for hint in hints)

@@ -1,0 +1,246 @@
+"""Restoring: the saved values of a whole checkpoint, read block by block and put where they belong.
+
+Nothing changes before everything has been compared. Then arrays are read some at a time, so that the host never has
+more than a part of them. A piece that a worker's own disk lacks is read by another, who tells all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.checkpoint.array_leaves import LARGE, ArrayLeaf, HostArray
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf, variables_named
+from replicax.checkpoint.matching import check_fits
+from replicax.checkpoint.snapshot import Place
+from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of, size_of
+from replicax.checkpoint.storage.checkpoint_index import (
+    ArrayEntry,
+    IteratorEntry,
+    OptimizerEntry,
+    PlainEntry,
+)
+from replicax.checkpoint.storage.piece_store import Request, read_pieces
+from replicax.checkpoint.whole_checkpoint import WholeCheckpoint
+from replicax.errors import CheckpointError
+from replicax.training import Optimizer
+from replicax.workers.lockstep import Lockstep
+
+BATCH = 128 << 20
+"""Arrays are read together up to so many bytes."""
+
+
+def restored(objects: Mapping[str, Any], source: WholeCheckpoint, lockstep: Lockstep, partial: bool) -> dict[str, Any]:
+    """Put saved values into objects; returns them, with new ones for what can't change.
+
+    Args:
+      objects: pytrees, by name.
+      source: the checkpoint.
+      lockstep: of all workers that restore together.
+      partial: whether only what is both in the checkpoint and here is restored.
+
+    Raises:
+      ValueError: names, shapes or dtypes don't fit; or an iterator can't go on from its place. Nothing has changed.
+      CheckpointError: the files can't be read any more, after they have been checked.
+    """
+    entries = source.index.entries
+    with contextlib.ExitStack() as undo:
+        leaves = _with_slots(objects, source, lockstep, undo)
+        check_fits(leaves, entries, source.path, partial)
+        for name, leaf in leaves.of(IteratorLeaf).items():
+            if isinstance(entry := entries.get(name), IteratorEntry):
+                _set_state(name, leaf, entry.state, undo)
+        undo.pop_all()
+    values = _arrays(leaves, source, lockstep)
+    for name, leaf in leaves.by_name.items():
+        entry = entries.get(name)
+        if isinstance(leaf, PlainLeaf) and isinstance(entry, PlainEntry):
+            values[name] = entry.value
+        elif isinstance(leaf, OptimizerLeaf) and isinstance(entry, OptimizerEntry) and not entry.built:
+            leaf.optimizer.reset()
+    return leaves.rebuilt(values)
+
+
+def _with_slots(
+    objects: Mapping[str, Any], source: WholeCheckpoint, lockstep: Lockstep, undo: contextlib.ExitStack
+) -> Leaves:
+    """The leaves, after optimizers that were saved with slots, and have none here yet, have been built."""
+    workers = lockstep.workers.count
+    leaves = Leaves(objects, workers)
+    variables = dict(leaves.variables())
+    for name, leaf in leaves.of(OptimizerLeaf).items():
+        entry = source.index.entries.get(name)
+        optimizer: Optimizer = leaf.optimizer
+        if not isinstance(entry, OptimizerEntry) or not entry.built or optimizer.parameters is not None:
+            continue
+        try:
+            if entry.parameters is None:
+                raise KeyError
+            parameters = variables_named(entry.parameters, variables)
+        except KeyError:
+            raise ValueError(
+                f"the checkpoint {source.path} has state of {name}, which has none here yet, as it does not know its "
+                "variables: call optimizer.build(variables) before the restore, with what apply_gradients will be given"
+            ) from None
+        undo.callback(optimizer.forget)
+        optimizer.build(parameters)
+    return Leaves(objects, workers)
+
+
+def _set_state(name: str, leaf: IteratorLeaf, state: Any, undo: contextlib.ExitStack) -> None:
+    before = None
+    with contextlib.suppress(ValueError):  # a dataset that can't be gone through again
+        before = leaf.iterator.get_state()
+    try:
+        leaf.iterator.set_state(state)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if before is not None:
+        undo.callback(leaf.iterator.set_state, before)
+
+
+def _arrays(leaves: Leaves, source: WholeCheckpoint, lockstep: Lockstep) -> dict[str, Any]:
+    """Restore the arrays; returns those that are replaced."""
+    arrays = {
+        name: (leaf, entry)
+        for name, leaf in leaves.arrays().items()
+        if isinstance(entry := source.index.entries.get(name), ArrayEntry)
+    }
+    reader = _Reader(source, lockstep, arrays)
+    values: dict[str, Any] = {}
+    name = ""
+    try:
+        for batch in _batches(arrays):
+            reader.prepare(batch)
+            for name in batch:
+                leaf, _ = arrays[name]
+                values[name] = leaf.restored(lambda block, name=name: reader.read(name, block))  # type: ignore[misc]
+            reader.forget()
+        lockstep.share("has restored a checkpoint", None, source.path)
+    except OSError as error:
+        failure = CheckpointError(
+            f"restoring {source.path} was broken off at {name}: {error}. What comes before it has its saved value, and "
+            "what comes after it has not: restore another checkpoint"
+        )
+        lockstep.fail(failure, "a restore")
+        raise failure from error
+    return values
+
+
+def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[list[str]]:
+    """The names, in groups that are read together."""
+    batch: list[str] = []
+    size = 0
+    for name, (_, entry) in arrays.items():
+        own = int(np.prod(entry.kind.shape, dtype=np.int64)) * entry.kind.numpy_dtype.itemsize
+        if batch and size + own > BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += own
+    if batch:
+        yield batch
+
+
+class _Reader:
+    """Reads blocks of the saved arrays.
+
+    Args:
+      source: the checkpoint.
+      lockstep: of the workers, who come to each method together.
+      arrays: what is restored.
+    """
+
+    def __init__(
+        self, source: WholeCheckpoint, lockstep: Lockstep, arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]
+    ) -> None:
+        self._source = source
+        self._lockstep = lockstep
+        self._arrays = arrays
+        self._blocks: dict[str, list[Block]] = {}
+        for name, block in source.holders:
+            self._blocks.setdefault(name, []).append(block)
+        self._received: dict[Place, HostArray] = {}
+        self._read: dict[Place, HostArray] = {}
+        me = lockstep.workers.index
+        lacking = [
+            place
+            for name, (leaf, _) in arrays.items()
+            for place in self._pieces(name, leaf.needed())
+            if me not in source.holders[place]
+        ]
+        told = lockstep.share("says what its disk lacks", lacking, source.path)
+        self._lacking = set().union(*told)
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Read what these arrays need, side by side; what is large is read when it is asked for."""
+        self._exchange(names)
+        wanted = []
+        for name in names:
+            leaf, entry = self._arrays[name]
+            for block in leaf.needed():
+                if size_of(block) * entry.kind.numpy_dtype.itemsize <= LARGE:
+                    wanted.append((name, block))
+        self._read = dict(zip(wanted, self._read_now(wanted), strict=True))
+
+    def read(self, name: str, block: Block) -> HostArray:
+        """A block of an array."""
+        found = self._read.get((name, block))
+        return self._read_now([(name, block)])[0] if found is None else found
+
+    def forget(self) -> None:
+        """Let go of what was read."""
+        self._read, self._received = {}, {}
+
+    def _pieces(self, name: str, blocks: Sequence[Block]) -> list[Place]:
+        """The stored pieces that have something of these blocks."""
+        stored = self._blocks.get(name, [])
+        return [(name, piece) for piece in stored if any(common(piece, block) is not None for block in blocks)]
+
+    def _exchange(self, names: Sequence[str]) -> None:
+        """Those who have them send the pieces of these arrays that others lack."""
+        pieces = [(name, piece) for name in names for piece in self._blocks.get(name, [])]
+        wanted = [place for place in pieces if place in self._lacking]
+        if not wanted:
+            return
+        me = self._lockstep.workers.index
+        mine = [place for place in wanted if self._source.holders[place][0] == me]
+        for everyones in self._lockstep.share(
+            "sends pieces", dict(zip(mine, self._read_now(mine), strict=True)), self._source.path
+        ):
+            self._received |= everyones
+
+    def _read_now(self, wanted: Sequence[Place]) -> list[HostArray]:
+        """Blocks of arrays, put together from the pieces that have something of them."""
+        requests: list[Request] = []
+        targets: list[tuple[int, Block]] = []
+        sent: list[tuple[tuple[int, Block], HostArray]] = []
+        for number, (name, block) in enumerate(wanted):
+            entry = self._arrays[name][1]
+            for _, piece in self._pieces(name, [block]):
+                part = common(piece, block)
+                assert part is not None
+                if (name, piece) in self._received:
+                    sent.append(((number, part), self._received[name, piece][inside(part, piece)]))
+                    continue
+                folder, key = entry.pieces[piece]
+                where = os.path.join(self._source.path, folder)
+                requests.append((where, key, inside(part, piece), entry.kind.numpy_dtype))
+                targets.append((number, part))
+        found: dict[int, HostArray] = {}
+        for (number, part), data in itertools.chain(zip(targets, read_pieces(requests), strict=True), sent):
+            block = wanted[number][1]
+            if part == block:
+                found[number] = data
+            else:
+                array = found.setdefault(number, np.empty(shape_of(block), data.dtype))
+                array[inside(part, block)] = data
+        return [  # no piece has anything of an array without elements
+            found[number] if number in found else np.empty(shape_of(block), self._arrays[name][1].kind.numpy_dtype)
+            for number, (name, block) in enumerate(wanted)
+        ]

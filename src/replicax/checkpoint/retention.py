@@ -1,0 +1,157 @@
+"""The folder of a manager: which checkpoints are in it, which are this manager's, and which of these go.
+
+A file in the folder has an id, and so has each checkpoint that is written there. What has another id, or none, or has
+files that were not written with it, is somebody else's and stays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from typing import Literal
+
+from replicax.checkpoint.saving import UNFINISHED
+from replicax.checkpoint.storage import manifest
+from replicax.checkpoint.storage.checkpoint_index import read_index
+from replicax.checkpoint.storage.manifest import DamagedError, Manifest
+from replicax.checkpoint.whole_checkpoint import what_is_wrong
+
+log = logging.getLogger("replicax")
+
+Best = tuple[str, Literal["min", "max"]]
+"""The name of a metric, and whether the lowest or the highest is best."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+_OWNER = "manager.json"
+
+
+class Folder:
+    """The folder of a manager, on one disk.
+
+    Args:
+      path: of the folder, which exists.
+
+    Attributes:
+      id: which every checkpoint has that is written for it; ``None`` before :meth:`own`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.id: str | None = None
+
+    def own(self) -> None:
+        """Find the folder's id, or give it one.
+
+        Raises:
+          OSError: it can't be read, or written.
+        """
+        file = os.path.join(self.path, _OWNER)
+        if not os.path.lexists(file):
+            new = f"{file}.{uuid.uuid4().hex[:8]}"
+            manifest.write_flushed(new, json.dumps({"format": 1, "id": uuid.uuid4().hex}))
+            os.rename(new, file)
+            manifest.flush(self.path)
+        try:
+            with open(file, encoding="utf-8") as opened:
+                self.id = str(json.load(opened)["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise OSError(f"{file} can't be read, by which {self.path} is known: {error}; remove it") from error
+
+    def path_of(self, step: int) -> str:
+        """The folder of the checkpoint of a step."""
+        return os.path.join(self.path, f"step-{step:08d}")
+
+    def steps(self) -> list[int]:
+        """The steps of which there is something, be it damaged; the newest last."""
+        return sorted(int(found[1]) for name in os.listdir(self.path) if (found := _NAME.fullmatch(name)))
+
+    def unfinished(self) -> list[str]:
+        """The names of what saves have left that were broken off."""
+        return sorted(n for n in os.listdir(self.path) if UNFINISHED in n and _NAME.fullmatch(n.split(UNFINISHED)[0]))
+
+    def complete(self) -> dict[int, dict[str, float]]:
+        """The metrics of each step whose checkpoint is there with all its files; their bytes are not looked at."""
+        found = {}
+        for step in self.steps():
+            try:
+                manifest.check_sizes(self.path_of(step), manifest.read_manifest(self.path_of(step)))
+                found[step] = dict(read_index(self.path_of(step)).metrics)
+            except (DamagedError, OSError):
+                continue
+        return found
+
+    def make_room(self, step: int, is_damaged: bool) -> None:
+        """Give what is in the place of a step, and is no whole checkpoint, another name.
+
+        Args:
+          step: which.
+          is_damaged: whether that is known already.
+
+        Raises:
+          FileExistsError: it is a whole one.
+        """
+        path = self.path_of(step)
+        if not os.path.lexists(path):
+            return
+        if not is_damaged and what_is_wrong(path) is None:
+            raise FileExistsError(f"there is a checkpoint {path} now, which this manager has not written")
+        number = 1
+        while os.path.lexists(f"{path}.damaged-{number}"):
+            number += 1
+        os.rename(path, f"{path}.damaged-{number}")
+        log.warning("%s is damaged, and has been renamed to %s.damaged-%d", path, path, number)
+
+    def keep(self, newest: int | None, best: Best | None) -> None:
+        """Delete this manager's checkpoints but the newest so many, and the best; and what broken saves have left.
+
+        Raises:
+          OSError: something can't be deleted.
+        """
+        for name in self.unfinished():
+            if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
+                shutil.rmtree(os.path.join(self.path, name))
+        complete = self.complete()
+        if newest is None:
+            return
+        own = [step for step in complete if (listed := self._own(step)) is not None and self._has_no_more(step, listed)]
+        kept = {*own[-newest:], *list(complete)[-1:], best_of(complete, best)}
+        for step in own:
+            if step in kept:
+                continue
+            gone = f"{self.path_of(step)}{UNFINISHED}{str(self.id)[:8]}-deleted"
+            os.rename(self.path_of(step), gone)  # so it is never there in part
+            shutil.rmtree(gone)
+
+    def _own(self, step: int) -> Manifest | None:
+        try:
+            listed = manifest.read_manifest(self.path_of(step))
+        except (DamagedError, OSError):
+            return None
+        return listed if listed.manager == self.id and listed.step == step else None
+
+    def _has_no_more(self, step: int, listed: Manifest) -> bool:
+        more = {*manifest.files_below(self.path_of(step))} - {*listed.files, manifest.NAME}
+        if more:
+            log.warning("%s is kept, as it has %s, which is not the manager's", self.path_of(step), min(more))
+        return not more
+
+
+def best_of(steps: Mapping[int, Mapping[str, float]], best: Best | None) -> int | None:
+    """The step with the best metric, the latest of them; ``None`` if none has it.
+
+    >>> from replicax.checkpoint.retention import best_of
+    >>> best_of({1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": float("nan")}, 4: {}}, ("loss", "min"))
+    2
+    """
+    if best is None:
+        return None
+    name, direction = best
+    values = {step: metrics[name] for step, metrics in steps.items() if not math.isnan(metrics.get(name, math.nan))}
+    sign = 1 if direction == "max" else -1
+    return max(values, key=lambda step: (sign * values[step], step), default=None)

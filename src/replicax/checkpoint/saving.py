@@ -1,0 +1,192 @@
+"""Saving: how a snapshot becomes a checkpoint, all at once or not at all.
+
+Everything is written into a folder whose name says that it is unfinished, and flushed to the disk. Then the manifest is
+written, and the folder gets its name. With several workers each writes its pieces and tells the others their hashes;
+when all have, the first worker of each disk finishes the folder there. All of this is in the background.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicax.checkpoint.snapshot import Snapshot, as_data
+from replicax.checkpoint.storage import checkpoint_index, manifest
+from replicax.checkpoint.storage.checkpoint_index import CheckpointIndex
+from replicax.checkpoint.storage.manifest import Manifest
+from replicax.checkpoint.storage.piece_store import write_pieces
+from replicax.checkpoint.storage.shared_disks import Groups
+from replicax.errors import CheckpointError, WorkerError
+from replicax.workers.codec import dumps, loads
+from replicax.workers.exchange import Series, never
+
+PATIENCE = 3600.0
+"""For how many seconds a worker waits for others that write more, or to slower disks."""
+SIGN_OF_LIFE = 10.0
+"""After how many seconds it asks whether they are alive."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """A checkpoint that is to be written.
+
+    Attributes:
+      path: its folder, on this worker.
+      id: which tells it from all others.
+      time: when it began.
+      manager: the id of the manager; ``None`` without one.
+      step: its number there.
+      metrics: what the manager was told.
+      groups: the workers that share a disk.
+      worker: this one.
+      series: for what the workers tell each other; ``None`` if there is one only.
+    """
+
+    path: str
+    id: str
+    time: float
+    manager: str | None
+    step: int | None
+    metrics: Mapping[str, float]
+    groups: Groups
+    worker: int
+    series: Series | None
+
+    @property
+    def unfinished(self) -> str:
+        """The folder that it is written into."""
+        owner = "" if self.manager is None else f"{self.manager[:8]}-"
+        return f"{self.path}{UNFINISHED}{owner}{self.id[:8]}"
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The workers that write to this disk."""
+        return next(group for group in self.groups if self.worker in group)
+
+
+UNFINISHED = ".unfinished-"
+
+
+def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = never) -> None:
+    """Write a checkpoint, together with the other workers.
+
+    Raises:
+      CheckpointError: it could not be written, here or by another worker; says why. Nothing is left of it.
+    """
+    meeting = _Meeting(save, called_off)
+    everyones = meeting.all_told((snapshot.digest, as_data(snapshot.copies)))
+    for worker in save.group:
+        if everyones[worker][0] != everyones[save.group[0]][0]:
+            raise CheckpointError(
+                f"the checkpoint {save.path} could not be written: worker {worker} saves other objects than worker "
+                f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
+            )
+    snapshot.combine([copies for _, copies in everyones], save.worker)
+    keys, files, problem, is_finished = _keys(save, snapshot), {}, None, False
+    try:
+        files = _write_own(save, snapshot, keys)
+    except OSError as error:
+        problem = error
+    try:
+        everyones = meeting.all_told(files, problem)
+        if save.worker == save.group[0]:
+            try:
+                _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
+                is_finished = True
+            except OSError as error:
+                problem = error
+        meeting.all_told(None, problem)
+    except CheckpointError:
+        if save.worker == save.group[0]:
+            shutil.rmtree(save.unfinished, ignore_errors=True)
+            if meeting.has_failed and is_finished:  # here, but not on another disk
+                shutil.rmtree(save.path, ignore_errors=True)
+        raise
+
+
+def _keys(save: Save, snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
+    """Where each piece goes: a folder for each worker, and a number."""
+    return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(snapshot.writers.items())}
+
+
+def _write_own(save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]]) -> dict[str, tuple[int, str]]:
+    """Write this worker's pieces; returns sizes and hashes of the files."""
+    if not snapshot.pieces:
+        return {}
+    os.makedirs(save.unfinished, exist_ok=True)
+    own = f"arrays-{save.worker}"
+    folder = os.path.join(save.unfinished, own)
+    write_pieces(folder, {keys[place][1]: array for place, array in snapshot.pieces.items()})
+    snapshot.pieces.clear()
+    manifest.flush_below(folder)
+    return manifest.hashes(save.unfinished, manifest.files_below(save.unfinished, own))
+
+
+def _finish(
+    save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]], files: dict[str, tuple[int, str]]
+) -> None:
+    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries(keys))
+    os.makedirs(save.unfinished, exist_ok=True)
+    manifest.write_flushed(os.path.join(save.unfinished, checkpoint_index.NAME), index.dumps())
+    files = {**files, **manifest.hashes(save.unfinished, [checkpoint_index.NAME])}
+    listed = Manifest(save.id, save.manager, save.step, dict(sorted(files.items())))
+    manifest.write_flushed(os.path.join(save.unfinished, manifest.NAME), listed.dumps())
+    manifest.flush(save.unfinished)
+    os.rename(save.unfinished, save.path)
+    manifest.flush(os.path.dirname(save.path))
+
+
+class _Meeting:
+    """Where workers tell each other how far they have come; each is told of what went wrong on any of them."""
+
+    def __init__(self, save: Save, called_off: Callable[[], bool]) -> None:
+        self._save = save
+        self._gives_up = called_off
+        self.has_failed = False  # as one has said; one that has died may have come to the end before
+        self._heard = time.monotonic()
+
+    def _called_off(self) -> bool:
+        """Whether the program is at its end.
+
+        Raises:
+          WorkerError: another worker is dead, so nobody need wait for it.
+        """
+        series, now = self._save.series, time.monotonic()
+        if series is not None and series.workers.liveness is not None and now - self._heard > SIGN_OF_LIFE:
+            if silent := series.workers.liveness.silent():
+                who = " and ".join(map(str, silent))
+                raise WorkerError(f"worker {who} of {series.workers.count} gives no sign of life")
+            self._heard = time.monotonic()
+        return self._gives_up()
+
+    def all_told(self, item: Any, problem: Exception | None = None) -> list[Any]:
+        """What all have brought.
+
+        Raises:
+          CheckpointError: one has a problem; or has not come.
+        """
+        save = self._save
+        what = f"the checkpoint {save.path} could not be written"
+        if save.series is None:
+            if problem is not None:
+                self.has_failed = True
+                raise CheckpointError(f"{what}: {_told(problem)}") from problem
+            return [item]
+        message = dumps((None if problem is None else _told(problem), item))
+        try:
+            said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._called_off)]
+        except Exception as error:
+            raise CheckpointError(f"{what}: {_told(error)}") from error
+        for worker, (text, _) in enumerate(said):
+            if text is not None:
+                self.has_failed = True
+                raise CheckpointError(f"{what}: on worker {worker}: {text}") from problem
+        return [theirs for _, theirs in said]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,150 @@
+"""Snapshots: what is to be written, copied to the host, so that training can go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, Piece, begin_copies
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
+from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
+from replicax.checkpoint.storage.checkpoint_index import (
+    ArrayEntry,
+    ArrayKind,
+    Entry,
+    IteratorEntry,
+    PlainEntry,
+)
+from replicax.checkpoint.storage.shared_disks import Groups
+from replicax.variables.slots import exchanging
+
+Place = tuple[str, Block]
+"""A piece: the name of its array, and which block of it."""
+
+
+@dataclasses.dataclass
+class Snapshot:
+    """The values of some leaves at one time, as far as one worker writes them.
+
+    Attributes:
+      plain: entries that are no arrays.
+      kinds: of the arrays, by name.
+      same: names of arrays that have another name, too, under which they are written.
+      writers: the pieces that one disk gets, with the worker that writes each.
+      pieces: those of this worker.
+      copies: of on-read variables, this worker's copies, which are not combined yet.
+      digest: of what is written, the same on all workers that share a disk.
+    """
+
+    plain: dict[str, Entry]
+    kinds: dict[str, ArrayKind]
+    same: dict[str, str]
+    writers: dict[Place, int]
+    pieces: dict[Place, HostArray]
+    copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
+    digest: str
+
+    def combine(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> None:
+        """Make one value of the copies of all workers, where ``worker`` writes it."""
+        for name, (leaf, _) in self.copies.items():
+            copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
+            value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
+            for (owner, piece), writer in self.writers.items():
+                if owner == name and writer == worker:
+                    self.pieces[name, piece] = np.asarray(value[inside(piece, block)], order="C")
+
+    def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
+        """All entries, with the pieces that are on one disk."""
+        pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in self.kinds}
+        for (name, block), place in keys.items():
+            pieces[name][block] = place
+        arrays = {name: ArrayEntry(kind, pieces[self.same.get(name, name)]) for name, kind in self.kinds.items()}
+        return {**self.plain, **arrays}
+
+
+def plain_entries(leaves: Leaves) -> dict[str, Entry]:
+    """The entries of all leaves that are no arrays.
+
+    Raises:
+      ValueError: the place of an iterator can't be saved; says why.
+    """
+    names = {id(variable): name for name, variable in leaves.variables()}
+    found: dict[str, Entry] = {}
+    for name, leaf in leaves.by_name.items():
+        if isinstance(leaf, PlainLeaf):
+            found[name] = PlainEntry(leaf.value)
+        elif isinstance(leaf, IteratorLeaf):
+            found[name] = IteratorEntry(leaf.state(name))
+        elif isinstance(leaf, OptimizerLeaf):
+            found[name] = leaf.entry(names)
+    return found
+
+
+class Plan:
+    """Which worker writes what of some leaves; it holds as long as the leaves lie where they do.
+
+    Args:
+      leaves: what is to be saved.
+      groups: the workers that share a disk.
+      worker: this one.
+    """
+
+    def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
+        self.kinds: dict[str, ArrayKind] = {}
+        self.same: dict[str, str] = {}
+        self.writers: dict[Place, int] = {}
+        self._own: dict[str, list[Piece]] = {}
+        self._copies: list[str] = []
+        loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
+        first: dict[int, str] = {}
+        for name, leaf in leaves.arrays().items():
+            self.kinds[name] = leaf.kind
+            owner = first.setdefault(id(leaf.owner), name)
+            if owner != name:
+                self.same[name] = owner
+                continue
+            if isinstance(leaf, CopiesLeaf):
+                self._copies.append(name)
+            for part in leaf.parts():
+                self._share_out(name, leaf, part, loads, worker)
+        whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+
+    def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> None:
+        """Give each piece of a part to that one of its workers which has least to write."""
+        is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
+        having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
+        if not having:
+            return  # another disk has it
+        itemsize = leaf.kind.numpy_dtype.itemsize
+        for piece in pieces_of(part.block, itemsize):
+            writer = min(having, key=lambda w: loads[w])
+            loads[writer] += size_of(piece) * itemsize
+            self.writers[name, piece] = writer
+            if writer == worker and not isinstance(leaf, CopiesLeaf):
+                self._own.setdefault(name, []).append(Piece.of(part, piece))
+
+    def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
+        """The present values of the leaves, with the :func:`plain_entries` of them.
+
+        Raises:
+          VariableLostError: a variable has no value.
+        """
+        arrays: Any = leaves.by_name  # those that are named here
+        pieces: dict[Place, HostArray] = {}
+        with exchanging():  # all of one step, whatever other threads do
+            begin_copies(arrays[name] for name in self._own)
+            copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
+            for name, own in self._own.items():
+                for piece, data in zip(own, arrays[name].copied(own), strict=True):
+                    pieces[name, piece.block] = data
+        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies, self._digest)
+
+
+def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:
+    """This worker's copies as they travel."""
+    return {name: own for name, (_, own) in copies.items()}

@@ -1,0 +1,91 @@
+"""Blocks: rectangular parts of an array, as ranges of its indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Block = tuple[tuple[int, int], ...]
+"""The first index, and the one after the last, along each dim."""
+
+PIECE_BYTES = 64 << 20
+"""Blocks are stored in pieces of at most so many bytes, so that no reader needs memory for more at a time."""
+
+
+def whole_block(shape: Sequence[int]) -> Block:
+    """All of an array of ``shape``."""
+    return tuple((0, size) for size in shape)
+
+
+def block_at(index: Sequence[slice], shape: Sequence[int]) -> Block:
+    """The block that slices with step 1 select.
+
+    >>> from replicax.checkpoint.storage.blocks import block_at
+    >>> block_at((slice(2, None), slice(None)), (4, 3))
+    ((2, 4), (0, 3))
+    """
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def shape_of(block: Block) -> tuple[int, ...]:
+    """How many indices it has along each dim."""
+    return tuple(stop - start for start, stop in block)
+
+
+def size_of(block: Block) -> int:
+    """How many elements it has."""
+    return math.prod(shape_of(block))
+
+
+def common(a: Block, b: Block) -> Block | None:
+    """What two blocks have in common; ``None`` if that is nothing.
+
+    >>> from replicax.checkpoint.storage.blocks import common
+    >>> common(((0, 3),), ((2, 5),))
+    ((2, 3),)
+    """
+    found = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return None if any(start >= stop for start, stop in found) else found
+
+
+def inside(block: Block, outer: Block) -> tuple[slice, ...]:
+    """Where ``block`` is in an array that holds ``outer``."""
+    return tuple(slice(x[0] - y[0], x[1] - y[0]) for x, y in zip(block, outer, strict=True))
+
+
+def pieces_of(block: Block, itemsize: int, most: int = PIECE_BYTES) -> list[Block]:
+    """``block`` in pieces of at most ``most`` bytes each; none if it has no elements.
+
+    They depend on nothing else, so all workers cut alike.
+
+    >>> from replicax.checkpoint.storage.blocks import pieces_of
+    >>> pieces_of(((0, 5), (0, 4)), itemsize=4, most=32)
+    [((0, 2), (0, 4)), ((2, 4), (0, 4)), ((4, 5), (0, 4))]
+    """
+    size = size_of(block) * itemsize
+    if not size:
+        return []
+    if size <= most:
+        return [block]
+    dim = next(d for d, (start, stop) in enumerate(block) if stop - start > 1)
+    start, stop = block[dim]
+    step = max(1, most // (size // (stop - start)))
+    parts = ((*block[:dim], (i, min(i + step, stop)), *block[dim + 1 :]) for i in range(start, stop, step))
+    return [piece for part in parts for piece in pieces_of(part, itemsize, most)]
+
+
+def cover(block: Block, pieces: Iterable[Block]) -> bool:
+    """Whether pieces that have nothing in common with each other make up all of ``block``."""
+    shared = (common(block, piece) for piece in pieces)
+    return sum(size_of(piece) for piece in shared if piece is not None) == size_of(block)
+
+
+def as_json(block: Block) -> list[list[int]]:
+    """A block as it stands in the index."""
+    return [list(part) for part in block]
+
+
+def from_json(data: Any) -> Block:
+    """The block that :func:`as_json` was given."""
+    return tuple((int(start), int(stop)) for start, stop in data)

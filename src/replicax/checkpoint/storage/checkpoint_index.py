@@ -1,0 +1,203 @@
+"""The index: what is in a checkpoint, by name, and where each piece of an array lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.storage.blocks import Block, as_json, from_json
+from replicax.checkpoint.storage.manifest import DamagedError
+from replicax.workers.codec import declared
+
+NAME = "index.json"
+FORMAT = 1
+"""Raised when a later version writes what this one can't read; all earlier ones can be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayKind:
+    """What must be the same of an array that is saved and one that is restored.
+
+    Attributes:
+      shape: of its numbers.
+      dtype: their dtype, by name.
+      generator: of random keys, the name of their implementation; then the numbers are the keys' data.
+      copies: of an on-read variable without aggregation, how many replicas had a copy; dim 0 goes through them.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    generator: str | None = None
+    copies: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if self.generator is not None:
+            text = f"{self.generator} keys, {text}"
+        return text if self.copies is None else f"{text}, of {self.copies} replicas' copies"
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype as NumPy has it."""
+        return np.dtype(getattr(jnp, self.dtype, self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry:
+    """An array, in pieces.
+
+    Attributes:
+      kind: what it is.
+      pieces: where each block of it lies: the folder and the key there.
+    """
+
+    kind: ArrayKind
+    pieces: Mapping[Block, tuple[str, str]]
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class PlainEntry:
+    """A number, a string, a bool or ``None``."""
+
+    value: Any
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class IteratorEntry:
+    """The place of an input iterator."""
+
+    state: Any
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class OptimizerEntry:
+    """An optimizer, whose slots are entries of their own.
+
+    Attributes:
+      built: whether it had slots.
+      parameters: the pytree of the variables that it had been built for, with their names in the checkpoint as
+        leaves; ``None`` if they are not in it, or in containers that are not Python's.
+    """
+
+    built: bool
+    parameters: Any
+
+
+Entry = ArrayEntry | PlainEntry | IteratorEntry | OptimizerEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointIndex:
+    """What is in a checkpoint.
+
+    Attributes:
+      id: of the save.
+      time: when it began, in seconds since 1970 by the chief's clock.
+      step: its number; ``None`` without a manager.
+      metrics: what the manager was told.
+      entries: by name.
+    """
+
+    id: str
+    time: float
+    step: int | None
+    metrics: Mapping[str, float]
+    entries: Mapping[str, Entry]
+
+    def dumps(self) -> str:
+        """As JSON."""
+        entries = {name: _entry_as_json(entry) for name, entry in self.entries.items()}
+        metrics = {name: plain_as_json(value) for name, value in self.metrics.items()}
+        fields = {
+            "format": FORMAT,
+            "id": self.id,
+            "time": self.time,
+            "step": self.step,
+            "metrics": metrics,
+            "entries": entries,
+        }
+        return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def loads_index(text: str) -> CheckpointIndex:
+    """The index that ``dumps`` gave.
+
+    Raises:
+      DamagedError: it is none, or has a later format.
+    """
+    try:
+        data = json.loads(text)
+        if data["format"] > FORMAT:
+            raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {FORMAT}")
+        metrics = {name: plain_from_json(value) for name, value in data["metrics"].items()}
+        entries = {name: _entry_from_json(entry) for name, entry in data["entries"].items()}
+        return CheckpointIndex(data["id"], data["time"], data["step"], metrics, entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
+
+
+def read_index(folder: str) -> CheckpointIndex:
+    """The index in ``folder``.
+
+    Raises:
+      DamagedError: there is none that can be read.
+    """
+    try:
+        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
+            return loads_index(file.read())
+    except OSError as error:
+        raise DamagedError(f"{NAME} can't be read: {error.strerror}") from None
+
+
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, ArrayEntry):
+        kind = {k: v for k, v in dataclasses.asdict(entry.kind).items() if v is not None}
+        pieces = [[as_json(block), folder, key] for block, (folder, key) in entry.pieces.items()]
+        return {"array": {**kind, "pieces": pieces}}
+    if isinstance(entry, PlainEntry):
+        return {"plain": plain_as_json(entry.value)}
+    if isinstance(entry, IteratorEntry):
+        return {"iterator": entry.state}
+    return {"optimizer": {"built": entry.built, "parameters": entry.parameters}}
+
+
+def _entry_from_json(data: Mapping[str, Any]) -> Entry:
+    [(what, fields)] = data.items()
+    if what == "array":
+        fields = dict(fields)
+        pieces = {from_json(block): (folder, key) for block, folder, key in fields.pop("pieces")}
+        return ArrayEntry(ArrayKind(**{**fields, "shape": tuple(fields["shape"])}), pieces)
+    if what == "plain":
+        return PlainEntry(plain_from_json(fields))
+    if what == "iterator":
+        return IteratorEntry(fields)
+    if what == "optimizer":
+        return OptimizerEntry(fields["built"], fields["parameters"])
+    raise KeyError(what)
+
+
+def plain_as_json(value: Any) -> Any:
+    """A plain value as JSON, which has neither complex numbers, nor infinity and NaN."""
+    if isinstance(value, complex):
+        return {"complex": [plain_as_json(value.real), plain_as_json(value.imag)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def plain_from_json(data: Any) -> Any:
+    """The value that :func:`plain_as_json` was given."""
+    if isinstance(data, dict):
+        [(what, content)] = data.items()
+        return float(content) if what == "float" else complex(*map(plain_from_json, content))
+    return data

@@ -1,0 +1,150 @@
+"""The manifest: which files a checkpoint consists of, with their sizes and SHA-256, written last.
+
+A folder without a manifest is unfinished, and one whose files differ from it is damaged. The manifest has a hash of
+itself, too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+NAME = "manifest.json"
+_FORMAT = 1
+
+
+class DamagedError(Exception):
+    """A checkpoint is not whole; the message says what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+      id: of the save; another save, be it of the same step, has another.
+      manager: the id of the manager that wrote it; ``None`` if there was none.
+      step: its number; ``None`` without a manager.
+      files: sizes and hashes of all files, by their paths in the folder.
+    """
+
+    id: str
+    manager: str | None
+    step: int | None
+    files: Mapping[str, tuple[int, str]]
+
+    def dumps(self) -> str:
+        """As JSON."""
+        fields = {"format": _FORMAT, **dataclasses.asdict(self)}
+        return json.dumps({**fields, "sha256": _own_hash(fields)}, indent=1)
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest in ``folder``.
+
+    Raises:
+      DamagedError: there is none, or it is damaged.
+      FileNotFoundError: there is no such folder.
+    """
+    try:
+        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
+            data = json.load(file)
+        claimed = data.pop("sha256")
+        if claimed != _own_hash(data):
+            raise DamagedError(f"{NAME} is damaged: it does not fit its own hash")
+        if data["format"] > _FORMAT:
+            raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {_FORMAT}")
+        files = {name: (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
+        return Manifest(data["id"], data["manager"], data["step"], files)
+    except FileNotFoundError:
+        if not os.path.lexists(folder):
+            raise
+        raise DamagedError(f"it has no {NAME}, so it was never finished, or is half a copy") from None
+    except NotADirectoryError:
+        raise DamagedError("it is a file, and no folder") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
+
+
+def check_sizes(folder: str, manifest: Manifest) -> None:
+    """Raise unless all files are there, with their sizes; that takes no time.
+
+    Raises:
+      DamagedError: so it is.
+    """
+    for name, (size, _) in manifest.files.items():
+        try:
+            there = os.stat(os.path.join(folder, name)).st_size
+        except OSError as error:
+            raise DamagedError(f"{name} is missing: {error.strerror}") from None
+        if there != size:
+            raise DamagedError(f"{name} has {there} bytes, and should have {size}")
+
+
+def check_hashes(folder: str, manifest: Manifest) -> None:
+    """Raise unless every byte is as it was written. Further files are nobody's business.
+
+    Raises:
+      DamagedError: so it is.
+    """
+    check_sizes(folder, manifest)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            found = dict(pool.map(lambda name: (name, _hash(os.path.join(folder, name))), manifest.files))
+    except OSError as error:
+        raise DamagedError(f"{error.filename} can't be read: {error.strerror}") from None
+    for name, (_, digest) in manifest.files.items():
+        if found[name][1] != digest:
+            raise DamagedError(f"{name} has other bytes than were written: its SHA-256 is {found[name][1]}")
+
+
+def hashes(folder: str, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of files. Without threads, as a save may go on when Python ends and has none to give."""
+    return {name: _hash(os.path.join(folder, name)) for name in names}
+
+
+def files_below(folder: str, start: str = "") -> list[str]:
+    """The files in ``start`` of ``folder`` and all its folders, by their paths in ``folder``."""
+    found = []
+    for parent, _, names in os.walk(os.path.join(folder, start)):
+        found += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
+    return sorted(found)
+
+
+def flush(path: str) -> None:
+    """Have a file's bytes, or a folder's names, on the disk before going on."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def flush_below(folder: str) -> None:
+    """The same for all files and folders in ``folder``, and itself."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            flush(os.path.join(parent, name))
+        flush(parent)
+
+
+def write_flushed(path: str, text: str) -> None:
+    """Write a file, and have it on the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _hash(path: str) -> tuple[int, str]:
+    with open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _own_hash(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

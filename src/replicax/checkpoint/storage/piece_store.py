@@ -1,0 +1,105 @@
+"""The store of a worker's pieces: arrays by key, in one folder, as TensorStore keeps them.
+
+TensorStore is what Orbax stores with, and the format is Orbax's, too: Zarr arrays in an OCDBT database, which has a few
+large files however many arrays there are. Orbax itself can't be asked for it: of NumPy arrays it writes those of
+process 0 only, and arrays of one process among several it refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Request = tuple[str, str, tuple[slice, ...], np.dtype[Any]]
+"""What is to be read: the folder, the key, which part of the array, and its dtype."""
+
+
+def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays into a new folder.
+
+    Args:
+      folder: where; it is made.
+      pieces: the arrays, none of them empty, by key.
+
+    Raises:
+      OSError: they can't be written; says why.
+    """
+    import tensorstore as ts
+
+    os.makedirs(folder, exist_ok=True)
+    context = _context()
+    try:
+        opened = [
+            ts.open(_spec(folder, key) | _new(array), create=True, open=True, context=context)
+            for key, array in pieces.items()
+        ]
+        written = [
+            store.result().write(_plain(array), can_reference_source_data_indefinitely=True)
+            for store, array in zip(opened, pieces.values(), strict=True)
+        ]
+        for future in written:
+            future.result()
+    except ValueError as error:  # TensorStore's error for everything that the file system says
+        raise OSError(f"TensorStore could not write to {folder}: {_first_line(error)}") from error
+
+
+def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
+    """Parts of stored arrays, read side by side.
+
+    Raises:
+      OSError: one can't be read; says why.
+    """
+    if not requests:
+        return []
+    import tensorstore as ts
+
+    context = _context()
+    try:
+        opened = [ts.open(_spec(folder, key), open=True, context=context) for folder, key, _, _ in requests]
+        parts = [
+            store.result()[part].read() if part else store.result().read()
+            for store, (_, _, part, _) in zip(opened, requests, strict=True)
+        ]
+        return [np.asarray(part.result()).view(dtype) for part, (_, _, _, dtype) in zip(parts, requests, strict=True)]
+    except ValueError as error:
+        raise OSError(f"TensorStore could not read from {requests[0][0]}: {_first_line(error)}") from error
+
+
+def _context() -> Any:
+    import tensorstore as ts
+
+    # Nothing is read twice; and files are flushed when all are written, at once.
+    return ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
+
+
+def _spec(folder: str, key: str) -> dict[str, Any]:
+    files = {"driver": "file", "path": os.path.abspath(folder) + "/"}
+    return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": files, "path": f"{key}/"}}
+
+
+def _new(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "shape": list(array.shape),
+            "chunks": list(array.shape),  # a piece is small enough
+            "dtype": _plain(array).dtype.str,
+            "compressor": None,  # trained numbers hardly get smaller
+            "fill_value": None,
+            "order": "C",
+        },
+        "store_data_equal_to_fill_value": True,
+    }
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same bytes in a dtype that NumPy has of its own: JAX's further dtypes become unsigned integers."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:500]

@@ -1,0 +1,118 @@
+"""Attempts: a file in which each attempt at a run notes its time, so that the next one knows what was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicax.loop.wall_time import KINDS, LOST
+
+NAME = "attempts.jsonl"
+
+
+@dataclasses.dataclass
+class PastAttempt:
+    """One process's part of a run.
+
+    Attributes:
+      resumed_at: the step that it went on from; 0 if it began anew.
+      notes: the steps that it had come to, each with the seconds that it had spent by then on each kind of work.
+    """
+
+    resumed_at: int
+    notes: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
+
+
+class Attempts:
+    """The attempts at a run, the last of which is this one.
+
+    Args:
+      folder: where the file is; ``None``: nothing is written, and nothing known of others.
+      resumed_at: the step that this attempt goes on from.
+      goes_on: whether there may have been others; otherwise the file is begun anew.
+    """
+
+    def __init__(self, folder: pathlib.Path | None, resumed_at: int, goes_on: bool) -> None:
+        self._path = None if folder is None else folder / NAME
+        self.before: list[PastAttempt] = []
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if goes_on:
+            self.before = read(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
+        self._append({"attempt": len(self.before) + 1, "resumed_at": resumed_at})
+        self.resumed_at = resumed_at
+
+    def note(self, step: int, seconds: Mapping[str, float]) -> None:
+        """This attempt has come to ``step``, and has spent ``seconds``."""
+        if self._path is not None:
+            self._append({"step": step, "seconds": {k: round(s, 4) for k, s in seconds.items() if s}})
+
+    def total(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """The seconds of all attempts by kind, this one's being ``seconds``; with what was lost as a kind of its own.
+
+        They add up to the wall time of all attempts.
+        """
+        if not self.before:
+            return dict(seconds)
+        resumed_at = [attempt.resumed_at for attempt in self.before] + [self.resumed_at]
+        total = added_up(self.before, resumed_at)
+        return {kind: total[kind] + seconds.get(kind, 0.0) for kind in (*KINDS, LOST)}
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        assert self._path is not None
+        with self._path.open("a") as file:
+            file.write("\n" + json.dumps(entry))  # behind a line that its writer could not finish
+
+
+def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict[str, float]:
+    """The seconds of attempts by kind; what came after the step that later ones went on from is lost.
+
+    Args:
+      attempts: in their order.
+      resumed_at: the step that each went on from, and that of the attempt after them.
+
+    >>> from replicax.loop.attempts import PastAttempt, added_up
+    >>> first = PastAttempt(
+    ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
+    ... )
+    >>> {kind: s for kind, s in added_up([first], [0, 10]).items() if s}
+    {'start': 1.0, 'steps': 5.0, 'lost work': 2.0}
+    """
+    total = dict.fromkeys((*KINDS, LOST), 0.0)
+    for number, attempt in enumerate(attempts):
+        kept_until = min(resumed_at[number + 1 :])
+        kept: Mapping[str, float] = {}
+        last: Mapping[str, float] = {}
+        for step, seconds in attempt.notes:
+            last = seconds
+            if step <= kept_until:
+                kept = seconds
+        for kind, spent in kept.items():
+            total[kind] = total.get(kind, 0.0) + spent
+        total[LOST] += sum(last.values()) - sum(kept.values())
+    return total
+
+
+def read(path: pathlib.Path) -> list[PastAttempt]:
+    """The attempts in a file. A line that its writer could not finish is left out."""
+    attempts: list[PastAttempt] = []
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "resumed_at" in entry:
+            attempts.append(PastAttempt(entry["resumed_at"]))
+        elif attempts:
+            attempts[-1].notes.append((entry["step"], entry["seconds"]))
+    return attempts

@@ -1,0 +1,141 @@
+"""Callbacks: what else is to happen in a run, and early stopping, which is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from replicax.loop.training_run import TrainingRun
+
+
+class Callback:
+    """Something that happens in a run of :func:`replicax.train`. Override what you need; nothing has to be.
+
+    All workers call the same methods in the same order. What writes or prints asks ``run.is_chief``; what ends the run
+    calls ``run.stop(why)``. An exception ends the run with that exception.
+
+    >>> import replicax, numpy as np
+    >>> class Shout(replicax.Callback):
+    ...     def on_log(self, run, step, values):
+    ...         print("step", step, "loss", values["loss"])
+    >>> dataset = replicax.get_strategy().distribute_dataset([np.arange(4.0)])
+    >>> run = replicax.train(lambda x: x.sum(), dataset, 4, log_every=2, callbacks=[Shout()], progress=False)
+    step 2 loss 6.0
+    step 4 loss 6.0
+    """
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        """After each logging interval, *one interval later*, when the values have come without anybody waiting.
+
+        Args:
+          run: ``run.step`` is further on already.
+          step: the step whose numbers these are.
+          values: the numbers of that step, the metrics of the interval, and ``examples_per_second``.
+        """
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        """After each evaluation, of the model as it is after ``step``; at once."""
+
+    def on_save(self, run: TrainingRun, step: int) -> None:
+        """After a checkpoint of ``step`` has been begun: it may still be being written."""
+
+    def on_end(self, run: TrainingRun) -> None:
+        """At the end, also after an error, if :meth:`on_start` was called."""
+
+    def get_state(self) -> Any:
+        """What the callback has to remember over a resume, as goes into JSON; it is part of the checkpoint."""
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Go on from a state of :meth:`get_state`; only called with one that is not ``None``."""
+
+
+class EarlyStopping(Callback):
+    """Ends a run when a number of its evaluations gets no better any more.
+
+    What it has seen is part of the checkpoint, so that a resumed run stops where an uninterrupted one would.
+
+    Args:
+      metric: the name of the number, as the evaluation gives it.
+      mode: ``"min"`` if less is better, ``"max"`` if more is.
+      patience: how many evaluations in a row may be no better than the best.
+      min_delta: by how much a value has to be better to count as better.
+
+    Attributes:
+      best: the best value so far; ``None`` before the first evaluation.
+      best_step: the step of that evaluation.
+
+    Raises:
+      ValueError: another ``mode``, a ``patience`` below 1, or a negative ``min_delta``. In the run: the evaluation
+        gives no such number.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.get_strategy()
+    >>> losses = iter([3.0, 2.0, 2.5, 2.1, 1.0])
+    >>> run = replicax.train(
+    ...     lambda x: None,
+    ...     strategy.distribute_dataset([np.zeros(2)]),
+    ...     steps=50,
+    ...     progress=False,
+    ...     evaluate=lambda: {"loss": next(losses)},
+    ...     evaluate_every=10,
+    ...     callbacks=[replicax.EarlyStopping("loss", "min", patience=2)],
+    ... )
+    >>> run.step, run.stopped
+    (40, 'loss was no better than 2 (step 20) in 2 evaluations')
+    """
+
+    def __init__(self, metric: str, mode: Literal["min", "max"], patience: int = 1, min_delta: float = 0.0) -> None:
+        if not isinstance(metric, str):
+            raise TypeError(f"EarlyStopping: metric must be the name of a number, got {metric!r}")
+        if mode not in ("min", "max"):
+            raise ValueError(f"EarlyStopping: mode must be 'min' (less is better) or 'max', got {mode!r}")
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"EarlyStopping: patience must be an int of at least 1, got {patience!r}")
+        if not min_delta >= 0:
+            raise ValueError(f"EarlyStopping: min_delta must be 0 or more, got {min_delta!r}")
+        self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self._worse = 0
+
+    def on_start(self, run: TrainingRun) -> None:
+        if run.resumed_at is None:
+            self.best, self.best_step, self._worse = None, None, 0
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        if self.metric not in values:
+            raise ValueError(
+                f"EarlyStopping({self.metric!r}): the evaluation gives no such number; it gives "
+                f"{', '.join(map(repr, values)) or 'none'}"
+            )
+        value = values[self.metric]
+        if self._is_better(value):
+            self.best, self.best_step, self._worse = value, step, 0
+            return
+        self._worse += 1
+        if self._worse >= self.patience:
+            best = "a number" if self.best is None else f"{self.best:.6g} (step {self.best_step})"
+            times = f"{self.patience} evaluations" if self.patience > 1 else "an evaluation"
+            run.stop(f"{self.metric} was no better than {best} in {times}")
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        gain = self.best - value if self.mode == "min" else value - self.best
+        return gain > self.min_delta
+
+    def get_state(self) -> Any:
+        return {"best": self.best, "best_step": self.best_step, "worse": self._worse}
+
+    def set_state(self, state: Any) -> None:
+        self.best, self.best_step, self._worse = state["best"], state["best_step"], state["worse"]
+
+    def __repr__(self) -> str:
+        return f"EarlyStopping({self.metric!r}, {self.mode!r}, patience={self.patience})"

@@ -1,0 +1,123 @@
+"""Endless input: one pass over a dataset after the other, for as many steps as a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from replicax.data import DistributedDataset, DistributedIterator
+from replicax.data.dataset import source_of
+from replicax.execution.many_steps.element_groups import ElementGroup, Single
+from replicax.loop.wall_time import WallTime
+from replicax.nests import is_leaf, known
+from replicax.values import PerReplica, Stacked, Uneven
+from replicax.workers.replicas import Replicas
+
+
+class EndlessInput:
+    """The elements for a run, as :class:`replicax.execution.many_steps.loop.StepSource` gives them.
+
+    Args:
+      dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
+      replicas: that it is for.
+      wall: told how long is waited for elements.
+      is_saved: whether its place is to be part of checkpoints: then the next pass begins in the same iterator.
+
+    Attributes:
+      iterator: the pass that is going on.
+      examples: how many examples all replicas have had.
+      passes: how many passes have been begun.
+      bytes_per_step: how large the first element was, on all devices.
+
+    Raises:
+      ValueError: another strategy's dataset; or the place in it can't be saved, and has to be.
+    """
+
+    def __init__(
+        self, dataset: DistributedDataset | DistributedIterator, replicas: Replicas, wall: WallTime, is_saved: bool
+    ) -> None:
+        self._dataset = dataset if isinstance(dataset, DistributedDataset) else None
+        self.iterator: DistributedIterator = dataset if isinstance(dataset, DistributedIterator) else iter(dataset)
+        self._wall = wall
+        self._replicas = replicas
+        self._source = source_of(self.iterator, replicas)
+        # An iterator that was given may be on its way already: it has no state to begin anew from.
+        self._beginning = self.iterator.get_state() if is_saved else None
+        self.examples = 0
+        self.passes = 1
+        self.bytes_per_step = 0
+
+    def restored(self) -> None:
+        """The iterator has been set to another place, and so reads anew."""
+        self._source = source_of(self.iterator, self._replicas)
+
+    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
+        """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass."""
+        before = self._wall.switch("input")
+        try:
+            try:
+                groups, error = self._source.take(steps, staged)
+            except StopIteration:
+                self._begin_again()
+                groups, error = self._source.take(steps, staged)
+        except StopIteration:
+            raise ValueError(
+                "replicax.train: the dataset has no elements any more: a pass over it gave none. A dataset that can be "
+                "gone through only once must be as long as the run."
+            ) from None
+        finally:
+            self._wall.switch(before)
+        self.examples += sum(map(examples_in, groups))
+        if not self.bytes_per_step and isinstance(groups[0], ElementGroup):
+            self.bytes_per_step = sum(array.nbytes for array in groups[0].arrays) // groups[0].count
+        return groups, error
+
+    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
+        """These have not been used."""
+        self.examples -= sum(map(examples_in, groups))
+        self._source.give_back(groups)
+
+    def close(self) -> None:
+        """End the pass; not one that the caller has begun."""
+        if self._dataset is not None:
+            self.iterator.close()
+
+    def _begin_again(self) -> None:
+        if self._beginning is not None:
+            self.iterator.set_state(self._beginning)
+        elif self._dataset is not None:
+            self.iterator.close()
+            self.iterator = iter(self._dataset)
+        else:
+            raise StopIteration
+        self.passes += 1
+        self.restored()
+
+
+def examples_in(group: ElementGroup | Single) -> int:
+    """How many examples all replicas have together, by the first array of an element."""
+    if isinstance(group, ElementGroup):
+        if group.masks is not None:
+            return sum(map(sum, group.masks.sizes))
+        if not group.arrays:
+            return 0
+        shape = group.arrays[0].shape
+        if group.bare:
+            return int(shape[0] * (shape[1] if len(shape) > 1 else 1))
+        return int(shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1))
+    leaves = jax.tree_util.tree_leaves(known(group.element), is_leaf=is_leaf)
+    if not leaves:
+        return 0
+    first: Any = leaves[0]
+    if not isinstance(first, PerReplica):
+        return int(first.shape[0]) if first.ndim else 1
+    match first.form:
+        case Stacked(array) if first.mask is None:
+            return int(array.shape[0] * array.shape[1]) if array.ndim > 1 else int(array.shape[0])
+        case Stacked() if first.mask is not None:
+            return int(first.mask.host.sum())
+        case Uneven(_, shapes):
+            return sum(shape[0] for shape in shapes)
+    return sum(int(v.shape[0]) for v in first.values)

@@ -1,0 +1,150 @@
+"""Metric files: the numbers of a run as CSV and as TensorBoard event files."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.loop.callbacks import Callback
+from replicax.loop.training_run import TrainingRun
+
+
+class CSVLog(Callback):
+    """Writes ``train.csv`` and ``evaluation.csv``: a row for each logging interval, and for each evaluation.
+
+    The first column is the step. A resumed run goes on in the same files: rows of later steps than the one that it
+    went on from are taken away, as these steps come again.
+
+    Args:
+      folder: is made if it is not there.
+
+    >>> import pathlib, tempfile, replicax, numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> dataset = replicax.get_strategy().distribute_dataset([np.arange(4.0)])
+    >>> log = replicax.CSVLog(folder)
+    >>> run = replicax.train(lambda x: x.sum(), dataset, 4, log_every=2, callbacks=[log], progress=False)
+    >>> lines = pathlib.Path(folder, "train.csv").read_text().splitlines()
+    >>> lines[0], [line.split(",")[:2] for line in lines[1:]]
+    ('step,loss,examples_per_second', [['2', '6.0'], ['4', '6.0']])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = pathlib.Path(folder)
+        self._tables: dict[str, _Table] = {}
+
+    def on_start(self, run: TrainingRun) -> None:
+        if run.is_chief:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in ("train", "evaluation"):
+                self._tables[name] = _Table(self.folder / f"{name}.csv", run.resumed_at)
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        if run.is_chief:
+            self._tables["train"].add(step, values)
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        if run.is_chief:
+            self._tables["evaluation"].add(step, values)
+
+
+class _Table:
+    """A CSV file that grows.
+
+    Args:
+      path: of the file.
+      keep: rows of later steps are taken away; ``None``: all are.
+    """
+
+    def __init__(self, path: pathlib.Path, keep: int | None) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        rows: list[dict[str, str]] = []
+        if keep is not None and path.exists():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                self._columns = list(reader.fieldnames or ())
+                rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= keep]
+        if self._columns:
+            self._write(rows)
+        else:
+            path.unlink(missing_ok=True)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        row = {"step": str(step), **{name: repr(value) for name, value in values.items()}}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            rows = []
+            if self._columns:
+                with self._path.open(newline="") as file:
+                    rows = list(csv.DictReader(file))
+            self._columns += new
+            self._write(rows)
+        with self._path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        part = self._path.with_suffix(".part")
+        with part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        part.replace(self._path)
+
+
+class TensorBoardLog(Callback):
+    """Writes event files, which TensorBoard shows: ``tensorboard --logdir FOLDER``.
+
+    Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``. After a resume TensorBoard
+    leaves out what an earlier attempt wrote of later steps.
+
+    Args:
+      folder: is made if it is not there.
+
+    Raises:
+      ImportError: the package tensorboardX is not installed.
+
+    >>> import contextlib, replicax
+    >>> with contextlib.suppress(ImportError):
+    ...     callbacks = [replicax.TensorBoardLog("runs/first")]
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not can_write_events():
+            raise ImportError(
+                "replicax.TensorBoardLog writes event files with tensorboardX, which is not installed: "
+                "pip install 'replicax[tensorboard]'"
+            )
+        self.folder = pathlib.Path(folder)
+        self._writer: Any = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        if run.is_chief:
+            from tensorboardX import SummaryWriter
+
+            purge = None if run.resumed_at is None else run.resumed_at + 1
+            self._writer = SummaryWriter(str(self.folder), purge_step=purge)
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._add("train", step, values)
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._add("evaluation", step, values)
+
+    def on_end(self, run: TrainingRun) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _add(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+def can_write_events() -> bool:
+    """Whether the package is installed with which event files are written."""
+    return importlib.util.find_spec("tensorboardX") is not None

@@ -1,0 +1,108 @@
+"""Evaluation: a function of the user's, or a step that runs over a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.data import DistributedDataset
+from replicax.execution.many_steps.element_groups import Single
+from replicax.execution.tracing.function_key import Wrapper
+from replicax.loop.endless_input import examples_in
+from replicax.loop.step_numbers import Combination, named_numbers
+from replicax.strategy import Strategy
+from replicax.user_functions import checked_function, checked_result
+
+
+class InterruptedEvaluation(Exception):  # noqa: N818
+    """The run is to end before the evaluation does; the argument says why."""
+
+
+class Evaluation:
+    """How a model is evaluated.
+
+    Args:
+      how: a function without arguments that returns numbers; or ``(step, dataset)``: each number that the step returns
+        is the mean over a global batch, and the evaluation's is the mean over all examples of the dataset.
+      strategy: whose replicas run it.
+      combination: of the replicas' numbers.
+      may_go_on: asked before each batch; a reason to end the run, or ``None``.
+
+    Raises:
+      TypeError: ``how`` is neither.
+      ValueError: the dataset is another strategy's.
+    """
+
+    def __init__(
+        self, how: Any, strategy: Strategy, combination: Combination, may_go_on: Callable[[], str | None]
+    ) -> None:
+        self._strategy = strategy
+        self._combination = combination
+        self._may_go_on = may_go_on
+        self._function: Callable[[], Any] | None = None
+        if isinstance(how, tuple) and len(how) == 2 and callable(how[0]):
+            step, dataset = how
+            self._step = _EvaluationStep(step)
+            is_distributed = isinstance(dataset, DistributedDataset)
+            self._dataset = dataset if is_distributed else strategy.distribute_dataset(dataset)
+            owner = self._dataset._pipeline.workers.owner
+            if owner is not strategy.extended.replicas:
+                raise ValueError(
+                    f"replicax.train(evaluate=(step, dataset)): the dataset was distributed by {owner!r}, and the run "
+                    f"is one of {strategy!r}: distribute it with that one"
+                )
+            return
+        if not callable(how):
+            raise TypeError(
+                "replicax.train(evaluate=…) must be a function without arguments that returns numbers, or "
+                f"(step, dataset), got {how!r}"
+            )
+        self._function = checked_function(how, "replicax.train", "evaluate")
+
+    def __call__(self) -> dict[str, float]:
+        """The numbers by name.
+
+        Raises:
+          InterruptedEvaluation: the run is to end.
+          ValueError: the dataset has no examples.
+        """
+        if self._function is not None:
+            name = getattr(self._function, "__name__", "evaluate")
+            numbers = named_numbers(checked_result(self._function(), self._function, "replicax.train"), name)
+            return _floats(numbers)
+        totals, examples = None, 0
+        for batch, count in self._batches():
+            weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
+            totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
+            examples += count
+        if totals is None or not examples:
+            raise ValueError("replicax.train(evaluate=(step, dataset)): the dataset has no examples")
+        return {n: total / examples for n, total in _floats(self._combination.combined(totals, self._strategy)).items()}
+
+    def _batches(self) -> Iterator[tuple[Any, int]]:
+        with iter(self._dataset) as batches:
+            for batch in batches:
+                why = self._may_go_on()
+                if why is not None:
+                    raise InterruptedEvaluation(why)
+                yield batch, examples_in(Single(batch))
+
+
+class _EvaluationStep(Wrapper):
+    """The numbers of a step, weighed by how many examples its batch has."""
+
+    def __call__(self, element: Any, examples: Any) -> Any:
+        returned = checked_result(self.fn(element), self.fn, "replicax.train")
+        numbers = named_numbers(returned, self.__name__)
+        return {name: value.astype(jnp.float32) * examples for name, value in numbers.items()}
+
+
+def _added(totals: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: total + more[name] for name, total in totals.items()}
+
+
+def _floats(numbers: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(np.asarray(value)) for name, value in numbers.items()}

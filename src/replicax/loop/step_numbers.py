@@ -1,0 +1,221 @@
+"""Numbers of a step: what it returns by name, how replicas' numbers are combined, and fetching them without waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax import context
+from replicax.collectives import ReduceOp
+from replicax.devices.host_values import as_array
+from replicax.execution.many_steps.loop import Step
+from replicax.execution.replica_values import ARRAYS
+from replicax.nests import is_leaf, known
+from replicax.strategy import Strategy
+from replicax.user_functions import checked_result
+from replicax.values import PerReplica
+from replicax.variables.variable import Variable
+
+DONE = "\0done"
+"""The name of a number that every step has: who waits for it waits for the step."""
+NOT_FINITE = "\0not finite"
+"""The name of the number of :meth:`FiniteWatch.note`."""
+
+
+class NumberedStep(Step):
+    """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name.
+
+    Attributes:
+      finite: notes the first step with a number that is not finite; ``None`` if nobody wants to know.
+      traces: how often its Python has run.
+    """
+
+    def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
+        super().__init__(fn)
+        self.finite = finite
+        self.traces = 0
+
+    def __call__(self, element: Any) -> Any:
+        self.traces += 1
+        returned = self.fn(element)
+        checked_result(returned, self.fn, "replicax.train")
+        numbers = named_numbers(returned, self.__name__)
+        hidden = {DONE: jnp.int32(0)}
+        if self.finite is not None:
+            hidden[NOT_FINITE] = self.finite.note(numbers)
+        return {"last": {**numbers, **hidden}, "objects": {}}
+
+
+def is_shown(name: str) -> bool:
+    """Whether it is a number that the user's step has returned."""
+    return not name.startswith("\0")
+
+
+def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
+    """The numbers that a step has returned, by name.
+
+    Args:
+      returned: a number, which is called ``"loss"``; a dict of numbers, also of further dicts; or ``None``.
+      whose: the step's name.
+
+    Raises:
+      TypeError, ValueError: it is something else; names it.
+    """
+    if isinstance(returned, Variable) or not isinstance(returned, Mapping):
+        returned = {} if returned is None else {"loss": returned}
+    numbers: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(known(dict(returned)), is_leaf=is_leaf)[0]:
+        name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        value = leaf.value if isinstance(leaf, Variable) else leaf
+        if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
+        if not isinstance(value, ARRAYS):
+            raise TypeError(
+                f"{whose} returned {value!r} as {name!r}. A step of replicax.train returns what is to be logged: a "
+                "number, a dict of numbers, or None; what else it computes it keeps in variables."
+            )
+        array = as_array(value, f"what {whose} returned as {name!r}")
+        if array.ndim:
+            raise ValueError(
+                f"{whose} returned an array of shape {array.shape} as {name!r}. A step of replicax.train returns "
+                "numbers, which are logged: reduce it first, for a mean over the global batch with "
+                "replicax.compute_average_loss, or keep it in a variable."
+            )
+        # Strongly typed, as what goes from step to step is.
+        numbers[name] = lax.convert_element_type(array, array.dtype) if array.weak_type else array
+    return numbers
+
+
+# --- over replicas --------------------------------------------------------------------------------------
+
+
+class Combination:
+    """How numbers in which replicas differ become one.
+
+    Args:
+      ops: ``"sum"`` or ``"mean"`` for all, or a dict with one of them for some of the names; for others ``"sum"``.
+
+    Raises:
+      ValueError: something else.
+    """
+
+    def __init__(self, ops: ReduceOp | str | Mapping[str, ReduceOp | str]) -> None:
+        self._of_all = ReduceOp.SUM
+        self._of: dict[str, ReduceOp] = {}
+        if isinstance(ops, Mapping):
+            self._of = {name: ReduceOp.parse(op) for name, op in ops.items()}
+        else:
+            self._of_all = ReduceOp.parse(ops)
+
+    def check(self, numbers: Mapping[str, Any]) -> None:
+        """Raise if a name is none of those of the step.
+
+        Raises:
+          ValueError: names it.
+        """
+        for name in self._of:
+            if name not in numbers:
+                has = ", ".join(map(repr, filter(is_shown, numbers))) or "none"
+                raise ValueError(
+                    f"replicax.train(reduce={{{name!r}: …}}): the step returns no {name!r}; it returns {has}"
+                )
+
+    def combined(self, numbers: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
+        """The numbers as arrays that are the same for all; they may still be being computed.
+
+        At most two all-reduces, for those that are summed and those that are averaged.
+        """
+        result = {name: value for name, value in numbers.items() if name != DONE}
+        for op in (ReduceOp.SUM, ReduceOp.MEAN):
+            ours = {
+                name: value
+                for name, value in result.items()
+                if isinstance(value, PerReplica) and self._of.get(name, self._of_all) is op
+            }
+            if ours:
+                result.update(strategy.reduce(op, ours))
+        return result
+
+
+# --- fetching -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """Numbers on their way from the devices.
+
+    Attributes:
+      step: whose they are.
+      numbers: by name; scalar arrays, and numbers of Python.
+      examples: how many examples this process had had by then.
+      launched: when the step was launched, in seconds of training.
+    """
+
+    step: int
+    numbers: Mapping[str, Any]
+    examples: int
+    launched: float
+
+    def __post_init__(self) -> None:
+        for value in self.numbers.values():
+            if isinstance(value, jax.Array):
+                value.copy_to_host_async()
+
+    def values(self) -> dict[str, float]:
+        """The numbers; waits until they are there."""
+        return {name: float(np.asarray(value)) for name, value in self.numbers.items() if is_shown(name)}
+
+
+# --- numbers that are not finite ------------------------------------------------------------------------
+
+
+class FiniteWatch:
+    """Notes, on the devices, the first step one of whose numbers was NaN or infinite.
+
+    One scalar all-reduce in each step. Made in the scope of the strategy.
+    """
+
+    def __init__(self) -> None:
+        self._steps = Variable(0, name="replicax.train/steps", trainable=False)
+        self._first = Variable(0, name="replicax.train/first_not_finite", trainable=False)
+        self._start = 0
+
+    def start(self, step: int) -> None:
+        """The next step is the one after ``step``."""
+        self._start = step
+
+    def note(self, numbers: Mapping[str, Any]) -> jax.Array:
+        """In a step that returns ``numbers``: the number of the first one that was not finite, from 1; or 0."""
+        replica = context.get_replica_context()
+        assert replica is not None
+        bad = jnp.zeros((), jnp.bool_)
+        for value in numbers.values():
+            if jnp.issubdtype(value.dtype, jnp.inexact):
+                bad = bad | jnp.logical_not(jnp.isfinite(value))
+        steps, first = self._steps.value + 1, self._first.value
+        any_bad = replica.all_reduce("sum", bad.astype(jnp.int32)) > 0
+        first = jnp.where((first == 0) & any_bad, steps, first)
+        self._steps.assign(steps)
+        self._first.assign(first)
+        return first
+
+    def check(self, numbers: Mapping[str, Any]) -> None:
+        """Raise if a number was not finite, up to the step that has ``numbers``; waits for these.
+
+        Raises:
+          FloatingPointError: names the step.
+        """
+        first = int(np.asarray(numbers[NOT_FINITE]))
+        if first:
+            raise FloatingPointError(
+                f"step {self._start + first} returned a number that is NaN or infinite, and replicax.train was called "
+                "with stop_at_nan=True. Variables have the values that it and later steps gave them; no checkpoint was "
+                "saved of these. To find the operation, restore the last checkpoint, and run the step under "
+                "jax.debug_nans(True), or in replicax.debug()."
+            )

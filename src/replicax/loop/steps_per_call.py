@@ -1,0 +1,128 @@
+"""Steps per call: how many steps go to the devices at once.
+
+All calls go through the same loop program (``run_steps``), whose body does not depend on how often it runs. So the
+number changes the time, and not the results.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from replicax.execution.run import default_options
+from replicax.workers.lockstep import Lockstep
+
+MEASURED = 16
+"""How many steps are measured, after those that compile."""
+TOGETHER = 4
+"""How many of these are timed together; the quickest count, as others may have waited for a busy machine."""
+SMALL = 2e-3
+"""Seconds of a step from which on it is not worth while to join steps."""
+CALL = 20e-3
+"""Seconds that a call of joined steps is to take, about."""
+GAIN = 0.3
+"""The share of a small step's time that joining saves, at least: to compile another program has to be worth it."""
+MOST = 64
+"""How many steps are joined at most, unless the user says how many."""
+MOST_BYTES = 64 * 2**20
+"""How large the elements of a call may be together, unless the user says how many."""
+
+
+class StepsPerCall:
+    """Chooses it, by what is measured, unless it is given.
+
+    Args:
+      given: by the user; ``None``: to be chosen.
+      periods: numbers of steps after which something happens between two calls. The choice divides them all.
+      lockstep: of the workers, who must all choose alike.
+      clock: that gives the time in seconds.
+
+    Attributes:
+      chosen: how many steps are joined.
+      is_exact: whether steps run as plain Python, where nothing is joined.
+
+    Raises:
+      ValueError: ``given`` is not an int of at least 1.
+    """
+
+    def __init__(
+        self, given: int | None, periods: Iterable[int], lockstep: Lockstep, clock: Callable[[], float]
+    ) -> None:
+        if given is not None:
+            try:
+                count = 0 if isinstance(given, bool) else operator.index(given)
+            except TypeError:
+                count = 0
+            if count < 1:
+                raise ValueError(
+                    f"replicax.train(steps_per_call=…) must be an int of at least 1, or None to have it chosen, got "
+                    f"{given!r}"
+                )
+        self.chosen = 1 if given is None else given
+        self.is_exact = default_options().executor == "per_replica"
+        self._open = given is None and not self.is_exact
+        self._periods = math.gcd(*periods)
+        self._lockstep = lockstep
+        self._clock = clock
+        self._counted = -2  # the first call compiles, and the second may find the devices busy
+        self._since = 0.0
+        self._quickest = math.inf
+        self._compiled = 0.0
+
+    def next(self, until_boundary: int) -> int:
+        """How many steps the next call has, if something happens after ``until_boundary`` of them.
+
+        Each number of steps has to be compiled, so there are few: the chosen one, and 1.
+        """
+        if self._open and self._counted == -2:
+            self._since = self._clock()
+        return self.chosen if until_boundary >= self.chosen else 1
+
+    def ran(self, done: Any, bytes_per_step: int, left: int) -> None:
+        """A step has been launched; measures it, and chooses when there have been enough.
+
+        Args:
+          done: an output of the step.
+          bytes_per_step: how large an element is, on all devices.
+          left: how many steps there are still to be.
+        """
+        if not self._open:
+            return
+        self._counted += 1
+        if self._counted == -1:
+            self._compiled = self._clock() - self._since
+        if self._counted < 0 or self._counted % TOGETHER:
+            return
+        jax.block_until_ready(done)
+        now = self._clock()
+        if self._counted:
+            self._quickest = min(self._quickest, now - self._since)
+        self._since = now
+        if self._counted == MEASURED:
+            seconds = self._quickest / TOGETHER
+            is_worth_it = GAIN * seconds * left > self._compiled
+            mine = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
+            self.chosen = self._lockstep.share("chooses how many steps a call has", mine)[0]
+            self._open = False
+
+
+def joined_steps(seconds: float, period: int, size: int) -> int:
+    """How many steps to join.
+
+    Args:
+      seconds: that one takes.
+      period: a number that the result must divide; 0: any.
+      size: bytes of an element.
+
+    >>> from replicax.loop.steps_per_call import joined_steps
+    >>> joined_steps(0.0005, 100, 1000), joined_steps(0.0005, 0, 1000), joined_steps(0.05, 100, 1000)
+    (25, 40, 1)
+    """
+    if seconds >= SMALL:
+        return 1
+    wanted = int(min(MOST, CALL / max(seconds, 1e-9), MOST_BYTES / max(size, 1)))
+    return max((k for k in range(1, wanted + 1) if period % k == 0), default=1)

@@ -1,0 +1,225 @@
+"""Stop requests: whoever asks for the end of a run, be it by a signal to one worker, all workers end at one step.
+
+A request is Ctrl-C, SIGTERM, a stop file, or ``run.stop(why)``. Workers run ahead of their devices and of each other,
+and wait for each other inside programs. So none may just stop, and none can ask the others in every step. Instead, each
+has a thread that looks into the coordination service a few times a second. When there is a request, it posts the number
+of the call that its worker may still make, its *limit*, whatever that worker is doing: compiling, waiting in a program,
+or about to begin the call. The largest limit is the last call of all. Nobody has passed it, and whoever has not reached
+it goes on until there, so no program waits for a worker that has stopped.
+
+``jax.experimental.multihost_utils.reached_preemption_sync_point`` works alike, but for SIGTERM only. JAX catches that
+signal as soon as ``jax.distributed.initialize`` has been called, and writes a notice into the service, also while
+Python waits for a compiler. That notice is a request, also one that came before the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from replicax import _jax
+from replicax.errors import DeadlockError
+from replicax.workers.lockstep import Lockstep
+
+INTERVAL = 0.2
+"""Seconds between two looks of the thread, for up to 64 workers; more for more, as one service answers all."""
+PATIENCE = 60.0
+"""For how many seconds a worker waits for the limits of the others."""
+
+INTERRUPTED = "Ctrl-C"
+PREEMPTED = "SIGTERM"
+SIGNALS = (INTERRUPTED, PREEMPTED)
+
+_runs = itertools.count()
+
+
+class StopRequests:
+    """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered.
+
+    Args:
+      lockstep: of the workers.
+      stop_file: a file whose existence is a request; ``None``: none.
+
+    Attributes:
+      why: the first request that this worker knows of, in words; ``None`` if there is none.
+    """
+
+    def __init__(self, lockstep: Lockstep, stop_file: pathlib.Path | None = None) -> None:
+        self.why: str | None = None
+        self._lockstep = lockstep
+        self._workers = lockstep.workers
+        self._file = stop_file
+        self._handlers: dict[int, Any] = {}
+        self._calls = 0
+        self._limit: int | None = None
+        self._last: int | None = None
+        self._missing: list[int] = []
+        self._agreed = threading.Event()
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._client: Any = _jax.coordination_client() if lockstep.several else None
+        self._keys = f"replicax/stop/{next(_runs) if lockstep.several else 'alone'}"
+        self._interrupts = 0
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> StopRequests:
+        if self._client is not None or self._file is not None:
+            self._look()
+        if threading.current_thread() is threading.main_thread():
+            self._take_over(signal.SIGINT, self._on_interrupt)
+            # Where JAX has a handler that tells all workers, also while Python can't run one, that one is better.
+            if self._client is None or not _jax.catches_sigterm():
+                self._take_over(signal.SIGTERM, self._on_sigterm)
+        if self._client is not None or self._file is not None:
+            self._thread = threading.Thread(target=self._watch, name="replicax-stop", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self._close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    def request(self, why: str) -> None:
+        """End the run."""
+        if self.why is None:
+            self.why = why
+        self._wake.set()
+
+    def next_call(self) -> str | None:
+        """To be asked before each call that all workers make together: ``None`` if it may be made, else why not.
+
+        Raises:
+          DeadlockError: a request was made, and workers don't answer; names them.
+          WorkerError: another worker has failed.
+        """
+        if self._client is None:
+            return self.why
+        number = self._calls + 1
+        if self._limit is not None and number > self._limit:
+            last = self._wait()
+            if number > last:
+                return self.why
+        self._calls = number
+        return None
+
+    def agree(self) -> str | None:
+        """To be asked by all workers together: why the run is to end if one of them has a request, else ``None``.
+
+        For where all have come to the same place anyhow, as after an evaluation; the run ends there, at once. All get
+        the same answer: of several requests a signal counts most.
+        """
+        if not self._lockstep.several:
+            return self.why
+        reasons = [why for why in self._lockstep.share("asks whether the run goes on", self.why) if why is not None]
+        return min(reasons, key=_rank, default=None)
+
+    # --- signals --------------------------------------------------------------------------------------------
+
+    def _take_over(self, number: int, handler: Callable[[int, Any], None]) -> None:
+        before = signal.getsignal(number)
+        signal.signal(number, handler)
+        self._handlers[number] = signal.SIG_DFL if before is None else before
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        self.request(INTERRUPTED)
+        _say("Ctrl-C: the step ends, and then all is saved. Once more ends at once, with nothing saved.")
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        if self.why != PREEMPTED:
+            self.why = PREEMPTED  # it does not wait until somebody else's end is over
+            self._wake.set()
+            _say("SIGTERM: the step ends, and then all is saved.")
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        interval = INTERVAL * max(1, self._workers.count / 64)
+        while not self._over.is_set():
+            self._wake.wait(interval)
+            self._wake.clear()
+            with contextlib.suppress(Exception):  # the service may be going, and the run finds that out itself
+                self._look()
+
+    def _look(self) -> None:
+        if self._file is not None and self.why is None and self._file.exists():
+            self.why = f"the file {self._file} is there"
+        if self._client is None:
+            return
+        posted = {key.removeprefix(f"{self._keys}/"): value for key, value in self._posted()}
+        if self.why is None:
+            theirs = sorted(key for key in posted if key.startswith("request/"))
+            if theirs:
+                self.why = posted[theirs[0]].decode()
+            elif _jax.preemption_notice(self._client):
+                self.why = PREEMPTED
+        if self.why is None:
+            return
+        if self._limit is None:
+            self._post(f"request/{self._workers.index}", self.why)
+            # The main thread looks at the limit, and then counts: it may be about to count one more.
+            self._limit = self._calls + 1
+            self._post(f"limit/{self._workers.index}", str(self._limit))
+        limits = {int(key.split("/")[1]): int(value) for key, value in posted.items() if key.startswith("limit/")}
+        limits[self._workers.index] = self._limit
+        self._missing = [worker for worker in range(self._workers.count) if worker not in limits]
+        if self._missing:
+            self._wake.wait(0.01)
+            self._wake.set()  # they will come soon
+        else:
+            self._last = max(limits.values())
+            self._agreed.set()
+
+    def _wait(self) -> int:
+        deadline = time.monotonic() + PATIENCE
+        while not self._agreed.wait(0.05):
+            self._lockstep.check()
+            if time.monotonic() > deadline:
+                who = ", ".join(f"worker {w}" for w in self._missing) or "the coordination service"
+                raise DeadlockError(
+                    f"the run is to end ({self.why}), and worker {self._workers.index} has waited {PATIENCE:g} s for "
+                    f"{who} of {self._workers.count}, to agree on the last step, without an answer. Its process may "
+                    "have died, or hang."
+                )
+        assert self._last is not None
+        return self._last
+
+    def _close(self) -> None:
+        """This worker makes no more calls, so it keeps nobody from any."""
+        if self._client is not None and self._limit is None:
+            with contextlib.suppress(Exception):
+                self._limit = self._calls
+                self._post(f"limit/{self._workers.index}", str(self._limit))
+
+    def _posted(self) -> list[tuple[str, bytes]]:
+        posted: list[tuple[str, bytes]] = self._client.key_value_dir_get_bytes(self._keys)
+        return posted
+
+    def _post(self, name: str, value: str) -> None:
+        self._client.key_value_set_bytes(f"{self._keys}/{name}", value.encode(), allow_overwrite=True)
+
+
+def _rank(why: str) -> int:
+    return {PREEMPTED: 0, INTERRUPTED: 1}.get(why, 2)
+
+
+def _say(line: str) -> None:
+    """From a signal's handler, where a stream may be in the middle of something."""
+    with contextlib.suppress(OSError, ValueError):
+        os.write(sys.stderr.fileno() if sys.stderr is not None else 2, f"\n{line}\n".encode())

@@ -1,0 +1,153 @@
+"""Wall time: where the time of a run went, added up so that nothing is left over."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+KINDS = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
+"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempts`."""
+
+LOST = "lost work"
+
+_MEANINGS = {
+    "start": "before the loop: Python, imports, building the model",
+    "restoring": "reading the checkpoint",
+    "compile": "calls that trace or compile the step",
+    "input": "waiting for the dataset",
+    "steps": "running steps, and waiting for their values",
+    "evaluation": "evaluation, its own compilation too",
+    "saving": "waiting for checkpoints to be copied or written",
+    "logging": "fetching, writing and showing numbers",
+    "callbacks": "your callbacks",
+    LOST: "done by earlier attempts after the checkpoint",
+}
+
+
+class WallTime:
+    """A clock that always runs for one kind of work: the kinds' times add up to the wall time by construction.
+
+    Args:
+      clock: gives the time in seconds.
+      began: when the first kind, ``"start"``, began; ``None``: now.
+
+    >>> from replicax.loop.wall_time import WallTime
+    >>> times = iter([0.0, 2.0, 2.5, 6.0])
+    >>> wall = WallTime(clock=lambda: next(times))
+    >>> wall.switch("input"), wall.switch("steps")
+    ('start', 'input')
+    >>> wall.stop()
+    >>> {kind: seconds for kind, seconds in wall.seconds.items() if seconds}, wall.total
+    ({'start': 2.0, 'input': 0.5, 'steps': 3.5}, 6.0)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, began: float | None = None) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self._kind = "start"
+        self._since = clock() if began is None else began
+        self._stopped = False
+
+    def switch(self, kind: str) -> str:
+        """From now on the time is spent on ``kind``; returns what it was spent on until now."""
+        now = self._clock()
+        before = self._kind
+        self._seconds[before] += now - self._since
+        self._since, self._kind = now, kind
+        return before
+
+    @contextmanager
+    def on(self, kind: str) -> Iterator[None]:
+        """The time of a ``with`` block is spent on ``kind``."""
+        before = self.switch(kind)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def count_as(self, kind: str) -> None:
+        """The time since the last switch was spent on ``kind`` after all."""
+        now = self._clock()
+        self._seconds[kind] += now - self._since
+        self._since = now
+
+    def stop(self) -> None:
+        """The run is over; the clock stands."""
+        if not self._stopped:
+            self.switch(self._kind)
+            self._clock = _stands_at(self._since)
+            self._stopped = True
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How many seconds were spent on each kind of work, until now."""
+        self.switch(self._kind)
+        return dict(self._seconds)
+
+    @property
+    def total(self) -> float:
+        """The wall time until now, in seconds: the sum of all kinds."""
+        return sum(self.seconds.values())
+
+    @property
+    def training(self) -> float:
+        """The seconds until now that steps have taken, and what they have waited for."""
+        self.switch(self._kind)
+        return self._seconds["input"] + self._seconds["steps"]
+
+
+def _stands_at(moment: float) -> Callable[[], float]:
+    return lambda: moment
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
+    """What is printed at the end of a run.
+
+    Args:
+      seconds: by kind.
+      attempts: of how many attempts these are.
+
+    >>> from replicax.loop.wall_time import table
+    >>> print(table({"start": 1.0, "steps": 6.5, "saving": 0.0, "lost work": 2.5}, attempts=2))
+    wall time of 2 attempts
+      start            1.0 s   10.0%  before the loop: Python, imports, building the model
+      steps            6.5 s   65.0%  running steps, and waiting for their values
+      lost work        2.5 s   25.0%  done by earlier attempts after the checkpoint
+      total           10.0 s
+    """
+    total = sum(seconds.values())
+    lines = [f"wall time of {attempts} attempts" if attempts > 1 else "wall time"]
+    for kind, spent in seconds.items():
+        if spent >= 0.05:
+            share = spent / total if total else 0.0
+            lines.append(f"  {kind:10} {spent:9.1f} s  {share:6.1%}  {_MEANINGS[kind]}")
+    lines.append(f"  {'total':10} {total:9.1f} s")
+    return "\n".join(lines)
+
+
+# --- the start of the process ---------------------------------------------------------------------------
+
+_has_run = False
+
+
+def since_process_start() -> float:
+    """For how many seconds this process runs, the first time it is asked; later, and where nobody knows, 0.
+
+    A second run of a process did not wait for its start, and neither did one that somebody starts at a prompt.
+    """
+    global _has_run
+    is_first, _has_run = not _has_run, True
+    if not is_first or hasattr(sys, "ps1"):
+        return 0.0
+    try:
+        with open("/proc/self/stat") as file:
+            started = int(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+        return 0.0

@@ -1,0 +1,47 @@
+"""Two workers of which one is killed while it saves; the other says what it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import replicax
+from replicax.checkpoint import saving
+
+
+def main(address: str, worker: int, folder: str) -> None:
+    replicax.use_cpu_devices(1)
+    jax.distributed.initialize(address, 2, worker, initialization_timeout=60)
+    saving.SIGN_OF_LIFE = 0.2
+    with replicax.MultiWorkerMirroredStrategy().scope():
+        model = [replicax.Variable(np.full(1000, i, np.float32)) for i in range(4)]
+    checkpoint = replicax.Checkpoint(model=model)
+    manager = replicax.CheckpointManager(checkpoint, folder)
+    manager.save(1)
+    manager.wait()
+    write = saving.write_pieces
+
+    def killed(*args: Any) -> None:
+        write(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if worker == 1:
+        saving.write_pieces = killed
+    manager.save(2)
+    if worker == 1:
+        time.sleep(60)
+    try:
+        manager.wait()
+    except replicax.CheckpointError as error:
+        print(f"TOLD {error}", flush=True)
+    os._exit(0)  # JAX would wait for the other
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,216 @@
+"""A checkpoint that is not whole is never taken for one: the newest whole one is used, and the log says why."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import replicax
+
+DAMAGES = [
+    "truncated",
+    "bit-flipped",
+    "emptied",
+    "file-missing",
+    "half-copied",
+    "no-manifest",
+    "manifest-truncated",
+    "manifest-flipped",
+    "manifest-emptied",
+    "index-flipped",
+    "index-missing",
+    "no-files",
+    "is-a-file",
+    "other-format",
+]
+REASONS = {
+    "truncated": "bytes, and should have",
+    "bit-flipped": "has other bytes than were written: its SHA-256 is",
+    "emptied": "has 0 bytes, and should have",
+    "file-missing": "is missing: No such file",
+    "half-copied": "has no manifest.json, so it was never finished, or is half a copy",
+    "no-manifest": "has no manifest.json, so it was never finished, or is half a copy",
+    "manifest-truncated": "manifest.json can't be read: JSONDecodeError",
+    "manifest-flipped": "manifest.json is damaged: it does not fit its own hash",
+    "manifest-emptied": "manifest.json can't be read: JSONDecodeError",
+    "index-flipped": "index.json has other bytes than were written|index.json can't be read",
+    "index-missing": "index.json is missing",
+    "no-files": "has no manifest.json",
+    "is-a-file": "it is a file, and no folder",
+    "other-format": "it has format 99, and this version of Replicax reads up to 1",
+}
+
+
+def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of arrays, the largest first."""
+    files = [path for path in (folder / "arrays-0").rglob("*") if path.is_file()]
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def flip(path: pathlib.Path, place: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    path.write_bytes(data)
+
+
+def damage(folder: pathlib.Path, how: str) -> None:
+    largest, manifest, index = data_files(folder)[0], folder / "manifest.json", folder / "index.json"
+    if how == "truncated":
+        os.truncate(largest, largest.stat().st_size - 1)
+    elif how == "bit-flipped":
+        flip(largest)
+    elif how == "emptied":
+        os.truncate(largest, 0)
+    elif how == "file-missing":
+        largest.unlink()
+    elif how == "half-copied":
+        manifest.unlink()
+        largest.unlink()
+    elif how == "no-manifest":
+        manifest.unlink()
+    elif how == "manifest-truncated":
+        os.truncate(manifest, manifest.stat().st_size // 2)
+    elif how == "manifest-flipped":
+        text = manifest.read_text()
+        manifest.write_text(text.replace('"step": 3', '"step": 7').replace('"step": null', '"step": 7'))
+    elif how == "manifest-emptied":
+        os.truncate(manifest, 0)
+    elif how == "index-flipped":
+        flip(index)
+    elif how == "index-missing":
+        index.unlink()
+    elif how == "no-files":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif how == "is-a-file":
+        shutil.rmtree(folder)
+        folder.write_text("a checkpoint")
+    else:
+        fields = json.loads(manifest.read_text()) | {"format": 99}
+        del fields["sha256"]
+        from replicax.checkpoint.storage.manifest import _own_hash
+
+        manifest.write_text(json.dumps({**fields, "sha256": _own_hash(fields)}))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder of three checkpoints, in which ``v`` is 1, 2 and 3."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+    v = replicax.Variable(np.zeros(1000, np.float32))
+    with replicax.CheckpointManager(replicax.Checkpoint(v=v, note="x" * 100), folder) as manager:
+        for step in (1, 2, 3):
+            v.assign(np.full(1000, step, np.float32))
+            manager.save(step)
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    """A copy of it, and a manager on it."""
+    shutil.copytree(original, tmp_path / "run")
+    v = replicax.Variable(np.zeros(1000, np.float32))
+    return tmp_path / "run", v, replicax.Checkpoint(v=v, note="")
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_the_newest_whole_one_is_used(run, how, caplog) -> None:
+    folder, v, checkpoint = run
+    damage(folder / "step-00000003", how)
+    manager = replicax.CheckpointManager(checkpoint, folder)
+    with caplog.at_level(logging.WARNING, "replicax"):
+        assert manager.restore_latest() == 2
+    assert float(v.value[0]) == 2.0
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"passed over the checkpoint {folder}/step-00000003: ")
+    assert any(reason in line for reason in REASONS[how].split("|")), line
+    # The run goes on, comes to that step again, and what is there is put aside.
+    manager.save(3)
+    manager.close()
+    assert manager.steps == (1, 2, 3)
+    assert (folder / "step-00000003.damaged-1").exists()
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 3
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_checkpoint_by_path_says_what_is_wrong(run, how) -> None:
+    folder, v, checkpoint = run
+    damage(folder / "step-00000003", how)
+    with pytest.raises(replicax.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
+        checkpoint.restore(folder / "step-00000003")
+    assert float(v.value[0]) == 0.0
+
+
+def test_every_byte_counts(run) -> None:
+    """One bit, wherever it is, in whichever file."""
+    folder, v, checkpoint = run
+    newest = folder / "step-00000003"
+    for path in sorted(p for p in newest.rglob("*") if p.is_file()):
+        before = path.read_bytes()
+        for place in (0.0, 0.3, 0.6, 0.999):
+            flip(path, place)
+            with pytest.raises(replicax.CheckpointError, match="can't be restored"):
+                checkpoint.restore(newest)
+            path.write_bytes(before)
+    assert float(v.value[0]) == 0.0
+    checkpoint.restore(newest)
+    assert float(v.value[0]) == 3.0
+
+
+def test_none_that_is_whole_is_an_error(run) -> None:
+    folder, v, checkpoint = run
+    for step, how in ((1, "truncated"), (2, "no-manifest"), (3, "emptied")):
+        damage(folder / f"step-0000000{step}", how)
+    with pytest.raises(replicax.CheckpointError, match="none of the checkpoints in .* is whole") as caught:
+        replicax.CheckpointManager(checkpoint, folder).restore_latest()
+    for step in (1, 2, 3):
+        assert f"step-0000000{step}: " in str(caught.value)
+    assert float(v.value[0]) == 0.0
+
+
+def test_files_of_others_do_no_harm(run) -> None:
+    folder, v, checkpoint = run
+    (folder / "step-00000003" / "notes.txt").write_text("our best run")
+    (folder / "step-3").mkdir()
+    (folder / "step-00000009.txt").write_text("")
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 3
+    assert float(v.value[0]) == 3.0
+
+
+def test_a_copy_of_a_checkpoint_is_a_checkpoint(run) -> None:
+    folder, v, checkpoint = run
+    shutil.copytree(folder / "step-00000002", folder / "step-00000010")
+    shutil.copytree(folder / "step-00000002", folder.parent / "backup")
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 10
+    assert float(v.value[0]) == 2.0
+    shutil.rmtree(folder)
+    checkpoint.restore(folder.parent / "backup")
+
+
+def test_pieces_of_another_save_are_not_taken(run) -> None:
+    """Files that are whole, but of two checkpoints."""
+    folder, _, checkpoint = run
+    shutil.copy(folder / "step-00000002" / "index.json", folder / "step-00000003" / "index.json")
+    with pytest.raises(replicax.CheckpointError, match="its index is that of another checkpoint"):
+        checkpoint.restore(folder / "step-00000003")
+
+
+def test_nothing_at_all(tmp_path) -> None:
+    checkpoint = replicax.Checkpoint(step=0)
+    assert replicax.CheckpointManager(checkpoint, tmp_path / "run").restore_latest() is None
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*nowhere"):
+        checkpoint.restore(tmp_path / "nowhere")
+
+
+def test_no_pickle(run) -> None:
+    """Nothing in a checkpoint could run code."""
+    folder, _, _ = run
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert not path.read_bytes().startswith(b"\x80"), path  # the first byte of a pickle

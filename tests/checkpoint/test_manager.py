@@ -1,0 +1,224 @@
+"""When a manager saves, what it restores, and what it deletes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+
+@pytest.fixture
+def v() -> replicax.Variable:
+    return replicax.Variable(np.zeros(3, np.float32))
+
+
+@pytest.fixture
+def checkpoint(v) -> replicax.Checkpoint:
+    return replicax.Checkpoint(v=v)
+
+
+def saved(manager: replicax.CheckpointManager, steps, **options) -> list[int]:
+    """The steps of these at which it saves."""
+    found = [step for step in steps if manager.save(step, **options)]
+    manager.wait()
+    return found
+
+
+def test_each_call_saves_unless_told_otherwise(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    assert saved(manager, [0, 1, 5]) == [0, 1, 5]
+    assert manager.steps == (0, 1, 5)
+    assert (manager.latest_step, manager.best_step, manager.directory) == (5, None, str(tmp_path))
+
+
+def test_every_so_many_steps(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path / "one", every_steps=10)
+    assert saved(manager, range(1, 35)) == [10, 20, 30]
+    assert manager.save(34, force=True)
+    manager.wait()
+    assert manager.restore_latest() == 34
+    assert saved(manager, range(35, 45)) == [40]  # as if it had not been broken off
+    by_seven = replicax.CheckpointManager(checkpoint, tmp_path / "seven", every_steps=10)
+    assert saved(by_seven, range(7, 50, 7)) == [14, 21, 35, 42]
+
+
+def test_every_so_many_seconds(checkpoint, tmp_path, monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, every_seconds=60, every_steps=1000)
+    found = []
+    for step in range(1, 41):
+        now[0] += 5.0
+        found += [step] if manager.save(step) else []
+    assert found == [12, 24, 36]
+    manager.close()
+
+
+def test_the_newest_are_kept(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=2)
+    saved(manager, range(1, 6))
+    assert manager.steps == (4, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manager.json", "step-00000004", "step-00000005"]
+    again = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)  # in the next run it is the same manager
+    assert again.restore_latest() == 5
+    saved(again, [6])
+    assert again.steps == (6,)
+    everything = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=None)
+    saved(everything, range(7, 17))
+    assert len(everything.steps) == 11
+
+
+@pytest.mark.parametrize(("direction", "best", "kept"), [("max", 2, (2, 5, 6)), ("min", 3, (3, 5, 6))])
+def test_the_best_is_kept(checkpoint, tmp_path, direction, best, kept) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=2, best=("score", direction))
+    for step, score in enumerate([0.5, 0.9, 0.1, 0.3, float("nan"), 0.4], 1):
+        checkpoint.v.assign(np.full(3, step, np.float32))
+        manager.save(step, {"score": jnp.float32(score), "other": 1})
+    manager.wait()
+    assert manager.steps == kept
+    assert manager.best_step == best
+    manager.restore(best)
+    assert float(checkpoint.v.value[0]) == best
+    again = replicax.CheckpointManager(checkpoint, tmp_path, best=("score", direction))
+    assert again.best_step == best
+    with pytest.raises(ValueError, match=r"needs the metric 'score', got \['loss'\]"):
+        again.save(9, {"loss": 1.0})
+    with pytest.raises(ValueError, match="the metric 'score' is no number: 'high'"):
+        again.save(9, {"score": "high"})
+    with pytest.raises(replicax.CheckpointError, match="of step 1 in .* can't be restored: .*there is no such folder"):
+        again.restore(1)
+
+
+# --- what is not deleted --------------------------------------------------------------------------------
+
+
+def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
+    other = replicax.CheckpointManager(checkpoint, tmp_path / "other")
+    saved(other, [1])
+    folder = tmp_path / "run"
+    manager = replicax.CheckpointManager(checkpoint, folder, max_to_keep=1)
+    saved(manager, [2])
+    # A checkpoint of another run, one without a manager, a renamed one, one with notes, and things that look alike.
+    shutil.copytree(tmp_path / "other" / "step-00000001", folder / "step-00000001")
+    checkpoint.save(folder / "step-00000000")
+    shutil.copytree(folder / "step-00000002", folder / "best model")
+    saved(manager, [3])
+    (folder / "step-00000003" / "notes.txt").write_text("keep this")
+    (folder / "step-00000009.unfinished-12345678").mkdir()
+    (folder / "step-9").mkdir()
+    with caplog.at_level(logging.WARNING, "replicax"):
+        saved(manager, [4, 5])
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "best model",
+        "manager.json",
+        "step-00000000",
+        "step-00000001",
+        "step-00000003",
+        "step-00000005",
+        "step-00000009.unfinished-12345678",
+        "step-9",
+    }
+    assert "step-00000003 is kept, as it has notes.txt, which is not the manager's" in caplog.text
+
+
+def test_what_a_broken_save_has_left_is_removed(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    own = json.loads((tmp_path / "manager.json").read_text())["id"]
+    left = tmp_path / f"step-00000001.unfinished-{own[:8]}-12345678"
+    (left / "arrays-0").mkdir(parents=True)
+    (left / "arrays-0" / "part").write_bytes(b"x")
+    assert manager.restore_latest() is None  # nothing has ever been saved
+    assert left.exists()
+    saved(manager, [2])
+    assert not left.exists()
+
+
+def test_the_newest_whole_one_is_never_deleted(checkpoint, tmp_path) -> None:
+    """Not even if newer ones are there, but damaged."""
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [1])
+    (tmp_path / "step-00000007").mkdir()
+    (tmp_path / "step-00000008").mkdir()
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    assert manager.latest_step == 1
+    assert manager.restore_latest() == 1
+    saved(manager, [2])
+    assert manager.steps == (2,)
+
+
+def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
+    first, second = (replicax.CheckpointManager(checkpoint, tmp_path) for _ in range(2))
+    saved(first, [3])
+    with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
+        second.save(3)
+    assert first.steps == (3,)
+
+
+# --- misuses --------------------------------------------------------------------------------------------
+
+
+def test_steps_that_are_there_or_later(checkpoint, tmp_path) -> None:
+    saved(replicax.CheckpointManager(checkpoint, tmp_path), [5])
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    with pytest.raises(ValueError, match=r"save\(5\): there is a checkpoint of this step in .*restore_latest\(\)"):
+        manager.save(5)
+    with pytest.raises(ValueError, match=r"save\(4\): the latest is of step 5 in .*a new run needs a folder"):
+        manager.save(4)
+    for step in (-1, 1.5, "6", True, None):
+        with pytest.raises(ValueError, match="step must be an int of at least 0"):
+            manager.save(step)
+    assert manager.save(np.int64(6))
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_to_keep": 0}, "max_to_keep must be an int of at least 1, or None, got 0"),
+        ({"every_steps": 2.5}, "every_steps must be an int"),
+        ({"every_seconds": -1}, "every_seconds must be a positive number, got -1"),
+        ({"best": "accuracy"}, r"best names a metric and 'min' or 'max', as in best=\('accuracy', 'max'\)"),
+        ({"best": ("accuracy", "highest")}, "best names a metric"),
+    ],
+)
+def test_wrong_options(checkpoint, tmp_path, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        replicax.CheckpointManager(checkpoint, tmp_path, **options)
+
+
+def test_no_checkpoint(v, tmp_path) -> None:
+    with pytest.raises(TypeError, match="checkpoint must be a replicax.Checkpoint, got <Variable"):
+        replicax.CheckpointManager(v, tmp_path)
+
+
+def test_folders_that_cannot_be(checkpoint, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(NotADirectoryError, match=rf"there can be no folder {directory}: {tmp_path}/file is a file"):
+            replicax.CheckpointManager(checkpoint, directory)
+        with pytest.raises(NotADirectoryError, match="is a file"):
+            checkpoint.save(directory / "a")
+    with pytest.raises(OSError, match=r"the folder /proc/nowhere/run can't be made"):
+        replicax.CheckpointManager(checkpoint, "/proc/nowhere/run")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "manager.json").write_text("{}")
+    with pytest.raises(OSError, match=r"manager.json can't be read, by which .*; remove it"):
+        replicax.CheckpointManager(checkpoint, tmp_path / "odd")
+
+
+def test_a_run_that_fails_leaves_its_last_checkpoint(checkpoint, tmp_path) -> None:
+    def fails() -> None:
+        with replicax.CheckpointManager(checkpoint, tmp_path) as manager:
+            manager.save(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert replicax.CheckpointManager(checkpoint, tmp_path).restore_latest() == 1

@@ -1,0 +1,135 @@
+"""Names, shapes and dtypes are compared before anything changes; all that does not fit is listed."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.checkpoint.runs import Run
+from tests.conftest import strategy_of
+
+
+def variable(*shape: int, dtype=np.float32, value: float = 1.0) -> replicax.Variable:
+    return replicax.Variable(np.full(shape, value, dtype))
+
+
+def test_everything_that_does_not_fit_is_listed_and_nothing_changes(tmp_path) -> None:
+    replicax.Checkpoint(
+        model={"w": variable(2, 3), "bias": variable(3), "old": variable(1)}, step=3, key=np.zeros(2)
+    ).save(tmp_path / "a")
+    model = {"w": variable(3, 2, value=0), "biases": variable(3, value=0), "x": variable(1, dtype=np.int32, value=0)}
+    checkpoint = replicax.Checkpoint(
+        model={**model, "old": variable(1, dtype=np.int32, value=0)}, step=np.ones(1), key=0
+    )
+    with pytest.raises(ValueError, match="does not fit the objects") as caught:
+        checkpoint.restore(tmp_path / "a")
+    lines = str(caught.value).splitlines()
+    assert lines[1:] == [
+        "  in the checkpoint there is no model/biases, float32[3] (did you rename model/bias?)",
+        "  in the checkpoint there is no model/x, int32[1]",
+        "  the checkpoint also has model/bias, float32[3]",
+        "  they differ in model/old: saved was float32[1], here is int32[1]",
+        "  they differ in model/w: saved was float32[2,3], here is float32[3,2]",
+        "  they differ in step: saved was the plain value 3, here is float64[1]",
+        "  they differ in key: saved was float64[2], here is the plain value 0",
+        "To restore only what is in both: restore(path, partial=True).",
+    ]
+    assert all(not v.numpy().any() for v in model.values())
+    assert checkpoint.key == 0
+
+
+def test_long_lists_are_cut(tmp_path) -> None:
+    replicax.Checkpoint(model=[np.zeros(1)] * 50).save(tmp_path / "a")
+    with pytest.raises(ValueError, match="… and 29 more"):
+        replicax.Checkpoint(model=[np.zeros(1)] * 1).restore(tmp_path / "a")
+
+
+def test_a_part_on_request(tmp_path) -> None:
+    replicax.Checkpoint(model={"w": variable(2), "head": variable(3)}, step=7).save(tmp_path / "a")
+    model = {"w": variable(2, value=0), "new": variable(4, value=0)}
+    checkpoint = replicax.Checkpoint(model=model, step=0, more="text")
+    checkpoint.restore(tmp_path / "a", partial=True)
+    assert model["w"].numpy().tolist() == [1, 1]
+    assert model["new"].numpy().tolist() == [0] * 4
+    assert (checkpoint.step, checkpoint.more) == (7, "text")
+    with pytest.raises(ValueError, match=r"they differ in model/w: saved was float32\[2\], here is float32\[5\]"):
+        replicax.Checkpoint(model={"w": variable(5)}).restore(tmp_path / "a", partial=True)
+
+
+def test_another_optimizer(tmp_path) -> None:
+    v = variable(2)
+    optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+    optimizer.build([v])
+    replicax.Checkpoint(model=[v], optimizer=optimizer).save(tmp_path / "a")
+    other = replicax.Optimizer(optax.adam(0.1))
+    with pytest.raises(ValueError, match="optimizer has other state than was saved: is it another transformation"):
+        replicax.Checkpoint(model=[v], optimizer=other).restore(tmp_path / "a")
+    assert other.parameters is None  # as it was
+    assert other.variables == []
+
+
+# --- slots that are not there yet -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", [lambda w, b: {"w": w, "b": (b,)}, lambda w, b: [w, b], lambda w, b: (w, [b, None])])
+def test_slots_are_made_where_no_step_has_run(tmp_path, tree) -> None:
+    def made(value: float):
+        w, b = variable(3, value=value), variable(2, value=value)
+        return w, b, replicax.Optimizer(optax.adam(0.1))
+
+    w, b, optimizer = made(1.0)
+    replicax.Checkpoint(w=w, b=b, optimizer=optimizer).save(tmp_path / "before")
+    optimizer.build(tree(w, b))
+    for slot in optimizer.variables:
+        slot.assign(slot.value * 0 + 5)
+    replicax.Checkpoint(w=w, b=b, optimizer=optimizer).save(tmp_path / "after")
+    w, b, other = made(0.0)
+    checkpoint = replicax.Checkpoint(w=w, b=b, optimizer=other)
+    checkpoint.restore(tmp_path / "before")
+    assert other.variables == []
+    checkpoint.restore(tmp_path / "after")
+    assert jax.tree.structure(other.parameters) == jax.tree.structure(tree(w, b))
+    assert [slot.numpy().tolist() for slot in other.variables] == [s.numpy().tolist() for s in optimizer.variables]
+    checkpoint.restore(tmp_path / "before")  # its slots begin anew
+    assert all(not slot.numpy().any() for slot in other.variables)
+
+
+def test_containers_of_others_need_a_build_first(tmp_path) -> None:
+    class Model(dict):
+        pass
+
+    v = variable(2)
+    optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+    optimizer.build(Model(v=v))
+    replicax.Checkpoint(v=v, optimizer=optimizer).save(tmp_path / "a")
+    other = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+    checkpoint = replicax.Checkpoint(v=v, optimizer=other)
+    with pytest.raises(
+        ValueError, match=r"state of optimizer, which has none here yet.*call optimizer.build\(variables\)"
+    ):
+        checkpoint.restore(tmp_path / "a")
+    other.build(Model(v=v))
+    checkpoint.restore(tmp_path / "a")
+
+
+# --- iterators ------------------------------------------------------------------------------------------
+
+
+def test_an_iterator_that_cannot_go_on_leaves_all_as_it_was(tmp_path) -> None:
+    run = Run.of(strategy_of(2))
+    run.go(2)
+    run.checkpoint.save(tmp_path / "a")
+    other = Run.of(strategy_of(2), seed=1)
+    other.go(1)
+    more = iter(other.strategy.distribute_dataset(other.strategy.make_numpy_dataset(np.arange(7.0)).batch(2)))
+    run_twice = replicax.Checkpoint(first=run.data, second=run.data)
+    run_twice.save(tmp_path / "b")
+    before, coming = other.values(), other.data.get_state()
+    with pytest.raises(ValueError, match="second: this is the state of another dataset"):
+        replicax.Checkpoint(first=other.data, second=more).restore(tmp_path / "b")
+    assert other.values() == before
+    assert other.data.get_state() == coming
+    assert len(other.coming()) == 8

@@ -1,0 +1,192 @@
+"""What was saved under one strategy is restored under every other, and the run goes on with the next example."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.checkpoint.runs import Run
+from tests.conftest import logical_strategy, strategy_of
+
+KINDS = ["mirrored", "sharded", "central", "logical"]
+
+
+def strategy_named(name: str, replicas: int) -> replicax.Strategy:
+    devices = [f"cpu:{i}" for i in range(replicas)]
+    if name == "mirrored":
+        return strategy_of(replicas)
+    if name == "sharded":
+        return replicax.ShardedStrategy(devices)
+    if name == "central":
+        return replicax.CentralStorageStrategy(devices)
+    return logical_strategy(replicas, 2)
+
+
+def own_number() -> jax.Array:
+    """1 on replica 0, 2 on replica 1, and so on."""
+    return jnp.asarray(replicax.get_replica_context().replica_id_in_sync_group).astype(jnp.float32) + 1.0
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint under each strategy, the values that were saved, and the examples that come next."""
+    folder = tmp_path_factory.mktemp("saved")
+    made = {}
+
+    def of(kind: str, replicas: int):
+        if (kind, replicas) not in made:
+            run = Run.of(strategy_named(kind, replicas), splits=kind == "logical")
+            run.go(2)
+            path = folder / f"{kind}-{replicas}"
+            run.checkpoint.save(path)
+            made[kind, replicas] = path, run.values(), run.coming()
+        return made[kind, replicas]
+
+    return of
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("after", [1, 2, 3, 8], ids="onto-{}".format)
+@pytest.mark.parametrize("onto", KINDS)
+@pytest.mark.parametrize("before", [1, 2, 3, 8], ids="from-{}".format)
+@pytest.mark.parametrize("source", KINDS)
+def test_onto(saved, source, before, onto, after) -> None:
+    # With two devices each there are at most four; and their batches are to be of one size.
+    before = {3: 2, 8: 4}.get(before, before) if source == "logical" else before
+    after = {8: 4}.get(after, after) if onto == "logical" else after
+    path, values, coming = saved(source, before)
+    run = Run.of(strategy_named(onto, after), batch=12, seed=1, splits=onto == "logical")
+    assert run.values()["w"] != values["w"]
+    run.checkpoint.restore(path)
+    assert run.values() == values
+    assert run.coming()[:8] == coming
+    run.go(1)
+
+
+def test_a_run_goes_on_bit_by_bit_as_if_nothing_had_happened(tmp_path) -> None:
+    runs = [Run.of(strategy_of(2)), Run.of(strategy_of(2), seed=1)]
+    runs[0].go(3)
+    runs[0].checkpoint.save(tmp_path / "a")
+    runs[1].checkpoint.restore(tmp_path / "a")
+    for run in runs:
+        run.go(3)
+    assert runs[0].values() == runs[1].values()
+
+
+def test_a_sum_is_shared_out_anew(tmp_path) -> None:
+    with strategy_of(2).scope():
+        total = replicax.Variable(0.0, synchronization="on_read", aggregation="sum")
+        count = replicax.Variable(0, synchronization="on_read", aggregation="sum")
+    strategy = total.strategy
+
+    def step() -> None:
+        replica = replicax.get_replica_context().replica_id_in_sync_group
+        total.assign(own_number() + 2.0)
+        count.assign(replica + 3)
+
+    strategy.run(step)
+    replicax.Checkpoint(total=total, count=count).save(tmp_path / "a")
+    for replicas, totals, counts in ((2, [3.5, 3.5], [4, 3]), (4, [1.75] * 4, [4, 1, 1, 1]), (1, [7.0], [7])):
+        other = strategy_of(replicas)
+        with other.scope():
+            v = replicax.Variable(1.0, synchronization="on_read", aggregation="sum")
+            n = replicax.Variable(1, synchronization="on_read", aggregation="sum")
+        replicax.Checkpoint(total=v, count=n).restore(tmp_path / "a")
+        assert float(v.read_value()) == 7.0
+        assert int(n.read_value()) == 7
+        assert [float(x) for x in other.local_results(v)] == totals
+        assert [int(x) for x in other.local_results(n)] == counts
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
+def test_other_aggregations_are_the_same_on_all_replicas(tmp_path, aggregation) -> None:
+    with strategy_of(2).scope():
+        v = replicax.Variable(0.0, synchronization="on_read", aggregation=aggregation)
+    v.strategy.run(lambda: v.assign(own_number()))
+    expected = float(v.read_value())
+    replicax.Checkpoint(v=v).save(tmp_path / "a")
+    other = strategy_of(3)
+    with other.scope():
+        w = replicax.Variable(9.0, synchronization="on_read", aggregation=aggregation)
+    replicax.Checkpoint(v=w).restore(tmp_path / "a")
+    assert [float(x) for x in other.local_results(w)] == [expected] * 3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_aggregation_each_replica_has_its_own_again(tmp_path, replicas) -> None:
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        v = replicax.Variable(np.zeros(3, np.float32), synchronization="on_read")
+    strategy.run(lambda: v.assign(v * 0.0 + own_number()[None]))
+    checkpoint = replicax.Checkpoint(v=v)
+    checkpoint.save(tmp_path / "a")
+    strategy.run(lambda: v.assign(v * 0.0))
+    checkpoint.restore(tmp_path / "a")
+    assert [x.tolist() for x in strategy.local_results(v)] == [[i + 1.0] * 3 for i in range(replicas)]
+    with strategy_of(3).scope():
+        w = replicax.Variable(np.zeros(3, np.float32), synchronization="on_read")
+    with pytest.raises(
+        ValueError, match=rf"v: saved was float32\[{replicas},3\], of {replicas} replicas' copies, here"
+    ):
+        replicax.Checkpoint(v=w).restore(tmp_path / "a")
+
+
+def test_a_piece_that_is_filled_up_is_saved_without_the_filling(tmp_path) -> None:
+    values = np.arange(5, dtype=np.float32)
+    with strategy_of(4).scope():
+        v = replicax.ShardedVariable(values)
+    replicax.Checkpoint(v=v).save(tmp_path / "a")
+    with strategy_of(3).scope():
+        w = replicax.ShardedVariable(values * 0)
+    replicax.Checkpoint(v=w).restore(tmp_path / "a")
+    np.testing.assert_array_equal(w.numpy(), values)
+    np.testing.assert_array_equal(w.slot.array, [0, 1, 2, 3, 4, 0])
+
+
+def test_on_one_logical_device_and_copies_that_are_split(tmp_path) -> None:
+    strategy = logical_strategy(2, 2)
+    with strategy.scope():
+        there = replicax.Variable(np.arange(4.0, dtype=np.float32), logical_device=1)
+        copies = replicax.Variable(
+            np.ones((4, 2), np.float32), synchronization="on_read", aggregation="sum", partition_dimensions=[2, 1]
+        )
+    replicax.Checkpoint(there=there, copies=copies).save(tmp_path / "a")
+    with strategy_of(3).scope():
+        v = replicax.Variable(np.zeros(4, np.float32))
+        w = replicax.Variable(np.zeros((4, 2), np.float32), synchronization="on_read", aggregation="sum")
+    replicax.Checkpoint(there=v, copies=w).restore(tmp_path / "a")
+    assert v.numpy().tolist() == [0, 1, 2, 3]
+    assert w.numpy().tolist() == [[2.0, 2.0]] * 4
+    back = replicax.Checkpoint(there=there, copies=copies)
+    replicax.Checkpoint(there=v, copies=w).save(tmp_path / "b")
+    strategy.run(lambda: there.assign(there * 0.0))
+    back.restore(tmp_path / "b")
+    assert there.numpy().tolist() == [0, 1, 2, 3]
+    assert {device.id for device in there.slot.array.devices()} == {1, 3}
+    assert copies.numpy().tolist() == [[2.0, 2.0]] * 4
+
+
+def test_under_a_tpu_strategy(tmp_path) -> None:
+    strategy = replicax.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2"))
+    with strategy.scope():
+        v = replicax.Variable(np.arange(3.0, dtype=np.float32))
+    replicax.Checkpoint(v=v).save(tmp_path / "a")
+    v.assign([0.0, 0.0, 0.0])
+    replicax.Checkpoint(v=v).restore(tmp_path / "a")
+    assert v.numpy().tolist() == [0, 1, 2]
+
+
+def test_arrays_get_their_shardings(tmp_path) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "x")
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    values = np.arange(8, dtype=np.float32)
+    replicax.Checkpoint(x=jax.device_put(values, split)).save(tmp_path / "a")
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for sharding in (split, everywhere, jax.sharding.SingleDeviceSharding(jax.devices()[5])):
+        checkpoint = replicax.Checkpoint(x=jax.device_put(values * 0, sharding))
+        checkpoint.restore(tmp_path / "a")
+        assert checkpoint.x.sharding == sharding
+        np.testing.assert_array_equal(checkpoint.x, values)

@@ -1,0 +1,194 @@
+"""A save copies, returns, and writes in the background; it is there whole or not at all, and no failure is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import threading
+
+import numpy as np
+import pytest
+
+import replicax
+from replicax.checkpoint import saving
+from tests.conftest import strategy_of
+
+
+@contextlib.contextmanager
+def files_up_to(size: int):
+    """A disk that is full when a file has so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Writing waits at a gate: ``came`` says that it is there, and ``opened`` lets it go on."""
+    came, opened = threading.Event(), threading.Event()
+    write = saving.write_pieces
+
+    def gated(folder, pieces):
+        came.set()
+        assert opened.wait(60)
+        write(folder, pieces)
+
+    monkeypatch.setattr(saving, "write_pieces", gated)
+    yield came, opened
+    opened.set()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_is_saved_is_what_was_there_at_the_call(tmp_path, gate, replicas) -> None:
+    came, opened = gate
+    with strategy_of(replicas).scope():
+        v = replicax.Variable(np.zeros(10_000, np.float32))
+    array = np.zeros(5)
+    checkpoint = replicax.Checkpoint(v=v, array=array, step=0)
+    checkpoint.save(tmp_path / "a", wait=False)
+    assert came.wait(60)
+    for _ in range(3):  # steps take the memory of v
+        v.strategy.run(lambda: v.assign_add(np.ones(10_000, np.float32)))
+    array += 1
+    checkpoint.step = 3
+    assert not (tmp_path / "a").exists()
+    opened.set()
+    checkpoint.wait()
+    assert float(v.value[0]) == 3.0
+    checkpoint.restore(tmp_path / "a")
+    assert not v.numpy().any()
+    assert not checkpoint.array.any()
+    assert checkpoint.step == 0
+
+
+def test_one_save_at_a_time(tmp_path, gate) -> None:
+    came, opened = gate
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+    checkpoint.save(tmp_path / "a", wait=False)
+    assert came.wait(60)
+    second = threading.Thread(target=checkpoint.save, args=(tmp_path / "b",))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    assert [path.name.split(".")[0] for path in tmp_path.iterdir()] == ["a"]
+    opened.set()
+    second.join(60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_full_disk(tmp_path) -> None:
+    v = replicax.Variable(np.ones(100_000, np.float32))
+    checkpoint = replicax.Checkpoint(v=v)
+    with files_up_to(50_000):
+        with pytest.raises(replicax.CheckpointError, match=rf"checkpoint {tmp_path}/a could not be written: OSError"):
+            checkpoint.save(tmp_path / "a")
+        assert list(tmp_path.iterdir()) == []
+        checkpoint.save(tmp_path / "b", wait=False)
+        with pytest.raises(replicax.CheckpointError, match=r"b could not be written"):
+            checkpoint.wait()
+        checkpoint.wait()  # it is raised once
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "a")
+    checkpoint.restore(tmp_path / "a")
+
+
+@pytest.mark.parametrize("call", ["save", "wait", "restore", "restore_latest", "close", "exit"])
+def test_a_failure_is_raised_at_the_next_call(tmp_path, call) -> None:
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(np.ones(100_000, np.float32)))
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, every_steps=2)
+    manager.save(2)
+    manager.wait()
+    with files_up_to(50_000):
+        assert manager.save(4)
+        assert checkpoint._background._is_over.wait(60)
+    calls = {
+        "save": lambda: manager.save(5),  # at which it would not save
+        "restore": lambda: manager.restore(2),
+        "exit": lambda: manager.__exit__(None, None, None),
+    }
+    with pytest.raises(replicax.CheckpointError, match="step-00000004 could not be written: OSError"):
+        calls.get(call, getattr(manager, call, None))()
+    assert manager.steps == (2,)
+    assert manager.save(4, force=True)  # the same step again
+    manager.close()
+    assert manager.steps == (2, 4)
+
+
+def test_a_failure_does_not_hide_the_error_of_the_run(tmp_path, caplog) -> None:
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(np.ones(100_000, np.float32)))
+
+    def fails() -> None:
+        with replicax.CheckpointManager(checkpoint, tmp_path) as manager:
+            manager.save(1)
+            raise ZeroDivisionError
+
+    with files_up_to(50_000), caplog.at_level(logging.ERROR, "replicax"), pytest.raises(ZeroDivisionError):
+        fails()
+    assert "step-00000001 could not be written" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_errors_of_the_file_system(tmp_path, monkeypatch, call) -> None:
+    """Of the calls that make a checkpoint last; a disk may say only there that it is full or broken."""
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        with pytest.raises(replicax.CheckpointError, match="could not be written: OSError: .*Input/output error"):
+            checkpoint.save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "a")
+
+
+def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_path, monkeypatch) -> None:
+    calls = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(number):
+        calls.append(os.readlink(f"/proc/self/fd/{number}"))
+        fsync(number)
+
+    def noted_rename(source, target):
+        calls.append((source, target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    replicax.Checkpoint(v=replicax.Variable(1.0)).save(tmp_path / "a")
+    [(source, target)] = [call for call in calls if isinstance(call, tuple)]
+    assert target == str(tmp_path / "a")
+    before, after = calls[: calls.index((source, target))], calls[calls.index((source, target)) + 1 :]
+    files = [str(path.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("*")]
+    assert set(before) == {source, *(f"{source}/{name}" for name in files)}
+    assert before[-2:] == [f"{source}/manifest.json", source]
+    assert after == [str(tmp_path)]
+
+
+def test_something_in_the_place(tmp_path) -> None:
+    checkpoint = replicax.Checkpoint(step=1)
+    checkpoint.save(tmp_path / "above" / "a")
+    with pytest.raises(FileExistsError, match="there is something in .*above/a already: save to another path"):
+        checkpoint.save(tmp_path / "above" / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="there is something in"):
+        checkpoint.save(tmp_path / "link")
+
+
+def test_relative_paths(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = replicax.Checkpoint(step=1)
+    checkpoint.save("a")
+    checkpoint.save("b/c", wait=False)
+    os.chdir("/")
+    checkpoint.wait()
+    checkpoint.restore(tmp_path / "b" / "c")
+    checkpoint.restore(tmp_path / "a")

@@ -1,0 +1,313 @@
+"""What is logged: which numbers, when, and where to; and that nobody waits for the devices because of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import replicax
+from replicax.loop import step_numbers, training_loop
+from replicax.loop.metric_files import can_write_events
+from replicax.loop.progress_bar import Progress
+from tests.conftest import strategy_of
+from tests.loop.models import Line, Recorder
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def run_of(step: Any, steps: int = 6, replicas: int = 2, **kwargs: Any) -> Recorder:
+    """What a run over 0, 1, 2, … logs."""
+    strategy, recorder = strategy_of(replicas), Recorder()
+    dataset = strategy.distribute_dataset([np.arange(4 * i, 4 * i + 4, dtype=np.float32) for i in range(3)])
+    replicax.train(step, dataset, steps, callbacks=[recorder], progress=False, **kwargs)
+    return recorder
+
+
+# --- numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_shares_are_added_up_and_what_all_replicas_have_is_itself(replicas: int) -> None:
+    def step(x: Any) -> Any:
+        everywhere = replicax.get_replica_context().all_reduce("mean", x.mean())
+        share = replicax.compute_average_loss(x)
+        return {"loss": share, "nested": {"mean": everywhere, "rows": 7}, "rate": 0.5}
+
+    [(_, values)] = run_of(step, 2, replicas).logged
+    assert values == {"loss": 5.5, "nested/mean": 5.5, "nested/rows": 7.0, "rate": 0.5}
+
+
+def test_reduce_says_how_replicas_are_combined() -> None:
+    def step(x: Any) -> Any:
+        return {"mean": x.mean(), "sum": x.sum()}
+
+    assert run_of(step, 1, reduce="mean").logged == [(1, {"mean": 1.5, "sum": 3.0})]
+    assert run_of(step, 1, reduce={"mean": "mean"}).logged == [(1, {"mean": 1.5, "sum": 6.0})]
+    with pytest.raises(ValueError, match=r"the step returns no 'man'; it returns 'mean', 'sum'"):
+        run_of(step, 1, reduce={"man": "mean"})
+    with pytest.raises(ValueError, match="max"):
+        run_of(step, 1, reduce="max")
+
+
+def test_metrics_are_those_of_the_interval() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        mean = replicax.Mean("mean")
+    dataset = strategy.distribute_dataset([np.full(4, float(i), np.float32) for i in range(6)])
+    for metrics, name in (([mean], "mean"), ({"other": mean}, "other")):
+        recorder = Recorder()
+        replicax.train(mean.update, dataset, 6, log_every=2, metrics=metrics, callbacks=[recorder], progress=False)
+        assert recorder.logged == [(2, {name: 0.5}), (4, {name: 2.5}), (6, {name: 4.5})]
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "match"),
+    [
+        (lambda x: x, ValueError, r"an array of shape \(2,\) as 'loss'"),
+        (lambda x: {"loss": x.sum(), "name": "adam"}, TypeError, "'adam' as 'name'"),
+        (lambda x: {"key": jax.random.key(0)}, TypeError, "the random key 'key'"),
+    ],
+)
+def test_a_step_returns_numbers(returned: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        run_of(returned)
+
+
+# --- when -----------------------------------------------------------------------------------------------
+
+
+def test_values_are_fetched_one_interval_later_and_once_for_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait for the step that has just been launched: what is fetched was launched one interval ago."""
+    launched: list[int] = []
+    fetched: list[tuple[int, int]] = []
+
+    class Watched(step_numbers.Pending):
+        def values(self) -> dict[str, float]:
+            fetched.append((self.step, len(launched)))
+            return super().values()
+
+    run_steps = training_loop.run_steps
+
+    def counting(*args: Any) -> Any:
+        launched.append(1)
+        return run_steps(*args)
+
+    monkeypatch.setattr(training_loop, "Pending", Watched)
+    monkeypatch.setattr(training_loop, "run_steps", counting)
+    run_of(lambda x: x.sum(), 25, log_every=5, steps_per_call=1)
+    assert fetched == [(5, 10), (10, 15), (15, 20), (20, 25), (25, 25)]
+
+
+def test_nothing_else_of_a_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    block = jax.block_until_ready
+
+    def counting(x: Any) -> Any:
+        waits.append(x)
+        return block(x)
+
+    monkeypatch.setattr(training_loop.jax, "block_until_ready", counting)
+    run_of(lambda x: x.sum(), 200, log_every=5, steps_per_call=1)
+    assert len(waits) == 1  # for the program of the first call
+
+
+def test_the_order_of_what_happens() -> None:
+    recorder = run_of(lambda x: x.sum(), 7, log_every=2, evaluate=lambda: {"a": 1.0}, evaluate_every=4)
+    assert recorder.calls == [
+        ("start", 0),
+        ("log", 2, 4),
+        ("log", 4, 4),  # before the evaluation, which waits anyhow
+        ("evaluation", 4, 4),
+        ("log", 6, 7),
+        ("log", 7, 7),
+        ("evaluation", 7, 7),
+        ("end", 7),
+    ]
+
+
+# --- evaluation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partial", ["exact", "pad"])
+def test_an_evaluation_counts_each_example_once(partial: str) -> None:
+    line, recorder = Line(strategy_of(4)), Recorder()
+    test = line.strategy.distribute_dataset(line.batches((8, 8, 3)), replicax.InputOptions(partial_batch=partial))
+    run = replicax.train(
+        line.step,
+        line.dataset(),
+        6,
+        evaluate=(line.evaluate, test),
+        evaluate_every=3,
+        callbacks=[recorder],
+        progress=False,
+    )
+    batches = line.batches((8, 8, 3))
+    x, y = (np.concatenate([b[k] for b in batches]) for k in "xy")
+    assert [step for step, _ in recorder.evaluated] == [3, 6]
+    expected = np.mean(np.square(x @ line.w.numpy() - y))
+    assert run.evaluation == {"loss": pytest.approx(float(expected), rel=1e-5)}
+
+
+def test_an_evaluation_by_a_function() -> None:
+    line = Line(strategy_of(2))
+    run = replicax.train(line.step, line.dataset(), 3, evaluate=lambda: line.w.value.sum(), progress=False)
+    assert run.evaluation == {"loss": pytest.approx(float(line.w.numpy().sum()))}
+
+
+# --- not finite -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_stop_at_nan_names_the_step(steps_per_call: int, replicas: int) -> None:
+    strategy, recorder = strategy_of(replicas), Recorder()
+    batches = [np.full(4, 1.0, np.float32) for _ in range(20)]
+    batches[12][-1] = np.inf  # of the last replica alone
+
+    def step(x: Any) -> Any:
+        return {"loss": replicax.compute_average_loss(x), "count": jnp.int32(1)}
+
+    with pytest.raises(FloatingPointError, match="step 13 returned a number that is NaN or infinite"):
+        replicax.train(
+            step,
+            strategy.distribute_dataset(batches),
+            40,
+            log_every=4,
+            stop_at_nan=True,
+            steps_per_call=steps_per_call,
+            callbacks=[recorder],
+            progress=False,
+        )
+    assert [step for step, _ in recorder.logged] == [4, 8, 12]
+    assert replicax.train(step, strategy.distribute_dataset(batches), 40, progress=False).step == 40
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def test_csv_files(tmp_path: pathlib.Path) -> None:
+    recorder = run_of(
+        lambda x: x.sum(), 6, log_every=2, logs=tmp_path / "new" / "logs", evaluate=lambda: {"accuracy": 0.25}
+    )
+    text = (tmp_path / "new" / "logs" / "train.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [(int(r["step"]), float(r["loss"])) for r in rows] == [(s, v["loss"]) for s, v in recorder.logged]
+    assert (tmp_path / "new" / "logs" / "evaluation.csv").read_text() == "step,accuracy\n6,0.25\n"
+
+
+def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_path: pathlib.Path) -> None:
+    strategy = strategy_of(1)
+    run = replicax.train(lambda x: None, strategy.distribute_dataset([np.zeros(1)]), 1, progress=False)
+    log = replicax.CSVLog(tmp_path)
+    run.resumed_at = None
+    log.on_start(run)
+    log.on_log(run, 1, {"a": 1.0})
+    log.on_log(run, 2, {"a": 2.0, "b": 3.0})
+    log.on_log(run, 3, {"b": 4.0})
+    assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,,4.0\n"
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("4,5")  # the process was killed
+    run.resumed_at = 2
+    log.on_start(run)
+    log.on_log(run, 3, {"a": 7.0, "b": 8.0})
+    assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,7.0,8.0\n"
+    run.resumed_at = None
+    log.on_start(run)
+    assert not (tmp_path / "train.csv").exists()
+
+
+@pytest.mark.skipif(not can_write_events(), reason="tensorboardX is not installed")
+def test_event_files(tmp_path: pathlib.Path) -> None:
+    from tensorboardX import record_writer
+    from tensorboardX.proto.event_pb2 import Event
+
+    recorder = run_of(lambda x: x.sum(), 4, log_every=2, logs=tmp_path, evaluate=lambda: {"accuracy": 0.25})
+    [path] = tmp_path.glob("events.out.tfevents.*")
+    data, found = path.read_bytes(), []
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        assert data[8:12] == record_writer.masked_crc32c(data[:8]).to_bytes(4, "little")
+        event = Event.FromString(data[12 : 12 + length])
+        found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        data = data[16 + length :]
+    losses = [(step, "train/loss", values["loss"]) for step, values in recorder.logged]
+    assert [f for f in found if f[1] == "train/loss"] == losses
+    assert (4, "evaluation/accuracy", 0.25) in found
+
+
+def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replicax.loop.metric_files.can_write_events", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):
+        replicax.TensorBoardLog("logs")
+
+
+def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
+    run_of(lambda x: x.sum(), 12, profile=(3, 5), logs=tmp_path, steps_per_call=4)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+# --- the terminal ---------------------------------------------------------------------------------------
+
+
+def ticking(step: float = 1.0) -> Any:
+    times: Iterator[float] = iter(np.arange(0.0, 1e6, step))
+    return lambda: float(next(times))
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    show = Progress(Console(file=out, soft_wrap=True), clock=ticking())
+    run = replicax.train(
+        lambda x: x.sum(),
+        strategy_of(1).distribute_dataset([np.ones(2)]),
+        100,
+        log_every=2,
+        callbacks=[show],
+        progress=False,
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("step 2 of 100   loss 2 ")
+    assert lines[0].endswith(" left")
+    assert [int(line.split()[1]) for line in lines] == [2, 22, 42, 62, 82, 100]
+    assert run.step == 100
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    replicax.train(
+        lambda x: x.sum(),
+        strategy_of(1).distribute_dataset([np.ones(2)]),
+        100,
+        log_every=2,
+        callbacks=[Progress(console)],
+        evaluate=lambda: {"accuracy": 0.5},
+        progress=False,
+    )
+    assert "step 100 of 100" in out.getvalue()
+    assert "loss 2" in out.getvalue()
+    assert "evaluation: accuracy 0.5" in out.getvalue()
+
+
+def test_the_chief_says_where_the_time_went(capsys: Any) -> None:
+    began = time.perf_counter()
+    run = replicax.train(lambda x: x.sum(), strategy_of(1).distribute_dataset([np.ones(2)]), 10)
+    out = capsys.readouterr().out
+    assert "step 10 of 10" in out
+    assert "wall time" in out
+    assert run.time_table() in out
+    assert time.perf_counter() - began > 0

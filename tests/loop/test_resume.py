@@ -1,0 +1,247 @@
+"""A run that goes on where another has stopped, to the same end."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import logging
+import os
+import pathlib
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+from tests.loop.models import STRATEGIES, Line, Recorder
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for the end of the process."""
+
+
+class DiesAt(replicax.Callback):
+    def __init__(self, step: int, how: Any = Killed) -> None:
+        self.step, self.how = step, how
+
+    def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+        if step == self.step:
+            if isinstance(self.how, int):
+                os.kill(os.getpid(), self.how)
+            else:
+                raise self.how
+
+
+def attempt(
+    folder: pathlib.Path, kind: str = "mirrored 2", steps: int = 40, **kwargs: Any
+) -> tuple[Line, Recorder, Any]:
+    """One process's part of a run: everything is made anew, as in a process of its own."""
+    line, recorder = Line(STRATEGIES[kind]()), Recorder()
+    examples = line.strategy.make_numpy_dataset({k: np.concatenate([b[k] for b in line.batches()]) for k in "xy"})
+    dataset = line.strategy.distribute_dataset(examples.seed(3).shuffle().batch(8).repeat())
+    checkpoint = replicax.Checkpoint(w=line.w, optimizer=line.optimizer, seen=line.seen)
+    kwargs = {"log_every": 4, "metrics": [line.mean], "steps_per_call": None, "progress": False} | kwargs
+    callbacks = [*kwargs.pop("callbacks", ()), recorder]
+    every = kwargs.pop("every", 10)
+    if kwargs.get("evaluate") == "by step":
+        kwargs["evaluate"] = kwargs.pop("judge")(line), line.dataset()
+    manager = replicax.CheckpointManager(checkpoint, folder, every_steps=every, best=kwargs.pop("best", None))
+    try:
+        run = replicax.train(line.step, dataset, steps, checkpoints=manager, callbacks=callbacks, **kwargs)
+    except (Killed, KeyboardInterrupt, SystemExit) as error:
+        manager.wait()  # a killed process's save may have come to its end
+        return line, recorder, error
+    return line, recorder, run
+
+
+@pytest.mark.parametrize("how", [Killed, signal.SIGINT, signal.SIGTERM], ids=["killed", "Ctrl-C", "SIGTERM"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(tmp_path: pathlib.Path, how: Any) -> None:
+    whole, recorded, _ = attempt(tmp_path / "whole")
+    _, before, error = attempt(tmp_path / "parts", callbacks=[DiesAt(24, how)])
+    at = 20 if how is Killed else before.saved[-1]
+    assert before.saved[:2] == [10, 20]
+    assert at >= 20
+    if how is signal.SIGTERM:
+        assert error.code == replicax.EXIT_PREEMPTED
+    resumed, after, run = attempt(tmp_path / "parts")
+    assert run.resumed_at == at
+    assert run.step == 40
+    for a, b in zip(whole.state(), resumed.state(), strict=True):
+        assert a.tobytes() == b.tobytes()
+    logged = dict(recorded.logged)
+    assert [step for step, _ in after.logged] == [step for step in range(4, 41, 4) if step > at]
+    for step, values in after.logged[1:]:  # the first interval's metric began before
+        assert values == logged[step]
+    assert after.logged[0][1]["loss"] == logged[after.logged[0][0]]["loss"]
+
+
+def test_the_metric_of_an_interval_goes_on_too(tmp_path: pathlib.Path) -> None:
+    _, recorded, _ = attempt(tmp_path / "whole")
+    attempt(tmp_path / "parts", callbacks=[DiesAt(12)])
+    _, after, run = attempt(tmp_path / "parts")
+    assert run.resumed_at == 10
+    # The metric's sums were shared out anew over the replicas, so its last bit may differ.
+    expected = [(step, pytest.approx(values, rel=1e-6)) for step, values in recorded.logged if step > 10]
+    assert after.logged == expected
+
+
+@pytest.mark.parametrize("kind", ["one device", "sharded 4"])
+def test_a_run_goes_on_under_another_strategy(tmp_path: pathlib.Path, kind: str) -> None:
+    whole, _, _ = attempt(tmp_path / "whole")
+    attempt(tmp_path / "parts", steps=20)
+    resumed, _, run = attempt(tmp_path / "parts", kind)
+    assert run.resumed_at == 20
+    np.testing.assert_allclose(whole.w.numpy(), resumed.w.numpy(), rtol=1e-4, atol=1e-5)
+    assert int(resumed.seen.read_value()) == 40 * 8
+
+
+def test_a_signal_while_the_last_step_is_saved_is_served_when_it_is(tmp_path: pathlib.Path) -> None:
+    class Late(replicax.Callback):
+        def on_save(self, run: replicax.TrainingRun, step: int) -> None:
+            if step == run.steps:
+                signal.raise_signal(signal.SIGTERM)
+
+    _, recorder, error = attempt(tmp_path, steps=20, callbacks=[Late()])
+    assert error.code == replicax.EXIT_PREEMPTED
+    assert recorder.saved == [10, 20]
+    _, _, run = attempt(tmp_path, steps=20)
+    assert (run.resumed_at, run.step) == (20, 20)
+
+
+def test_there_is_nothing_to_do_for_a_run_that_is_done(tmp_path: pathlib.Path, capsys: Any) -> None:
+    attempt(tmp_path, steps=20)
+    for steps in (20, 15):
+        _, recorder, run = attempt(tmp_path, steps=steps, progress=True)
+        assert run.step == 20
+        assert recorder.calls == [("start", 20), ("end", 20)]
+        assert (
+            f"nothing to do: the checkpoint is of step 20, and there are to be {steps} steps" in capsys.readouterr().out
+        )
+    _, _, run = attempt(tmp_path, steps=25)
+    assert (run.resumed_at, run.step) == (20, 25)
+
+
+def test_the_last_step_is_saved_whatever_the_manager_waits_for(tmp_path: pathlib.Path) -> None:
+    _, recorder, _ = attempt(tmp_path, steps=17, every=1000)
+    assert recorder.saved == [17]
+    assert recorder.calls[-2:] == [("save", 17, 17), ("end", 17)]
+
+
+def test_early_stopping_goes_on_counting(tmp_path: pathlib.Path) -> None:
+    def part(**kwargs: Any) -> Any:
+        stopping = replicax.EarlyStopping("loss", "min", patience=3)
+        callbacks = [stopping, *kwargs.pop("callbacks", ())]
+        return attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10, callbacks=callbacks, steps=100, **kwargs)
+
+    part(callbacks=[DiesAt(24)])
+    _, recorder, run = part()
+    assert (run.resumed_at, run.step) == (20, 40)
+    assert [step for step, _ in recorder.evaluated] == [30, 40]
+
+
+def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: pathlib.Path) -> None:
+    def judge(line: Line) -> Any:
+        def step(batch: Any) -> Any:
+            signal.raise_signal(signal.SIGTERM)  # while the step is traced
+            return line.evaluate(batch)
+
+        return step
+
+    _, before, error = attempt(tmp_path, evaluate="by step", judge=judge, evaluate_every=10)
+    assert error.code == replicax.EXIT_PREEMPTED
+    assert before.evaluated == []
+    assert before.saved == [10]
+    _, after, _ = attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10)
+    assert [step for step, _ in after.evaluated] == [10, 20, 30, 40]
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: pathlib.Path) -> None:
+    values = iter([3.0, 1.0, 2.0, 2.0])
+    _, recorder, _ = attempt(tmp_path, every=5, best=("loss", "min"), evaluate=lambda: next(values), evaluate_every=10)
+    assert recorder.saved == list(range(5, 41, 5))
+    line = Line(strategy_of(2))
+    checkpoint = replicax.Checkpoint(w=line.w)
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, best=("loss", "min"))
+    assert manager.best_step == 20
+
+
+def test_nothing_is_saved_after_a_number_that_is_not_finite(tmp_path: pathlib.Path) -> None:
+    line = Line(strategy_of(2))
+    count = []
+    with line.strategy.scope():
+        steps = replicax.Variable(0, name="steps", trainable=False)
+
+    def step(batch: Any) -> Any:
+        steps.assign_add(1)
+        count.append(1)
+        return {"loss": replicax.compute_average_loss(line.losses(batch)) / (steps.value != 19)}
+
+    checkpoint = replicax.Checkpoint(steps=steps)
+    with (
+        replicax.CheckpointManager(checkpoint, tmp_path, every_steps=5) as manager,
+        pytest.raises(FloatingPointError, match="step 19 "),
+    ):
+        replicax.train(step, line.dataset(), 100, checkpoints=manager, log_every=50, stop_at_nan=True, progress=False)
+    assert manager.steps[-1] == 15
+
+
+def test_files_of_a_run_have_each_step_once(tmp_path: pathlib.Path) -> None:
+    logs = tmp_path / "logs"
+    attempt(tmp_path / "run", logs=logs, callbacks=[DiesAt(28)])
+    _, _, run = attempt(tmp_path / "run", logs=logs)
+    rows = list(csv.DictReader((logs / "train.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(4, 41, 4))
+    assert run.attempts == 2
+    lost = run.wall_time_of_all_attempts["lost work"]
+    assert lost > 0
+    assert sum(run.wall_time_of_all_attempts.values()) > sum(run.wall_time.values()) + lost
+    assert "wall time of 2 attempts" in run.time_table()
+
+
+def test_a_dataset_whose_place_cant_be_saved_is_refused_at_once(tmp_path: pathlib.Path) -> None:
+    line, recorder = Line(strategy_of(2)), Recorder()
+    dataset = line.dataset()
+    source = dataset._pipeline.source
+    dataset._pipeline.source = dataclasses.replace(source, unrepeatable="it is shuffled anew each time")
+    manager = replicax.CheckpointManager(replicax.Checkpoint(w=line.w), tmp_path)
+    with pytest.raises(ValueError, match="the place in this dataset can't be saved: it is shuffled anew"):
+        replicax.train(line.step, dataset, 3, checkpoints=manager, callbacks=[recorder], progress=False)
+    assert recorder.calls == []
+    assert replicax.train(line.step, dataset, 8, progress=False).step == 8
+
+
+def test_a_name_that_the_loop_needs(tmp_path: pathlib.Path) -> None:
+    line = Line(strategy_of(2))
+    manager = replicax.CheckpointManager(replicax.Checkpoint(train=line.w), tmp_path)
+    with pytest.raises(ValueError, match="has an object of that name already"):
+        replicax.train(line.step, line.dataset(), 3, checkpoints=manager, progress=False)
+
+
+def test_one_manager_for_several_runs_of_a_process(tmp_path: pathlib.Path) -> None:
+    line = Line(strategy_of(2))
+    manager = replicax.CheckpointManager(replicax.Checkpoint(w=line.w), tmp_path, every_steps=5)
+    for steps in (5, 10, 15):
+        run = replicax.train(line.step, line.dataset(), steps, checkpoints=manager, progress=False)
+        assert run.step == steps
+    assert run.resumed_at == 10
+
+
+def test_it_says_that_it_goes_on_and_that_it_was_interrupted(
+    tmp_path: pathlib.Path, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "replicax"):
+        attempt(tmp_path, progress=True, callbacks=[DiesAt(24, signal.SIGTERM)])
+        out = capsys.readouterr().out
+        assert f"saved in {tmp_path}" in out
+        assert "SIGTERM: the run has stopped after step 2" in out
+        attempt(tmp_path, progress=True)
+    assert "goes on after step 2" in capsys.readouterr().out

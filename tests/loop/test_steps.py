@@ -1,0 +1,147 @@
+"""The steps of a run: what ``strategy.run`` would do in a loop, for as many steps as there are to be."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+from tests.loop.models import STRATEGIES, Line, Recorder, by_hand
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 8, 3)], ids=["even", "uneven last"])
+@pytest.mark.parametrize("partial", ["exact", "pad"])
+@pytest.mark.parametrize("executor", ["compiled", "exact"])
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_a_run_does_what_a_loop_by_hand_does(
+    kind: str, sizes: tuple[int, ...], partial: str, executor: str, steps_per_call: int
+) -> None:
+    options = replicax.InputOptions(partial_batch=partial)
+    ours, theirs = Line(STRATEGIES[kind]()), Line(STRATEGIES[kind]())
+    recorder = Recorder()
+    with replicax.debug() if executor == "exact" else contextlib.nullcontext():
+        run = replicax.train(
+            ours.step,
+            ours.dataset(sizes, options),
+            7,
+            log_every=2,
+            callbacks=[recorder],
+            steps_per_call=steps_per_call,
+            progress=False,
+        )
+    losses = by_hand(theirs, theirs.dataset(sizes, options), 7)
+    assert [step for step, _ in recorder.logged] == [2, 4, 6, 7]
+    np.testing.assert_allclose(
+        [v["loss"] for _, v in recorder.logged], [losses[i - 1] for i in (2, 4, 6, 7)], rtol=2e-5
+    )
+    assert recorder.logged[-1][1]["first weight"] == pytest.approx(float(ours.w.numpy()[0, 0]))
+    for a, b in zip(ours.state(), theirs.state(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+    assert run.step == 7
+    assert run.examples == sum(itertools.islice(itertools.cycle(sizes), 7))
+
+
+@pytest.mark.parametrize("kind", ["mirrored 2", *(pytest.param(k, marks=pytest.mark.soak) for k in STRATEGIES)])
+def test_steps_per_call_changes_no_bit(kind: str) -> None:
+    found = []
+    for steps_per_call in (1, 3, 8):
+        line, recorder = Line(STRATEGIES[kind]()), Recorder()
+        examples = line.strategy.make_numpy_dataset({k: np.concatenate([b[k] for b in line.batches()]) for k in "xy"})
+        dataset = line.strategy.distribute_dataset(examples.seed(1).shuffle().batch(8).repeat())
+        replicax.train(
+            line.step, dataset, 45, log_every=9, steps_per_call=steps_per_call, callbacks=[recorder], progress=False
+        )
+        found.append((recorder.logged, [x.tobytes() for x in line.state()]))
+    assert all(f == found[0] for f in found)
+
+
+def test_passes_follow_each_other_until_there_were_enough_steps() -> None:
+    line = Line(strategy_of(2))
+    run = replicax.train(line.step, line.dataset((8, 8, 4)), 8, progress=False)
+    assert run.examples == int(line.seen.read_value()) == 2 * 20 + 16
+
+
+def test_a_dataset_of_the_user_is_distributed_by_the_current_strategy() -> None:
+    line = Line(strategy_of(2))
+    with line.strategy.scope():
+        run = replicax.train(line.step, line.batches(), 6, progress=False)
+    assert run.strategy is line.strategy
+    assert run.examples == 48
+    run = replicax.train(line.step, line.batches(), 2, progress=False, strategy=line.strategy)
+    assert run.strategy is line.strategy
+
+
+def test_an_iterator_goes_on_from_where_it_is() -> None:
+    strategy = strategy_of(2)
+    batches = iter(strategy.distribute_dataset([np.full(4, float(i), np.float32) for i in range(5)]))
+    next(batches)
+    run = replicax.train(replicax.compute_average_loss, batches, 2, progress=False)
+    assert run.numbers["loss"] == 2.0
+    assert float(strategy.reduce("mean", next(batches), axis=0)) == 3.0
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_a_dataset_that_can_be_gone_through_once_ends_the_run_by_an_error(steps_per_call: int) -> None:
+    strategy, recorder = strategy_of(2), Recorder()
+    batches = iter(strategy.distribute_dataset([np.zeros(4, np.float32)] * 3))
+    with pytest.raises(ValueError, match="the dataset has no elements any more"):
+        replicax.train(
+            replicax.compute_average_loss,
+            batches,
+            5,
+            steps_per_call=steps_per_call,
+            callbacks=[recorder],
+            progress=False,
+        )
+    assert recorder.calls[-1] == ("end", 3)
+
+
+def test_a_dataset_without_elements_is_an_error() -> None:
+    strategy = strategy_of(2)
+    examples = strategy.make_numpy_dataset(np.zeros(4)).to_iter_dataset().filter(lambda x: x > 1).batch(2)
+    with pytest.raises(ValueError, match="gave no element"):
+        replicax.train(replicax.compute_average_loss, strategy.distribute_dataset(examples), 5, progress=False)
+
+
+def test_no_steps_are_nothing_to_do(capsys: Any) -> None:
+    line, recorder = Line(strategy_of(2)), Recorder()
+    run = replicax.train(line.step, line.dataset(), 0, evaluate=(line.evaluate, line.dataset()), callbacks=[recorder])
+    assert run.step == 0
+    assert recorder.calls == [("start", 0), ("end", 0)]
+    assert "nothing to do: there are to be 0 steps" in capsys.readouterr().out
+
+
+def test_a_step_that_returns_nothing_logs_metrics_alone() -> None:
+    line, recorder = Line(strategy_of(2)), Recorder()
+
+    def step(batch: Any) -> None:
+        line.step(batch)
+
+    replicax.train(step, line.dataset(), 4, log_every=2, metrics=[line.mean], callbacks=[recorder], progress=False)
+    assert [list(values) for _, values in recorder.logged] == [["mean loss"], ["mean loss"]]
+    assert float(line.mean.result()) == 0.0
+
+
+def test_an_error_in_a_step_is_raised_and_callbacks_are_told_of_the_end() -> None:
+    line, recorder = Line(strategy_of(2)), Recorder()
+
+    def step(batch: Any) -> Any:
+        raise ArithmeticError("wrong")
+
+    with pytest.raises(ArithmeticError, match="wrong"):
+        replicax.train(step, line.dataset(), 6, callbacks=[recorder], progress=False)
+    assert recorder.calls == [("start", 0), ("end", 0)]

@@ -1,0 +1,140 @@
+"""How a run ends before its last step: early stopping, a file, a callback, a signal."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+from tests.loop.models import Recorder
+
+
+def train(steps: int = 1000, **kwargs: Any) -> replicax.TrainingRun:
+    dataset = strategy_of(2).distribute_dataset([np.ones(4, np.float32)])
+    return replicax.train(replicax.compute_average_loss, dataset, steps, progress=False, **kwargs)
+
+
+class When(replicax.Callback):
+    """Does something when a step is logged."""
+
+    def __init__(self, step: int, do: Any) -> None:
+        self.step, self.do = step, do
+
+    def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+        if step == self.step:
+            self.do(run)
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "patience", "min_delta", "ends"),
+    [
+        ("min", [3, 2, 2, 1, 1, 1, 1], 2, 0.0, 6),
+        ("max", [3, 2, 4, 3, 3, 5, 0], 2, 0.0, 5),
+        ("max", [3, 3.05, 3.1, 3.15, 9], 3, 0.5, 4),
+        ("min", [float("nan"), 2, float("nan"), float("nan")], 2, 0.0, 4),
+        ("min", [float("nan"), float("nan"), 1], 2, 0.0, 2),
+    ],
+)
+def test_early_stopping(mode: Any, values: list[float], patience: int, min_delta: float, ends: int) -> None:
+    coming = iter(values)
+    stopping = replicax.EarlyStopping("value", mode, patience, min_delta)
+    run = train(evaluate=lambda: {"value": next(coming)}, evaluate_every=10, callbacks=[stopping])
+    assert run.step == 10 * ends
+    assert "value was no better than" in str(run.stopped)
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [(("a", "less"), "mode"), (("a", "min", 0), "patience"), (("a", "min", 1, -1.0), "min_delta")],
+)
+def test_early_stopping_is_checked(args: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        replicax.EarlyStopping(*args)
+
+
+def test_early_stopping_names_the_numbers_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"EarlyStopping\('accuracy'\).*it gives 'loss'"):
+        train(evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
+
+
+def test_a_callback_may_end_the_run() -> None:
+    recorder = Recorder()
+    run = train(log_every=10, callbacks=[When(30, lambda run: run.stop("enough")), recorder], steps_per_call=1)
+    assert (run.step, run.stopped) == (40, "enough")  # it was told one interval later
+    assert [step for step, _ in recorder.logged] == [10, 20, 30, 40]
+    assert recorder.calls[-1] == ("end", 40)
+    assert repr(run) == "TrainingRun(step 40 of 1000, stopped: enough)"
+
+
+def test_a_stop_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "stop"
+    run = train(10**7, log_every=10, stop_file=path, callbacks=[When(10, lambda run: path.touch())])
+    assert 10 < run.step < 10**7
+    assert run.stopped == f"the file {path} is there"
+    assert train(10**7, stop_file=path).step == 0
+
+
+def test_ctrl_c_ends_the_run_after_the_step(capfd: Any) -> None:
+    recorder = Recorder()
+    raised = When(20, lambda run: signal.raise_signal(signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="the run was interrupted after step 30"):
+        train(log_every=10, callbacks=[raised, recorder], steps_per_call=1)
+    assert recorder.calls[-1] == ("end", 30)
+    assert recorder.logged[-1][0] == 30
+    assert "Ctrl-C: the step ends, and then all is saved" in capfd.readouterr().err
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_ctrl_c_twice_ends_it_at_once() -> None:
+    recorder = Recorder()
+
+    def twice(run: replicax.TrainingRun) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(log_every=10, callbacks=[When(20, twice), recorder])
+    assert [step for step, _ in recorder.logged] == [10]
+
+
+def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
+    with pytest.raises(SystemExit) as ended:
+        train(log_every=10, callbacks=[When(20, lambda run: os.kill(os.getpid(), signal.SIGTERM))])
+    assert ended.value.code == replicax.EXIT_PREEMPTED == 75
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"steps": -1}, ValueError, "steps must be an int of at least 0, got -1"),
+        ({"steps": 1.5}, ValueError, "steps must be an int"),
+        ({"log_every": 0}, ValueError, "log_every must be an int of at least 1"),
+        ({"evaluate_every": 5}, ValueError, "pass evaluate, too"),
+        ({"evaluate": 5}, TypeError, "must be a function without arguments"),
+        ({"profile": (1, 2)}, ValueError, "pass logs, too"),
+        ({"profile": (2, 1), "logs": "unused"}, ValueError, "two steps, the second one larger"),
+        ({"callbacks": [replicax.EarlyStopping]}, TypeError, "pass an object, not the class"),
+        ({"metrics": [3]}, TypeError, "a name and the methods result"),
+        ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
+    ],
+)
+def test_arguments_are_checked_before_anything_runs(kwargs: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        train(**kwargs)
+
+
+def test_a_dataset_of_another_strategy_is_refused() -> None:
+    dataset = strategy_of(2).distribute_dataset([np.ones(4)])
+    with pytest.raises(ValueError, match="leave strategy out"):
+        replicax.train(lambda x: x.sum(), dataset, 1, strategy=strategy_of(2))
+    other = strategy_of(2).distribute_dataset([np.ones(4)])
+    with pytest.raises(ValueError, match="distribute it with that one"):
+        replicax.train(lambda x: x.sum(), dataset, 1, evaluate=(lambda x: x.sum(), other))

@@ -1,0 +1,155 @@
+"""Where the wall time went: the parts add up, for one attempt and for several."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+
+import numpy as np
+import pytest
+
+import replicax
+from replicax.loop.attempts import NAME, Attempts, PastAttempt, added_up, read
+from replicax.loop.steps_per_call import MEASURED, StepsPerCall, joined_steps
+from replicax.loop.wall_time import LOST, WallTime, table
+from replicax.workers.exchange import Alone
+from replicax.workers.lockstep import Lockstep
+from tests.conftest import strategy_of
+
+
+class Clock:
+    """Stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_clock_always_runs_for_one_kind() -> None:
+    clock = Clock()
+    wall = WallTime(clock, began=-2.0)
+    clock.now = 1.0
+    with wall.on("saving"):
+        clock.now = 4.0
+        with wall.on("logging"):
+            clock.now = 4.5
+        clock.now = 5.0
+    wall.switch("steps")
+    clock.now = 6.0
+    wall.count_as("compile")
+    clock.now = 8.0
+    with contextlib.suppress(KeyError), wall.on("evaluation"):
+        clock.now = 8.25
+        raise KeyError
+    wall.stop()
+    clock.now = 100.0
+    wall.stop()
+    spent = {kind: seconds for kind, seconds in wall.seconds.items() if seconds}
+    assert spent == {"start": 3.0, "saving": 3.5, "logging": 0.5, "compile": 1.0, "steps": 2.0, "evaluation": 0.25}
+    assert wall.total == 10.25
+    assert wall.training == 2.0
+
+
+def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
+    strategy = strategy_of(2)
+    dataset = strategy.distribute_dataset([np.ones(4, np.float32)] * 5)
+
+    class Slow(replicax.Callback):
+        def on_evaluation(self, run: replicax.TrainingRun, step: int, values: object) -> None:
+            time.sleep(0.05)
+
+    def run_of(steps: int) -> replicax.TrainingRun:
+        return replicax.train(
+            replicax.compute_average_loss,
+            dataset,
+            steps,
+            log_every=7,
+            evaluate=lambda: time.sleep(0.1) or 1.0,
+            evaluate_every=20,
+            callbacks=[Slow()],
+            progress=False,
+        )
+
+    run_of(1)  # what comes before belongs to the first run of a process
+    began = time.perf_counter()
+    run = run_of(60)
+    took = time.perf_counter() - began
+    assert sum(run.wall_time.values()) == pytest.approx(took, rel=0.01)
+    assert run.wall_time["evaluation"] >= 0.3
+    assert 0.15 <= run.wall_time["callbacks"] < 0.3
+    assert all(run.wall_time[kind] > 0 for kind in ("compile", "input", "steps", "logging"))
+
+
+def test_what_a_later_attempt_did_not_go_on_from_is_lost() -> None:
+    first = PastAttempt(
+        0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.5})]
+    )
+    second = PastAttempt(
+        10, [(10, {"start": 2.0}), (20, {"start": 2.0, "steps": 6.0}), (21, {"start": 2.0, "steps": 7.0})]
+    )
+
+    def of(resumed_at: list[int]) -> dict[str, float]:
+        return {kind: s for kind, s in added_up([first, second], resumed_at).items() if s}
+
+    assert of([0, 10, 20]) == {"start": 3.0, "steps": 11.0, LOST: 3.5}
+    # The checkpoint of step 20 was broken: all of the second attempt was in vain, but for what came before its steps.
+    assert of([0, 10, 10]) == {"start": 3.0, "steps": 5.0, LOST: 9.5}
+    assert of([0, 10, 0]) == {"start": 1.0, LOST: 16.5}
+    for resumed_at in ([0, 10, 20], [0, 10, 10], [0, 10, 0]):
+        assert sum(of(resumed_at).values()) == 17.5
+
+
+def test_attempts_know_of_those_before(tmp_path: pathlib.Path) -> None:
+    first = Attempts(tmp_path / "new", 0, goes_on=True)
+    first.note(0, {"start": 1.0})
+    first.note(10, {"start": 1.0, "steps": 4.0})
+    first.note(15, {"start": 1.0, "steps": 6.0})
+    with (tmp_path / "new" / NAME).open("a") as file:
+        file.write('\n{"step": 16, "seco')  # it was killed
+    second = Attempts(tmp_path / "new", 10, goes_on=True)
+    second.note(10, {"start": 3.0})
+    total = second.total({"start": 3.0, "steps": 2.0})
+    assert {kind: s for kind, s in total.items() if s} == {"start": 4.0, "steps": 6.0, LOST: 2.0}
+    assert "lost work        2.0 s   16.7%" in table(total, attempts=2)
+    assert [a.resumed_at for a in read(tmp_path / "new" / NAME)] == [0, 10]
+    assert Attempts(tmp_path / "new", 0, goes_on=False).before == []
+    assert Attempts(None, 0, goes_on=True).total({"steps": 1.0}) == {"steps": 1.0}
+
+
+# --- how many steps go to the devices at once -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "chosen"), [(0.0005, 10**5, 25), (0.001, 10**5, 10), (0.01, 10**5, 1), (0.0005, 10**4, 1)]
+)
+def test_steps_are_joined_if_they_are_small_and_many(seconds: float, left: int, chosen: int) -> None:
+    clock = Clock()
+    calls = StepsPerCall(None, [100, 50], Lockstep(Alone()), clock)
+    for number in range(MEASURED + 2):
+        assert calls.next(1000) == 1
+        clock.now += 3.0 if number == 0 else 1.0 if number == 6 else seconds  # to compile; and a busy moment
+        calls.ran(None, 100, left)
+    assert calls.next(1000) == chosen
+    assert calls.next(chosen - 1 or 1) == 1
+
+
+def test_as_many_are_joined_as_divide_what_happens_between_them() -> None:
+    assert joined_steps(0.0001, 7 * 11, 0) == 11
+    assert joined_steps(0.0001, 1, 0) == 1
+    assert joined_steps(0.0001, 0, 0) == 64
+    assert joined_steps(0.0001, 0, 16 * 2**20) == 4
+
+
+@pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "two"])
+def test_steps_per_call_is_a_number_of_at_least_1(steps_per_call: object) -> None:
+    with pytest.raises(ValueError, match="steps_per_call"):
+        replicax.train(
+            lambda x: x.sum(),
+            strategy_of(1).distribute_dataset([np.ones(2)]),
+            10,
+            progress=False,
+            steps_per_call=steps_per_call,  # type: ignore[arg-type]
+        )

@@ -1,0 +1,59 @@
+"""Whatever ends a run on one worker ends it on all, after the same step; with real processes and real signals."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+import replicax
+from tests import processes
+from tests.loop import workers_runs
+
+
+def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
+    first, second = processes.run(workers_runs.stops, workers=2, devices=2)
+    assert first == second
+    by_chief, by_other, interrupted, early, whole = first
+    assert by_chief[0] == by_other[0] == "enough"
+    assert interrupted[0] == "interrupt"
+    assert min(by_chief[1], by_other[1], interrupted[1]) >= 50
+    assert early == ("loss was no better than 1 (step 20) in 3 evaluations", 80)
+    assert whole == (30, 5.5)
+
+
+@pytest.mark.parametrize("when", ["before", "compile", "step", "evaluation"])
+def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:
+    first, second = processes.run(workers_runs.preempted, when, workers=2, fresh=True)
+    assert first == second
+    assert first[0] == f"exit {replicax.EXIT_PREEMPTED}"
+    if when == "before":
+        assert first[1] <= 1
+    if when == "step":
+        assert first[1] >= 100
+    if when == "evaluation":
+        assert first[1] == 20
+
+
+def test_a_run_that_workers_have_left_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    """SIGTERM to worker 1 while it saves; the same run again; the whole run in one go."""
+    parts, whole = str(tmp_path / "parts"), str(tmp_path / "whole")
+    first, other = processes.run(workers_runs.saved, parts, "saving", 10**6, workers=2, devices=2, fresh=True)
+    assert first == other
+    how, steps, losses, _ = first
+    assert how == f"exit {replicax.EXIT_PREEMPTED}"
+    assert steps[:2] == [10, 20]
+    at = steps[-1]
+    expected, _ = processes.run(workers_runs.saved, whole, None, at + 25, workers=2, devices=2)
+    resumed, other = processes.run(workers_runs.saved, parts, None, at + 25, workers=2, devices=2)
+    assert resumed == other
+    assert resumed[0] == f"resumed at {at}"
+    assert resumed[3] == expected[3]
+    logged = dict(expected[2])
+    assert all(logged.get(step, loss) == loss for step, loss in [*losses, *resumed[2]])
+    assert len(resumed[2]) >= 2
+    # A worker is told while it restores: the run ends again at the first step that all can agree on.
+    last, other = processes.run(workers_runs.saved, whole, "restoring", 10**6, workers=2, devices=2, fresh=True)
+    assert last == other
+    assert last[0] == f"exit {replicax.EXIT_PREEMPTED}"
+    assert not last[1] or last[1][-1] > at + 25
