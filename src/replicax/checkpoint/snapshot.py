@@ -84,7 +84,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
     return found
 
 
-class Plan:
+class SavePlan:
     """Which worker writes what of some leaves; it holds as long as the leaves lie where they do.
 
     Args:
