@@ -174,15 +174,16 @@ def main() -> int:
     from rich.table import Table
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="about a third of the time, and noisier")
+    parser.add_argument("--quick", action="store_true", help="about a tenth of the time, and much noisier")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)  # one process of the measurement
     parser.add_argument("--rounds", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--gibibytes", type=float, default=2.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part is not None:
         what, name = options.part
-        print(json.dumps(memory(name, 1.0) if what == "memory" else blocking(name, what, options.rounds)))
+        print(json.dumps(memory(name, options.gibibytes) if what == "memory" else blocking(name, what, options.rounds)))
         return 0
-    rounds = 10 if options.quick else 30
+    rounds = 4 if options.quick else 30
     times = Table(title="How long a save keeps the run from going on (medians, and the median of paired ratios)")
     measured = ("a save", "a copy", "ratio", "95%", "bar", "", "written after")
     for column in ("state", "arrays", *measured, "Orbax", "Orbax / copy", "written after"):
@@ -218,7 +219,9 @@ def main() -> int:
     for column in ("state", "GiB", "more", "bar", "", "seconds"):
         growth.add_column(column, justify="left" if column == "state" else "right")
     for name in STRATEGIES:
-        found = _measure.in_subprocess("checkpoint.py", "--part", "memory", name)
+        found = _measure.in_subprocess(
+            "checkpoint.py", "--part", "memory", name, "--gibibytes", "0.5" if options.quick else "2"
+        )
         passes = found["more"] <= MEMORY_BAR
         is_good &= passes
         results["memory"].append({"strategy": name, **found})

@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class PartPiece:
     """A piece of a part.
 
     Attributes:
@@ -76,7 +76,7 @@ class Piece:
     cut: tuple[slice, ...] | None
 
     @classmethod
-    def of(cls, part: Part, block: Block) -> Piece:
+    def of(cls, part: Part, block: Block) -> PartPiece:
         """The piece of ``part`` that is ``block``."""
         return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
 
@@ -95,7 +95,7 @@ class ArrayLeaf(Protocol):
     def parts(self) -> tuple[Part, ...]:
         """All blocks, each once. They are the same as long as the array has its place."""
 
-    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
         """Pieces of this worker's parts as they are now, in memory of the host that nothing else changes."""
 
     def needed(self) -> list[Block]:
@@ -119,7 +119,7 @@ class VariableLeaf:
         shape = variable.layout.stored_shape(variable.shape)
         return _parts(self._places(), variable.sharding, shape, shape != variable.shape)
 
-    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
         variable = self.variable
         if self._is_whole is None:
             self._is_whole = self.kind.generator is None and not isinstance(variable.layout, Split)
@@ -216,7 +216,7 @@ class CopiesLeaf:
         everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
         return (Part(whole_block(self.kind.shape), everyone),)
 
-    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
         return []  # they are combined later
 
     def needed(self) -> list[Block]:
@@ -257,7 +257,7 @@ class DeviceArrayLeaf:
         places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
         return _parts(places, self.array.sharding, self.array.shape)
 
-    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
         if self._is_everywhere:
             data = _on_host(self.array)
             return [np.array(data[inside(piece.block, piece.part.block)]) for piece in pieces]
@@ -292,7 +292,7 @@ class HostArrayLeaf:
     def parts(self) -> tuple[Part, ...]:
         return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
 
-    def copied(self, pieces: Sequence[Piece]) -> list[HostArray]:
+    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
         return [np.array(np.asarray(self.array)[inside(piece.block, piece.part.block)]) for piece in pieces]
 
     def needed(self) -> list[Block]:
@@ -375,7 +375,7 @@ def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
             shard.data.copy_to_host_async()
 
 
-def _copied(array: jax.Array, pieces: Sequence[Piece], is_of_keys: bool) -> list[HostArray]:
+def _copied(array: jax.Array, pieces: Sequence[PartPiece], is_of_keys: bool) -> list[HostArray]:
     """Pieces of an array, from the devices that its parts name."""
     found = []
     for piece in pieces:

@@ -16,7 +16,7 @@ from replicax.checkpoint.background_save import BackgroundSave, Write
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
-from replicax.checkpoint.snapshot import Plan, plain_entries
+from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
@@ -71,7 +71,7 @@ class Checkpoint:
         self._background = BackgroundSave()
         self._groups: dict[str, Groups] = {}
         self._saved_leaves: Leaves | None = None
-        self._plan: tuple[Leaves, Groups, Plan] | None = None
+        self._plan: tuple[Leaves, Groups, SavePlan] | None = None
         self._lockstep = _lockstep_of(Leaves(objects))
 
     def __getattr__(self, name: str) -> Any:
@@ -201,7 +201,7 @@ class Checkpoint:
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
         if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
-            self._plan = leaves, groups, Plan(leaves, groups, worker)
+            self._plan = leaves, groups, SavePlan(leaves, groups, worker)
         take = self._plan[2].taken
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
         save = Save(path, id, began, manager, step, metrics or {}, groups, worker, series)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, Piece, begin_copies
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, PartPiece, begin_copies
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.checkpoint_index import (
@@ -84,7 +84,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
     return found
 
 
-class Plan:
+class SavePlan:
     """Which worker writes what of some leaves; it holds as long as the leaves lie where they do.
 
     Args:
@@ -97,7 +97,7 @@ class Plan:
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}
         self.writers: dict[Place, int] = {}
-        self._own: dict[str, list[Piece]] = {}
+        self._own: dict[str, list[PartPiece]] = {}
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
@@ -126,7 +126,7 @@ class Plan:
             loads[writer] += size_of(piece) * itemsize
             self.writers[name, piece] = writer
             if writer == worker and not isinstance(leaf, CopiesLeaf):
-                self._own.setdefault(name, []).append(Piece.of(part, piece))
+                self._own.setdefault(name, []).append(PartPiece.of(part, piece))
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
         """The present values of the leaves, with the :func:`plain_entries` of them.

@@ -46,12 +46,11 @@ def find_whole(path: str, lockstep: Lockstep) -> tuple[WholeCheckpoint | None, s
       lockstep: of all workers, each of which comes with its own path.
     """
     mine, problem = _looked_at(path)
-    found = lockstep.share(
-        "looks for a checkpoint", (None if mine is None else (mine.id, _places(mine)), problem), path
-    )
-    problems = {worker: text for worker, (_, text) in enumerate(found) if text is not None}
-    for id in dict.fromkeys(theirs[0] for theirs, _ in found if theirs is not None):
-        having = {w: theirs[1] for w, (theirs, _) in enumerate(found) if theirs is not None and theirs[0] == id}
+    told = lockstep.share("looks for a checkpoint", (_said_of(mine), problem), path)
+    problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
+    found = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
+    for id in _in_order(list(found.values())):
+        having = {worker: places for worker, (theirs, _, places) in found.items() if theirs == id}
         own = mine if mine is not None and mine.id == id else None
         verdicts = lockstep.share("checks a checkpoint", what_is_wrong(path) if own is not None else None, path)
         problems |= {worker: text for worker, text in enumerate(verdicts) if text is not None}
