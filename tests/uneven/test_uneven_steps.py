@@ -280,6 +280,32 @@ def test_it_is_the_same_wherever_variables_are(strategy: replicax.Strategy, name
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_exchanges_among_all_devices_are_not_left_to_some() -> None:
+    """A row of a split variable goes from one logical device to the other: the compiler permutes among all devices."""
+
+    def trained(strategy: replicax.Strategy, sizes: tuple[int, ...], **split: Any) -> Any:
+        with strategy.scope():
+            w = replicax.Variable(np.linspace(-1, 1, 600, dtype=np.float32).reshape(20, 30), **split)
+            optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+        def step(x: Any) -> Any:
+            def loss() -> Any:
+                return replicax.compute_average_loss(((x[:, :1] * w.value[0][None] - 1.0) ** 2).mean(1))
+
+            share, gradients = replicax.value_and_grad(loss, [w])()
+            optimizer.apply_gradients(zip(gradients, [w], strict=True))
+            return share
+
+        losses = [strategy.reduce("sum", strategy.run(step, args=(rows(strategy, sizes),))) for _ in range(3)]
+        return [*map(float, losses)], w.numpy()
+
+    with pytest.warns(replicax.ExecutorWarning, match="split over logical devices .* exchanges parts of them among"):
+        losses, w = trained(logical_strategy(3, 2), (3, 3, 2), partition_dimensions=[2, 1])
+    expected_losses, expected = trained(strategy_of(1), (8,))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_it_is_the_step_on_the_whole_batch() -> None:
     """However a batch falls on replicas, training is that of one device."""
     states = []

@@ -22,7 +22,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, not_one_program
 from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
-from replicax.execution.uneven.sizes import capture_uneven
+from replicax.execution.uneven.sizes import capture_uneven, check_arms
 from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.locality import T
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
@@ -130,6 +130,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
                 executable = replicate_placed(program, replicas.mesh)
             else:
                 executable = replicate(program, replicas.mesh)
+                if arguments.is_uneven and replicas.num_logical_devices > 1:
+                    check_arms(executable.compiled_text())
         except CantJoinError as why:
             put_back()
             creations.undo()

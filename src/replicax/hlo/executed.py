@@ -25,12 +25,14 @@ class Executed:
       computation: where it stands.
       times: how often it runs in one run of the program.
       is_fused: whether it is part of a fusion, whose inner values lie in no memory.
+      in_arm: whether it stands in an arm of a branch, which not every device may take.
     """
 
     instruction: Instruction
     computation: Computation
     times: int
     is_fused: bool
+    in_arm: bool
 
 
 class Walk:
@@ -48,13 +50,14 @@ class Walk:
         self.unknown_loops: list[str] = []
 
     def __iter__(self) -> Iterator[Executed]:
-        return self._within(self._module.entry, 1, False)
+        return self._within(self._module.entry, 1, False, False)
 
-    def _within(self, name: str, times: int, is_fused: bool) -> Iterator[Executed]:
+    def _within(self, name: str, times: int, is_fused: bool, in_arm: bool) -> Iterator[Executed]:
         computation = self._module.computations[name]
         for instruction in computation.instructions.values():
-            yield Executed(instruction, computation, times, is_fused)
-            match instruction.opcode:
+            yield Executed(instruction, computation, times, is_fused, in_arm)
+            opcode = instruction.opcode
+            match opcode:
                 case "while":
                     trips = trip_count(self._module, computation, instruction)
                     if trips is None:
@@ -67,8 +70,9 @@ class Walk:
                     inner, repeated = instruction.called("to_apply", "calls"), times
                 case _:  # what else is called (to_apply of a reduction) is applied to single numbers
                     continue
+            fused, arm = is_fused or opcode == "fusion", in_arm or opcode == "conditional"
             for called in inner:
-                yield from self._within(called, repeated, is_fused or instruction.opcode == "fusion")
+                yield from self._within(called, repeated, fused, arm)
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:

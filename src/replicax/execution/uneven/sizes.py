@@ -26,10 +26,32 @@ from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.uneven.joint_program import joined
 from replicax.execution.uneven.straight_line import CantJoinError
+from replicax.hlo.executed import Walk
+from replicax.hlo.instructions import parse
 from replicax.variables.store import Creations
 from replicax.workers.replicas import Replicas
 
 _ROUNDS = 6
+
+
+def check_arms(text: str) -> None:
+    """Raise if a compiled program in which each size goes its own way would wait for ever.
+
+    Where values are split over a replica's logical devices, the compiler exchanges parts of them. Most collectives are
+    among the devices of one replica, which all take the same arm of a branch. In a permute all devices take part, also
+    those that take another arm.
+
+    Args:
+      text: of the program.
+
+    Raises:
+      CantJoinError: it would.
+    """
+    if any(e.in_arm and e.instruction.opcode.startswith("collective-permute") for e in Walk(parse(text))):
+        raise CantJoinError(
+            "its values are split over logical devices in such a way that the compiler exchanges parts of them among "
+            "all devices, where those of one size do not wait for the others"
+        )
 
 
 def capture_uneven(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
