@@ -50,6 +50,10 @@ class Launch:
         environment |= {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", MARK: self.mark, **variables}
         number = len(list(folder.glob("stdout*")))
         self._paths = {name: folder / f"{name}{number}" for name in ("stdout", "stderr")}
+        # A launcher goes on ignoring what it is started with ignored, as by nohup; tests may be started so.
+        ignored = [s for s in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
+        for signum in ignored:
+            signal.signal(signum, signal.SIG_DFL)
         with self._paths["stdout"].open("wb") as out, self._paths["stderr"].open("wb") as err:
             self.process = subprocess.Popen(
                 [*COMMAND, *words],
@@ -60,6 +64,8 @@ class Launch:
                 stderr=err if stdout is None else stdout,
                 start_new_session=True,
             )
+        for signum in ignored:
+            signal.signal(signum, signal.SIG_IGN)
 
     def __enter__(self) -> Launch:
         return self
