@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import ast
+import pathlib
 import subprocess
 import sys
 
 import pytest
+
+import replicax
 
 HEAVY = [
     "grain",
@@ -45,3 +49,12 @@ def test_every_name_and_room_is_found_in_the_package() -> None:
     code = "import replicax; replicax.values.regroup, replicax.errors.LocalityError; print(replicax.has_strategy())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
+
+
+def test_each_public_name_is_declared_listed_and_loaded_alike() -> None:
+    """The package has its names three times: for types, for ``import *``, and where they are loaded from."""
+    tree = ast.parse(pathlib.Path(replicax.__file__).read_text())
+    [typed] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    declared = {a.name: n.module for n in typed.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert declared == replicax._LATER
+    assert set(replicax.__all__) == {*declared, "EXIT_PREEMPTED"}
