@@ -17,7 +17,6 @@ from rich.console import Console
 
 import replicax
 from replicax.loop import step_numbers, training_loop
-from replicax.loop.metric_files import can_write_events
 from replicax.loop.progress_bar import Progress
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
@@ -230,7 +229,6 @@ def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_pat
     assert not (tmp_path / "train.csv").exists()
 
 
-@pytest.mark.skipif(not can_write_events(), reason="tensorboardX is not installed")
 def test_event_files(tmp_path: pathlib.Path) -> None:
     from tensorboardX import record_writer
     from tensorboardX.proto.event_pb2 import Event
