@@ -16,7 +16,15 @@ from replicax.launcher.orphans import end_marked, marked
 from replicax.launcher.worker_environment import MARK
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())", "launch"]
+# A launcher goes on ignoring what it is started with ignored, as by nohup. Tests may be started so; launches are not.
+PROGRAM = """
+import signal, sys
+for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+from replicax.cli import main
+sys.exit(main())
+"""
+COMMAND = [sys.executable, "-c", PROGRAM, "launch"]
 PATIENCE = 120.0
 
 
@@ -50,10 +58,6 @@ class Launch:
         environment |= {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", MARK: self.mark, **variables}
         number = len(list(folder.glob("stdout*")))
         self._paths = {name: folder / f"{name}{number}" for name in ("stdout", "stderr")}
-        # A launcher goes on ignoring what it is started with ignored, as by nohup; tests may be started so.
-        ignored = [s for s in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
-        for signum in ignored:
-            signal.signal(signum, signal.SIG_DFL)
         with self._paths["stdout"].open("wb") as out, self._paths["stderr"].open("wb") as err:
             self.process = subprocess.Popen(
                 [*COMMAND, *words],
@@ -64,8 +68,6 @@ class Launch:
                 stderr=err if stdout is None else stdout,
                 start_new_session=True,
             )
-        for signum in ignored:
-            signal.signal(signum, signal.SIG_IGN)
 
     def __enter__(self) -> Launch:
         return self

@@ -118,6 +118,21 @@ def test_signals_to_the_launcher_reach_the_workers(tmp_path, signum, how, code) 
     assert ("the workers have saved and left" in said(launch)[-1]) == (how == "saves")
 
 
+def test_signals_that_the_launcher_is_started_with_blocked_arrive(tmp_path) -> None:
+    blocked = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        launch = Launch(tmp_path, "--workers", "2", "train.py", "saves", script=WAIT)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with launch:
+        launch.wait_for("ready", 2)
+        launch.send(signal.SIGHUP)
+        assert launch.wait() == replicax.EXIT_PREEMPTED  # so SIGTERM has reached the workers
+        assert launch.nothing_is_left()
+    assert "SIGHUP: the 2 workers have 30 s to end" in said(launch)[1]
+
+
 def test_workers_that_do_not_end_are_killed_after_the_grace(tmp_path) -> None:
     with Launch(tmp_path, "--workers", "2", "--grace", "0.3", "train.py", "stubborn", script=WAIT) as launch:
         launch.wait_for("ready", 2)

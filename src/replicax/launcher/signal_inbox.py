@@ -14,7 +14,9 @@ RESIZING = {signal.SIGUSR1: -1, signal.SIGUSR2: 1}
 class SignalInbox:
     """The signals that this process gets from now on, in their order.
 
-    Those that whoever started it has it ignore (``nohup``, a shell that runs it in the background) stay ignored.
+    Those that whoever started it has it ignore (``nohup``, a shell that runs it in the background) stay ignored. Those
+    that it got blocked are let through, to the workers, too: it is an oversight of whoever started it, as a blocked
+    signal would be waited for in vain.
 
     Args:
       is_elastic: whether SIGUSR1 and SIGUSR2 change the number of workers; otherwise they are left as they are.
@@ -25,7 +27,9 @@ class SignalInbox:
         for end in (self._reading, writing):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for signum in (*STOPPING, signal.SIGCHLD, *(RESIZING if is_elastic else ())):
+        awaited = (*STOPPING, signal.SIGCHLD, *(RESIZING if is_elastic else ()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+        for signum in awaited:
             if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, lambda signum, frame: None)
 
