@@ -12,6 +12,8 @@ ARGS ?=
 # What `make matrix` runs the tests on: Pythons as versions, commands or paths, and which JAX (all that it knows).
 PYTHONS ?= 3.11 3.12 3.13
 JAX ?=
+# Which faults `make chaos` makes: another number, another list.
+SEED ?= 0
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -35,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench oracle integrations matrix clean
+.PHONY: help demo test soak lint primitives bench oracle integrations matrix chaos clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -69,6 +71,9 @@ integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and
 
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
 	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
+
+chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoints, fill its disk: SEED=…
+	$(BIN)/python -m chaos --seed $(SEED) $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
 	rm -rf .venv .venv-oracle .venv-integrations .venv-matrix build dist out

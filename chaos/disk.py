@@ -1,0 +1,40 @@
+"""A small disk that can really be filled: a file system in memory, in a name space of mounts of our own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SIZE = "64m"
+_INSIDE = "CHAOS_MOUNTS"
+_WAYS = (
+    ("unshare", "--mount", "--propagation", "private"),
+    ("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"),
+)
+"""As root, and as somebody who may have a name space of users."""
+
+
+def enter_own_mounts() -> None:
+    """Become a process, by ``exec``, whose mounts nobody else sees, and that vanish with it; where that is allowed."""
+    if _INSIDE in os.environ or shutil.which("unshare") is None or shutil.which("mount") is None:
+        return
+    for way in _WAYS:
+        may = subprocess.run(
+            [*way, "mount", "-t", "tmpfs", "none", tempfile.gettempdir()], capture_output=True, check=False
+        )
+        if may.returncode == 0:
+            os.environ[_INSIDE] = "1"
+            os.execvp(way[0], [*way, sys.executable, "-m", "chaos", *sys.argv[1:]])
+
+
+def mounted(folder: Path) -> bool:
+    """Mount a small disk at a folder; whether that could be done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if _INSIDE not in os.environ:
+        return False
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder)], check=True)
+    return True
