@@ -26,8 +26,6 @@ from tests.processes import free_port
 
 keep_contexts()
 
-keep_contexts()
-
 # Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
 liveness.INTERVAL, liveness.STUCK, liveness.PYTHONS_END = 0.1, 0.3, 60.0
 NEVER = 1000.0
@@ -125,6 +123,40 @@ def killed_of_three(worker: Worker) -> None:
     worker.caught(lambda: worker.step(10_000))
 
 
+def killed_when_waited_for(worker: Worker) -> None:
+    """Nobody is in a program: only the lifeline tells."""
+    if worker.index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(worker.create)
+
+
+def exits_at_once(worker: Worker) -> None:
+    """As killed, with an exit code that says that all is well."""
+    if worker.index == 1:
+        os._exit(0)
+    worker.caught(worker.create)
+
+
+def chief_killed(worker: Worker) -> None:
+    if worker.index == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(lambda: worker.step(10_000))
+
+
+def chief_killed_when_waited_for(worker: Worker) -> None:
+    if worker.index == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.caught(worker.create)
+
+
+def killed_at_the_end(worker: Worker) -> None:
+    """The chief has come to its end, and waits for the other, which never does."""
+    worker.step(3)
+    if worker.index == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def shorter(worker: Worker) -> None:
     """A pass that ends earlier on one worker than on the others."""
 
@@ -197,6 +229,11 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
     "killed of three": (3, NEVER, killed_of_three),
+    "killed when waited for": (3, NEVER, killed_when_waited_for),
+    "exits at once": (2, NEVER, exits_at_once),
+    "chief killed": (3, NEVER, chief_killed),
+    "chief killed when waited for": (2, NEVER, chief_killed_when_waited_for),
+    "killed at the end": (2, NEVER, killed_at_the_end),
     "shorter": (3, NEVER, shorter),
     "other files": (2, NEVER, other_files),
     "other programs": (2, 0.5, other_programs),

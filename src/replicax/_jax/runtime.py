@@ -183,6 +183,12 @@ def coordination_port() -> int:
     return int(port) if port.isdigit() else 0
 
 
+def coordinator_host() -> str:
+    """The host of the coordination service, as this process knows it; ``"localhost"`` if there is none."""
+    address: str = _distributed.global_state.coordinator_address or ""
+    return address.rsplit(":", 1)[0].strip("[]") or "localhost"
+
+
 def abandon_coordination() -> None:
     """Let go of the coordination service: at its end this process does not wait for the others, as JAX would."""
     state = _distributed.global_state

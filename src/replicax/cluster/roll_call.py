@@ -38,12 +38,17 @@ def bind_address(group: WorkerGroup) -> str:
     if told := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
         return told
     host, port = host_and_port(group.coordinator, "the coordinator")
+    return join_address(host_to_listen_on(host), port)
+
+
+def host_to_listen_on(host: str) -> str:
+    """The address of a host, if that is this machine; otherwise the one that stands for all interfaces."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as s, contextlib.suppress(OSError):
                 s.bind(address)  # any port: only whether the address is this machine's
-                return join_address(str(address[0]), port)
-    return join_address("::", port) if socket.has_dualstack_ipv6() else join_address("0.0.0.0", port)
+                return str(address[0])
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 def listening_socket(address: str) -> socket.socket:

@@ -163,6 +163,7 @@ class DistributedWorkers:
             try:
                 value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
             except jax.errors.JaxRuntimeError as error:
+                self._liveness.check()
                 raise WorkerError(
                     f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
                     f"worker {worker}: {error}"

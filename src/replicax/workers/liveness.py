@@ -9,8 +9,8 @@ A worker that is inside a compiled program can't be woken by Python. If the prog
 and doesn't end by itself either, the watch ends the process, with the same message on stderr. It never does that while
 all workers are well, however long a program takes, nor where some have come to the end of the program before others.
 
-What can't be told is the end of a process that runs no Python any more (killed, out of memory, ``os._exit``); that is
-for another process to see.
+What a process can't tell is its death (killed, out of memory, ``os._exit``). The chief sees it at the worker's
+:mod:`lifeline <replicax.workers.lifelines>`, and tells the others in its place; that of the chief they see themselves.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicax import _jax
+from replicax.cluster.roll_call import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.connections import connections_to
 from replicax.workers.launch_log import LaunchLog, RunningProgram, first_difference
+from replicax.workers.lifelines import Lifelines
 from replicax.workers.status_board import Board, End, Recent, Service
 
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
 STUCK = 2.0
 """After how many seconds of one program a worker tells the others which one it is."""
-GRACE = 4.0
+GRACE = 3.0
 """For how many seconds a program may go on when it is known that it needs a worker that will not come."""
 FAREWELL = 20.0
 """For how many seconds the chief, with which the service goes, waits for the others to leave when one has failed."""
@@ -75,12 +77,18 @@ class Liveness:
         self._numbers = itertools.count()
         self._pid = os.getpid()
         self._stop = threading.Event()
+        self._lifelines: Lifelines | None = None
         self._thread = threading.Thread(target=self._watch, name="replicax-watch", daemon=True)
 
     def start(self) -> None:
         """Begin to watch, and to tell."""
         self._hook = self._install()
         atexit.register(self.leave)
+        host = _jax.coordinator_host()
+        host = host_to_listen_on(host) if self.index == 0 else host
+        self._lifelines = Lifelines(self.index, host, self._service.home)
+        if self._lifelines.home is not None:
+            self._service.post_home(self._lifelines.home)
         self._thread.start()
 
     # --- what others ask ------------------------------------------------------------------------------------
@@ -166,8 +174,8 @@ class Liveness:
         """The workers that give no sign of life within ``patience`` seconds, nor have told of their end."""
         call = f"{self.index}-{next(self._numbers)}"
         deadline = time.monotonic() + patience
-        silent: set[int] = set()
-        with contextlib.suppress(Exception):  # without the service nobody can be asked
+        silent = {0} - {self.index}  # without the service, which is the chief's, nobody can be asked
+        with contextlib.suppress(Exception):
             self._service.answer(call, self._recent())
             while True:
                 board = self._look()
@@ -219,11 +227,33 @@ class Liveness:
 
     def _watch(self) -> None:
         interval = INTERVAL * max(1, self.count / 64)
-        while not self._stop.wait(interval):
-            if _jax.coordination_client() is not self._client:
-                return  # jax.distributed.shutdown has been called
+        while not self._stop.is_set():
             with contextlib.suppress(Exception):  # the service may be going, and JAX ends this process then
-                self._look_around()
+                self._note_deaths(interval)
+                if _jax.coordination_client() is not self._client:
+                    return  # jax.distributed.shutdown has been called
+                if not self._stop.is_set():
+                    self._look_around()
+
+    def _note_deaths(self, seconds: float) -> None:
+        """Wait for the death of a worker, for so long at most, and tell of it."""
+        assert self._lifelines is not None
+        for worker, process in self._lifelines.wait(seconds).items():
+            if _jax.coordination_client() is not self._client:
+                continue
+            why = (
+                f"its process has died ({process}): it was killed, ran out of memory, or crashed; its own output says "
+                "more. All workers have to be started again, from the last checkpoint"
+            )
+            if self.index == 0:
+                if worker not in self._service.read().ends:  # otherwise it has told by itself
+                    self._dead.add(worker)
+                    self._service.post_end(End(True, why, None, {}), worker)
+            elif self._problem is None and not self._told:
+                text = f"worker {worker} of {self.count} (numbered from 0) has failed: {why}"
+                self._since, self._cause, self._problem = time.monotonic(), worker, (WorkerError, text)
+                # JAX ends a process that has lost the service, and does not say why.
+                print(f"Replicax, worker {self.index} of {self.count}: {text}", file=sys.stderr, flush=True)
 
     def _look_around(self) -> None:
         board = self._look()
@@ -320,6 +350,8 @@ class Liveness:
         if os.getpid() != self._pid:  # a forked child's end is not the worker's
             return
         self._stop.set()
+        if self._lifelines is not None:
+            self._lifelines.wake()
         self._thread.join(5.0)
         if _jax.coordination_client() is not self._client:
             return
@@ -345,6 +377,8 @@ class Liveness:
     def _all_end(self) -> bool:
         """Whether all others come to their end, too, and none by an error."""
         for _ in _looking(PATIENCE_AT_THE_END):
+            if self.index == 0:
+                self._note_deaths(0.0)  # the watch has ended
             board = self._look()
             if board.gone or self._problem is not None:
                 return False

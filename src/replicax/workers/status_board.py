@@ -7,8 +7,10 @@ from typing import Any
 
 from replicax.workers.codec import declared, dumps, loads
 from replicax.workers.launch_log import RunningProgram
+from replicax.workers.lifelines import Home
 
 _ALL = "replicax/ends"
+_HOME = "replicax/lifelines"
 
 Recent = dict[str, tuple[tuple[int, int, str], ...]]
 """The programs that a worker has launched last, by strategy; see :class:`RunningProgram`."""
@@ -91,9 +93,9 @@ class Service:
         board.stuck.pop(self._index, None)
         return board
 
-    def post_end(self, end: End) -> None:
-        """How this worker's program has ended."""
-        self._post(f"end/{self._index}", dumps(end))
+    def post_end(self, end: End, worker: int | None = None) -> None:
+        """How this worker's program has ended; or that of one which can't tell any more."""
+        self._post(f"end/{self._index if worker is None else worker}", dumps(end))
 
     def post_gone(self) -> None:
         """That this worker leaves without waiting."""
@@ -105,6 +107,17 @@ class Service:
             self._post(f"stuck/{self._index}", dumps(programs))
         else:
             self._client.key_value_delete(f"{_ALL}/stuck/{self._index}")
+
+    def post_home(self, home: Home) -> None:
+        """Where the chief's end of the lifelines is."""
+        self._client.key_value_set_bytes(f"{_HOME}/chief", dumps(home), allow_overwrite=True)
+
+    def home(self) -> Home | None:
+        """The same, read; ``None`` if it is not there."""
+        for _, value in self._client.key_value_dir_get_bytes(_HOME):
+            home: Home = loads(value)
+            return home
+        return None
 
     def answer(self, call: str, recent: Recent) -> None:
         """That this worker is alive, and what it has launched last: to its own call, or to another's."""

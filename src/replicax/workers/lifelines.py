@@ -1,0 +1,203 @@
+"""Lifelines: connections between workers that the kernel closes when a process dies, whatever it has died of.
+
+A process that is killed tells nobody, and the coordination service misses it after 100 s only. But its connections are
+closed at once, by its kernel. So each worker keeps one to the chief, through which nothing is sent after a greeting.
+Where it can't be made, as where a firewall lets nothing through but the coordinator's port, everything else works as
+without it. A host that vanishes from the network closes nothing; for that there is the service's heartbeat.
+
+The chief's port is in the coordination service, with a secret, so that only who can reach that can take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from replicax.workers.codec import declared
+
+PATIENCE = 1.0
+"""For how many seconds a connection may take to come about, and a stranger may keep the chief waiting."""
+TRIES = 3
+"""How often a worker tries to reach the chief before it does without."""
+_LIMIT = 4096
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where the chief's end of the lifelines is.
+
+    Attributes:
+      port: at which it listens.
+      secret: with which a worker says that it is one.
+      process: of the chief, in words.
+    """
+
+    port: int
+    secret: str
+    process: str
+
+
+def this_process() -> str:
+    """This process, in words."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+class Lifelines:
+    """This worker's ends of the lifelines: the chief has one to each other worker, and these one to the chief.
+
+    Args:
+      index: which worker this is.
+      host: the chief's, as this worker knows it; on the chief, the address at which it listens.
+      find_home: where the chief listens, if it has said so; for the others.
+
+    Attributes:
+      home: where the chief listens; ``None`` on the others before they know, and on the chief if it can't.
+    """
+
+    def __init__(self, index: int, host: str, find_home: Callable[[], Home | None]) -> None:
+        self.home: Home | None = None
+        self._index, self._host, self._find_home = index, host, find_home
+        self._server: socket.socket | None = None
+        self._lines: dict[int, tuple[socket.socket, str]] = {}
+        self._tries = TRIES
+        self._woken, self._waker = socket.socketpair()
+        self._lock = threading.Lock()
+        if index == 0:
+            with contextlib.suppress(OSError):
+                self._server = _server(host)
+                self._server.setblocking(False)
+                port = self._server.getsockname()[1]
+                self.home = Home(port, secrets.token_hex(16), this_process())
+        _all.add(self)
+
+    def wake(self) -> None:
+        """End a wait that goes on in another thread."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+
+    def wait(self, seconds: float) -> dict[int, str]:
+        """Wait until a worker's process has died, for so long at most, or until :meth:`wake`.
+
+        Returns:
+          Which process it was, by worker. Each is told of once.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                self._connect()
+                sockets = [self._woken, *(line for line, _ in self._lines.values())]
+            if self._server is not None:
+                sockets.append(self._server)
+            # A worker that waits for the chief's port looks for it soon.
+            is_on_its_way = self._index != 0 and not self._lines and self._tries > 0
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(sockets, [], [], min(left, 0.1) if is_on_its_way else left)
+            with self._lock:
+                if self._server in ready:
+                    self._accept()
+                dead = self._closed()
+            if self._woken in ready:
+                self._woken.recv(_LIMIT)
+                return dead
+            if dead or time.monotonic() >= deadline:
+                return dead
+
+    def close_all(self) -> None:
+        """Let go of the sockets, in a child that was forked: only the worker's own end is to close them."""
+        for connection in (self._server, self._woken, self._waker, *(line for line, _ in self._lines.values())):
+            if connection is not None:
+                connection.close()
+
+    def _connect(self) -> None:
+        if self._index == 0 or self._lines or self._tries <= 0:
+            return
+        self.home = self._find_home()
+        if self.home is None:
+            return
+        self._tries -= 1
+        with contextlib.suppress(OSError):
+            line = socket.create_connection((self._host, self.home.port), timeout=PATIENCE)
+            greeting = {"worker": self._index, "secret": self.home.secret, "process": this_process()}
+            line.sendall(json.dumps(greeting).encode() + b"\n")
+            line.setblocking(False)
+            self._lines[0] = line, self.home.process
+
+    def _accept(self) -> None:
+        assert self._server is not None
+        assert self.home is not None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            line, _ = self._server.accept()
+            try:
+                greeting = json.loads(_line_of(line))
+                if not hmac.compare_digest(str(greeting["secret"]), self.home.secret):
+                    raise ValueError("a stranger")
+                self._lines[int(greeting["worker"])] = line, str(greeting["process"])
+            except BaseException:
+                line.close()
+                raise
+
+    def _closed(self) -> dict[int, str]:
+        dead = {}
+        for worker, (line, process) in list(self._lines.items()):
+            if _is_closed(line):
+                line.close()
+                del self._lines[worker]
+                self._tries = 0
+                dead[worker] = process
+        return dead
+
+
+def _server(host: str) -> socket.socket:
+    """A socket that listens on any port of an address of this machine.
+
+    Raises:
+      OSError: it is none.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
+def _line_of(connection: socket.socket) -> bytes:
+    deadline = time.monotonic() + PATIENCE
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LIMIT:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        part = connection.recv(_LIMIT)
+        if not part:
+            break
+        data += part
+    connection.setblocking(False)
+    return data
+
+
+def _is_closed(line: socket.socket) -> bool:
+    """Whether the other end has closed it; nothing else comes."""
+    try:
+        return line.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+_all: weakref.WeakSet[Lifelines] = weakref.WeakSet()
+
+
+def _let_go_in_a_child() -> None:
+    for lifelines in list(_all):
+        lifelines.close_all()
+
+
+os.register_at_fork(after_in_child=_let_go_in_a_child)

@@ -1,0 +1,105 @@
+"""Lifelines: what a worker sees when the process at the other end dies; and strangers at the chief's port."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from replicax.workers.lifelines import Home, Lifelines
+from tests import forked
+
+
+@contextlib.contextmanager
+def process(folder: pathlib.Path, *arguments: str) -> Iterator[tuple[forked.Process, str]]:
+    """A process of ``lifeline_ends.py``, and the first line that it has printed."""
+    log = folder / "log"
+    process = forked.start("tests.workers.lifeline_ends", arguments, log, dict(os.environ), folder)
+    try:
+        deadline = time.monotonic() + 60
+        while "\n" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+        yield process, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def chief() -> Iterator[Lifelines]:
+    chief = Lifelines(0, "127.0.0.1", lambda: None)
+    yield chief
+    chief.close_all()
+
+
+def test_the_chief_sees_a_worker_die_though_its_child_lives(chief: Lifelines, tmp_path: pathlib.Path) -> None:
+    home = json.dumps(dataclasses.astuple(chief.home))
+    with process(tmp_path, home) as (worker, line):
+        child = int(line.removeprefix("child "))
+        try:
+            while not chief._lines:
+                assert chief.wait(0.01) == {}
+            assert chief.wait(0.2) == {}
+            worker.kill()
+            [(index, name)] = chief.wait(60).items()
+            assert index == 2
+            assert name.startswith(f"process {worker._pid} on ")
+            assert chief.wait(0.0) == {}
+            os.kill(child, 0)  # it is there
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_worker_sees_the_chief_die(tmp_path: pathlib.Path) -> None:
+    with process(tmp_path) as (chief, line):
+        home = Home(*json.loads(line))
+        worker = Lifelines(1, "127.0.0.1", lambda: home)
+        assert worker.wait(0.2) == {}
+        chief.kill()
+        assert worker.wait(60) == {0: home.process}
+        assert worker.wait(0.0) == {}  # and it does not try again
+    worker.close_all()
+
+
+@pytest.mark.parametrize("greeting", [b"", b"hello\n", b'{"worker": 1, "secret": "guessed", "process": "mine"}\n'])
+def test_strangers_are_not_workers(chief: Lifelines, greeting: bytes) -> None:
+    assert chief.home is not None
+    with socket.create_connection(("127.0.0.1", chief.home.port)) as stranger:
+        stranger.sendall(greeting)
+        stranger.shutdown(socket.SHUT_WR)
+        assert chief.wait(0.1) == {}
+    assert chief.wait(0.1) == {}
+    assert not chief._lines
+
+
+def test_a_worker_that_can_not_reach_the_chief_does_without() -> None:
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    asked = []
+
+    def home() -> Home:
+        asked.append(1)
+        return Home(port, "", "")
+
+    worker = Lifelines(1, "127.0.0.1", home)
+    assert worker.wait(0.5) == {}
+    assert worker.wait(0.1) == {}
+    assert len(asked) == 3
+    worker.close_all()
+
+
+def test_a_wait_is_ended_by_another_thread(chief: Lifelines) -> None:
+    threading.Timer(0.05, chief.wake).start()
+    assert chief.wait(60) == {}
