@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         Synchronization,
         Variable,
     )
+    from replicax.workers.heartbeat import paused
 
 __version__ = "0.1.0"
 
@@ -189,6 +190,7 @@ __all__ = [
     "in_cross_replica_context",
     "initialize_workers",
     "parquet_rows",
+    "paused",
     "plan",
     "scale_regularization_loss",
     "set_strategy",
@@ -284,6 +286,7 @@ _LATER = {
     "in_cross_replica_context": "replicax.context",
     "initialize_workers": "replicax.cluster.initialization",
     "parquet_rows": "replicax.data.files",
+    "paused": "replicax.workers.heartbeat",
     "plan": "replicax.planning",
     "scale_regularization_loss": "replicax.training",
     "set_strategy": "replicax.context",

@@ -8,10 +8,13 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.monitoring
 from jax._src import array as _array
+from jax._src import callback as _callback
 from jax._src import clusters as _cluster_kinds
 from jax._src import config as _config
 from jax._src import core as _core
@@ -25,6 +28,7 @@ from jaxlib import _jax as _jaxlib
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+_COMPILATION = (_dispatch.JAXPR_TRACE_EVENT, _dispatch.JAXPR_TO_MLIR_MODULE_EVENT, _dispatch.BACKEND_COMPILE_EVENT)
 
 
 def settings_of_this_thread() -> Callable[[], None]:
@@ -174,6 +178,26 @@ def preemption_notice(client: Any) -> bool:
         if "NOT_FOUND" not in str(error):
             raise
         return False
+
+
+def on_compilations(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Call ``begin`` and ``end`` around whatever JAX traces, lowers and compiles, in the thread that does it."""
+
+    def began(event: str, *_: Any, **__: Any) -> None:
+        if event in _COMPILATION:
+            begin()
+
+    def ended(event: str, *_: Any, **__: Any) -> None:
+        if event in _COMPILATION:
+            end()
+
+    jax.monitoring.register_scalar_listener(began)
+    jax.monitoring.register_event_duration_secs_listener(ended)
+
+
+def is_host_callback(code: CodeType) -> bool:
+    """Whether it is of what JAX calls where a program calls Python on the host."""
+    return code.co_filename == _callback.__file__
 
 
 def coordination_port() -> int:

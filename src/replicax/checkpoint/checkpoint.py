@@ -20,6 +20,7 @@ from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
+from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.exchange import Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep
 
@@ -94,6 +95,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects)})"
 
+    @heartbeat.during(heartbeat_page.SAVING)
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save the objects as they are now.
 
@@ -121,6 +123,7 @@ class Checkpoint:
         if wait:
             self._background.wait()
 
+    @heartbeat.during(heartbeat_page.RESTORING)
     def restore(self, path: str | os.PathLike[str], partial: bool = False) -> dict[str, Any]:
         """Give the objects the values that were saved.
 
@@ -153,6 +156,7 @@ class Checkpoint:
         self._take(source, partial)
         return dict(self._objects)
 
+    @heartbeat.during(heartbeat_page.SAVING)
     def wait(self) -> None:
         """Wait until the save that is going on is written.
 

@@ -16,6 +16,7 @@ from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.checkpoint.whole_checkpoint import find_whole
 from replicax.errors import CheckpointError
+from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.lockstep import Lockstep
 
 log = logging.getLogger("replicax")
@@ -114,6 +115,7 @@ class CheckpointManager:
         """The step with the best metric; ``None`` without ``best``, and if none has been saved with it."""
         return best_of(self._steps, self._best)
 
+    @heartbeat.during(heartbeat_page.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
         """Save, if it is time to.
 
@@ -160,6 +162,7 @@ class CheckpointManager:
             self._alarm.restart()
         return True
 
+    @heartbeat.during(heartbeat_page.RESTORING)
     def restore_latest(self) -> int | None:
         """Restore the newest checkpoint that is whole.
 
@@ -190,6 +193,7 @@ class CheckpointManager:
             log.warning("%s was never finished, and there is no other: the run begins", name)
         return None
 
+    @heartbeat.during(heartbeat_page.RESTORING)
     def restore(self, step: int) -> None:
         """Restore the checkpoint of one step, such as ``best_step``.
 
@@ -202,6 +206,7 @@ class CheckpointManager:
         if not self._restored(step, problems):
             raise CheckpointError(f"the checkpoint of step {step} in {self.directory} can't be restored: {problems[0]}")
 
+    @heartbeat.during(heartbeat_page.SAVING)
     def wait(self) -> None:
         """Wait until the save that is going on is written.
 

@@ -88,6 +88,14 @@ def add_parser(subparsers: Any) -> None:
         "--grace", type=float, default=30.0, metavar="S", help="seconds for workers that are asked to end (default: 30)"
     )
     faults.add_argument(
+        "--hang-timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="a worker that makes no step, and does nothing else that is known to take long, for the larger of S "
+        "seconds and 5 times the usual time counts as a fault; 0 switches this off (default: 10)",
+    )
+    faults.add_argument(
         "--finish-timeout",
         type=float,
         metavar="S",
@@ -187,6 +195,7 @@ def _settings(args: argparse.Namespace) -> LaunchSettings:
         log_dir=Path(args.log_dir or default),
         show=args.show,
         grace=args.grace,
+        hang_timeout=args.hang_timeout,
         finish_timeout=args.finish_timeout,
         max_restarts=args.max_restarts,
         max_preemptions=args.max_preemptions,

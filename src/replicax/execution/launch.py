@@ -25,6 +25,7 @@ from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
 from replicax.variables.slots import Slot, launching, lent, together
+from replicax.workers import heartbeat
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
@@ -69,6 +70,9 @@ def launch(
         at_once = quick is not None or (care.known is not None and care.known == call._cache_size())
         if several:
             _announce(lockstep, executable)
+        if (beat := heartbeat.current) is not None:
+            label = executable.label
+            label.pace = beat.launching(label.pace, executable.program.name, executable.steps)
         try:
             # The call and the assignment are one operation. Between two, a signal's handler could raise.
             if quick is not None:
@@ -92,6 +96,8 @@ def launch(
                 if quick is not None:
                     returned[0] = returned[0][:count], returned[0][count:]
                 group.arrays, group.source = returned[0][0], care.quick or None
+            if beat is not None:
+                beat.launched(returned, ended=not care.donates)
             if several:
                 lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
         if lent:

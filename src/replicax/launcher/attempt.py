@@ -17,6 +17,8 @@ from replicax.launcher.launch_settings import LaunchSettings
 from replicax.launcher.log_files import LogFile, WorkerOutput
 from replicax.launcher.orphans import die_with_parent, end_marked
 from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
+from replicax.launcher.watchdog.hang_watch import HangWatch
+from replicax.launcher.watchdog.verdict import Hang
 from replicax.launcher.worker_process import Ending, WorkerProcess
 
 FAULT_PATIENCE = 0.3
@@ -93,11 +95,13 @@ class Attempt:
         self._stop: signal.Signals | None = None
         self._resize = 0
         self._ending_since: float | None = None
+        self._end_at: float | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._kept_at = 0.0
         self._finished_at: float | None = None
         self._notice_after = NOTICE
+        self._watch = HangWatch(settings.hang_timeout or None, settings.is_alone, say)
 
     def run(self) -> AttemptResult:
         """Start the workers, and wait until all have ended; nothing of them is left then.
@@ -121,6 +125,7 @@ class Attempt:
     def _start(self) -> None:
         prepare = die_with_parent()
         for number, environment in self._environments.items():
+            environment = {**environment, **self._watch.variables(number)}
             worker = WorkerProcess(number, self._settings.program.command, environment, prepare)
             self._workers.append(worker)
             file = LogFile(self._folder / f"worker-{number}.log", self._console)
@@ -135,7 +140,10 @@ class Attempt:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        until = [now + _TICK, *(at for at in (self._kill_at, self._notice_at(), self._finish_by()) if at is not None)]
+        until = [
+            now + _TICK,
+            *(at for at in (self._end_at, self._kill_at, self._notice_at(), self._finish_by()) if at is not None),
+        ]
         ready = self._selector.select(max(0.0, min(until) - now))
         for key, _ in ready:
             if key.data is not None:
@@ -209,6 +217,23 @@ class Attempt:
             self._say(f"{who}, {ending.seconds:.1f} s after its start{then}")
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
 
+    def _note_hang(self, hang: Hang) -> None:
+        """Workers hang: say which and why, let them show what they are doing, and then end all."""
+        now = time.monotonic()
+        for signs in hang.workers:
+            why = f"{hang.why}, for {signs.seconds:.1f} s, {signs.where}"
+            if self._cause is None:
+                process = next(worker for worker in self._workers if worker.worker == signs.worker)
+                self._cause = Ending(
+                    signs.worker, -signal.SIGKILL, now - process.since, hang=why, is_certain=hang.is_certain
+                )
+            self._say(f"worker {signs.worker} of {self._count} on {socket.gethostname()} hangs: {why}")
+        seconds = self._watch.ask_for_stacks(hang)
+        then = "the stacks of its threads follow" if seconds else "it can't show its stacks"
+        others = "; ending all others" if len(self._alive()) > 1 else ""
+        self._say(f"{then}{others}")
+        self._ending_since = self._end_at = now + seconds
+
     # --- ending ---------------------------------------------------------------------------------------------
 
     def _end_others(self, signum: signal.Signals | None, patience: float) -> None:
@@ -222,6 +247,13 @@ class Attempt:
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
+        if self._ending_since is None:
+            hang = self._watch.look(worker.worker for worker in self._alive())
+            if hang is not None:
+                self._note_hang(hang)
+        elif self._end_at is not None and now >= self._end_at:
+            self._end_at = None
+            self._end_others(signal.SIGTERM, FAULT_PATIENCE)
         if self._kill_at is not None and now >= self._kill_at:
             late = self._alive()
             after_fault = self._cause is not None and not self._cause.is_preemption and self._stop is None
@@ -277,6 +309,7 @@ class Attempt:
                 pipe.close()
         for output in self._outputs.values():
             output.close()
+        self._watch.close()
         self._selector.close()
 
     # --- afterwards -----------------------------------------------------------------------------------------

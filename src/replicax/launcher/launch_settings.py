@@ -31,6 +31,8 @@ class LaunchSettings:
       log_dir: the folder of the workers' output.
       show: whose output is shown.
       grace: how many seconds workers have to end when they are asked to.
+      hang_timeout: how many seconds a worker may go without a step before it is taken for one that hangs, at least; 0:
+        for ever. See :mod:`replicax.launcher.watchdog`.
       finish_timeout: how many seconds the others have to end when one has finished; ``None`` for ever.
       max_restarts: how many faults are followed by another attempt; ``None`` for the default, which also looks at the
         kind of the fault: see :class:`~replicax.launcher.restarts.RestartPolicy`.
@@ -53,6 +55,7 @@ class LaunchSettings:
     log_dir: Path = Path("replicax-logs")
     show: Show = "all"
     grace: float = 30.0
+    hang_timeout: float = 10.0
     finish_timeout: float | None = None
     max_restarts: int | None = None
     max_preemptions: int = 100
@@ -65,7 +68,11 @@ class LaunchSettings:
                 f"--workers {self.least}:{self.workers}: expected N:MAX with 1 <= N <= MAX, the fewest workers to go "
                 "on with, and how many to start with"
             )
-        for option, seconds in (("--grace", self.grace), ("--backoff", self.backoff)):
+        for option, seconds in (
+            ("--grace", self.grace),
+            ("--backoff", self.backoff),
+            ("--hang-timeout", self.hang_timeout),
+        ):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise LaunchError(f"{option} must be a number of seconds, 0 or more, got {seconds:g}")
         if self.finish_timeout is not None and not (math.isfinite(self.finish_timeout) and self.finish_timeout > 0):

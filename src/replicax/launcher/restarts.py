@@ -104,6 +104,9 @@ class RestartPolicy:
 
     def _has_lost_a_place(self, cause: Ending) -> bool:
         """Whether the worker's place fails again and again, and the others can go on without; it is taken away then."""
+        if not cause.is_certain:
+            self._suspect, self._in_a_row = None, 0
+            return False
         place = self.places[cause.worker]
         self._in_a_row = self._in_a_row + 1 if place == self._suspect else 1
         self._suspect = place

@@ -13,6 +13,7 @@
 ``REPLICAX_MAX_WORKERS``        how many there can be
 ``REPLICAX_GRACE_SECONDS``      how long a worker has to end after SIGTERM or Ctrl-C
 ``REPLICAX_LOG_DIR``            the folder of the launch's output
+``REPLICAX_HEARTBEAT``          where it says how far it is: see :mod:`~replicax.launcher.watchdog`
 ``REPLICAX_LAUNCH_ID``          marks all processes of a launch: see :mod:`~replicax.launcher.orphans`
 ``COLUMNS``                     how wide a line can be
 ``PYTHONUNBUFFERED``            1, unless set: what a worker prints is seen at once, also if it is killed then

@@ -33,12 +33,16 @@ class Ending:
       seconds: how long it had run.
       kills: how many processes the kernel has killed meanwhile as memory ran out, on the whole machine; ``None`` if it
         doesn't say.
+      hang: why it was taken for one that hangs, if it was; it has been killed for that.
+      is_certain: whether it is known to be at fault; otherwise it is one of several that waited.
     """
 
     worker: int
     status: int
     seconds: float
     kills: int | None = None
+    hang: str | None = None
+    is_certain: bool = True
 
     @property
     def is_good(self) -> bool:
@@ -73,6 +77,8 @@ class Ending:
         return 2
 
     def __str__(self) -> str:
+        if self.hang is not None:
+            return f"hangs: {self.hang}"
         if self.is_preemption:
             return f"has left, to be started again (exit code {self.status})"
         if not self.is_killed:
@@ -104,7 +110,8 @@ def _kills_for_memory() -> int | None:
 class WorkerProcess:
     """A worker's process, in a session of its own.
 
-    Its standard output and standard error are pipes, in ``output``; it has no standard input.
+    Its standard output and standard error are pipes, in ``output``; it has no standard input. It was started at
+    ``since``, by ``time.monotonic``.
 
     Args:
       worker: which.
@@ -121,7 +128,7 @@ class WorkerProcess:
     ) -> None:
         self.worker = worker
         self.ending: Ending | None = None
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._kills = _kills_for_memory()
         self._process = subprocess.Popen(
             command,
@@ -151,7 +158,7 @@ class WorkerProcess:
         kills = None
         if status == -signal.SIGKILL and self._kills is not None and (now := _kills_for_memory()) is not None:
             kills = now - self._kills
-        self.ending = Ending(self.worker, status, time.monotonic() - self._since, kills)
+        self.ending = Ending(self.worker, status, time.monotonic() - self.since, kills)
         return self.ending
 
     def send(self, signum: signal.Signals) -> None:

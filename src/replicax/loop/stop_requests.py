@@ -27,6 +27,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError
+from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.lockstep import Lockstep
 
 INTERVAL = 0.2
@@ -186,6 +187,7 @@ class StopRequests:
             self._last = max(limits.values())
             self._agreed.set()
 
+    @heartbeat.during(heartbeat_page.MEETING)
     def _wait(self) -> int:
         deadline = time.monotonic() + PATIENCE
         while not self._agreed.wait(0.05):

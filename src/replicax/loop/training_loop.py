@@ -35,6 +35,7 @@ from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopReq
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
 from replicax.strategy import Strategy
+from replicax.workers import heartbeat
 
 if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
@@ -345,6 +346,7 @@ class _Loop:
             self._combination.check(ctx.last_step_outputs)
         self._outputs = ctx.last_step_outputs
         run.step += ctx.steps
+        heartbeat.made(run.step)
         run.examples = self._input.examples
         self._evaluated = None
         self._calls.ran(self._outputs[DONE], self._input.bytes_per_step, run.steps - run.step)

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from replicax.workers import heartbeat, heartbeat_page
+
 KINDS = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
 """What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempts`."""
 
+_PHASES = {kind: getattr(heartbeat_page, kind.upper()) for kind in KINDS}
 LOST = "lost work"
 
 _MEANINGS = {
@@ -57,6 +60,7 @@ class WallTime:
         before = self._kind
         self._seconds[before] += now - self._since
         self._since, self._kind = now, kind
+        heartbeat.switch(_PHASES[kind])
         return before
 
     @contextmanager
@@ -80,6 +84,7 @@ class WallTime:
             self.switch(self._kind)
             self._clock = _stands_at(self._since)
             self._stopped = True
+            heartbeat.switch(heartbeat_page.START)  # there are no more steps to wait for
 
     @property
     def seconds(self) -> dict[str, float]:

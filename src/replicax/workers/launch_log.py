@@ -29,12 +29,14 @@ class Label:
       number: in the order in which programs are first launched; 0 before that.
       name: of the program.
       meets: whether its replicas meet in collectives, so that none of them can end alone.
+      pace: how long it takes, as the heartbeat sees it; ``None`` without a heartbeat.
     """
 
-    __slots__ = ("meets", "name", "number")
+    __slots__ = ("meets", "name", "number", "pace")
 
     def __init__(self) -> None:
         self.number, self.name, self.meets = 0, "", False
+        self.pace: Any = None
 
 
 @declared

@@ -14,8 +14,10 @@ import math
 from typing import Any
 
 from replicax.errors import DeadlockError, line_of
+from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
+from replicax.workers.heartbeat_page import MEETING
 from replicax.workers.launch_log import LaunchLog
 
 
@@ -86,7 +88,8 @@ class Lockstep:
         if liveness is not None:
             liveness.takes_part()
         try:
-            said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
+            with heartbeat.phase(MEETING):
+                said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
         except TimeoutError as error:
             raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None
         for worker, theirs in enumerate(said):

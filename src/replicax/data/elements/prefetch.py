@@ -6,6 +6,8 @@ import collections
 import threading
 from typing import TYPE_CHECKING, Any
 
+from replicax.workers import heartbeat, heartbeat_page
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -48,10 +50,11 @@ class Prefetcher:
             if self._depth and self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="replicax-input", daemon=True)
                 self._thread.start()
-            if self._thread is not None:
-                self._changed.wait_for(lambda: self._ready or self._is_over or self._closed)
-            elif not (self._is_over or self._closed):
-                self._make()
+            with heartbeat.phase(heartbeat_page.INPUT):
+                if self._thread is not None:
+                    self._changed.wait_for(lambda: self._ready or self._is_over or self._closed)
+                elif not (self._is_over or self._closed):
+                    self._make()
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:

@@ -40,9 +40,11 @@ from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
+from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.replicas import Replicas
 
 
+@heartbeat.during(heartbeat_page.EXACT)
 def run_per_replica(
     programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:

@@ -60,7 +60,7 @@ class JobRequest:
         if settings.devices_per_worker is not None:
             found += ["--devices-per-worker", str(settings.devices_per_worker)]
         found += ["--grace", f"{settings.grace:g}", "--log-dir", log_dir]
-        found += _differing(settings, "show", "finish_timeout")
+        found += _differing(settings, "show", "hang_timeout", "finish_timeout")
         if self.nodes == 1:  # the scheduler starts workers of several machines again
             found += _differing(settings, "max_restarts", "max_resizes", "backoff", "port", "bind")
             found += ["--max-preemptions", "0"]  # whoever asked the job to leave wants the machine

@@ -1,0 +1,70 @@
+"""The verdict: who hangs, given the vital signs of all workers of a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from replicax.launcher.watchdog.vital_signs import LONG_PATIENCE, Condition, VitalSigns
+
+_WITHOUT_EXCUSE = (Condition.MEETING, Condition.UNKNOWN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """Workers that hang, all for the same reason.
+
+    Attributes:
+      workers: their signs, the one that is named first.
+      why: in words.
+      is_certain: whether each of them is known to be at fault; otherwise all wait, and nobody knows for whom.
+    """
+
+    workers: tuple[VitalSigns, ...]
+    why: str
+    is_certain: bool = True
+
+
+def verdict(signs: Sequence[VitalSigns], timeout: float, is_alone: bool = True) -> Hang | None:
+    """Who hangs, if anybody does.
+
+    Two conditions are certain, whatever others do: a stopped process, and one that runs no Python any more. In all
+    others a worker may wait for another one, be it in a way that nobody sees. So nobody is judged as long as another
+    worker gets on, or has a reason not to, unless that takes very long.
+
+    Args:
+      signs: of all workers that have not ended.
+      timeout: for how many seconds a worker may show no progress, at least.
+      is_alone: whether there are no other hosts, whose workers could be what these wait for.
+    """
+    for condition, why in (
+        (Condition.STOPPED, "its process is stopped (SIGSTOP)"),
+        (Condition.MUTE, "its Python does not run any more"),
+    ):
+        found = tuple(s for s in signs if s.condition is condition and s.is_overdue)
+        if found:
+            return Hang(found, why)
+    idle = [s for s in signs if s.condition is Condition.IDLE and s.is_overdue]
+    inside = [s for s in signs if s.condition is Condition.WAITING]
+    waiting = [s for s in inside if s.is_overdue]
+    others = [s for s in signs if s not in idle and s not in inside and s.condition not in _WITHOUT_EXCUSE]
+    if idle:
+        # Who is inside of a program waits for them, most probably, also if nobody knows how long the program takes.
+        gets_on = others or any(s.seconds < timeout / 2 for s in inside)
+        patient = [s for s in idle if not gets_on or s.seconds >= LONG_PATIENCE * timeout]
+        if patient:
+            return Hang(tuple(patient), "it neither runs a step nor uses its processor")
+        return None
+    if not is_alone:
+        waiting = [s for s in waiting if s.seconds >= LONG_PATIENCE * timeout]
+    if not waiting or others or len(waiting) < len(inside):
+        return None
+    why = "its program does not come to its end"
+    called = tuple(s for s in waiting if s.in_callback)
+    if called and len(called) < len(waiting):
+        return Hang(called, "its program has called Python on the host, which does not return")
+    behind = min(s.launched for s in waiting)
+    late = tuple(s for s in waiting if s.launched == behind)
+    if len(late) < len(waiting):
+        return Hang(late, f"{why}, and it is behind the others")
+    return Hang(tuple(waiting), why, is_certain=len(waiting) == 1)

@@ -1,0 +1,226 @@
+"""Vital signs: what can be seen of a worker from outside, and for how long it has been so."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import time
+from pathlib import Path
+
+from replicax.workers import heartbeat_page as page
+from replicax.workers.heartbeat_page import HeartbeatPage
+
+ARMED = 5
+"""After how many calls of one program a worker is judged. What it runs before its first step it runs once."""
+STEPS_PATIENCE = 5.0
+"""How many times as long as usual a step may take."""
+LONG_PATIENCE = 30.0
+"""How many times the timeout a worker has for what is known to take long, if no thread of it does anything."""
+LONGEST_GAP = 1.0
+"""How many seconds are counted at most between two looks: if the launcher itself was held up, so were others, perhaps,
+by the same, or by it."""
+COMPUTES = 0.1
+"""From which share of a processor on a thread counts as computing. One that waits and looks up now and then uses 1%."""
+WORKS = 0.02
+"""And a process as working, with all its threads."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_LONG = frozenset({page.COMPILE, page.INPUT, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT})
+
+
+class Condition(enum.Enum):
+    """What a worker seems to do."""
+
+    UNKNOWN = "has never told"
+    BUSY = "gets on, or has a reason not to"
+    MEETING = "waits for the others, with a deadline of its own"
+    ENDED = "has come to the end of its program"
+    WAITING = "is inside a program"
+    IDLE = "does nothing on the host, and the devices have nothing to do"
+    MUTE = "runs no Python any more"
+    STOPPED = "is stopped"
+
+
+@dataclasses.dataclass(frozen=True)
+class VitalSigns:
+    """What is seen of a worker at one time.
+
+    Attributes:
+      worker: which.
+      condition: what it seems to do.
+      seconds: for how long it has shown no progress.
+      limit: for how long it may, in this condition.
+      launched: how many programs it has launched.
+      finished: how many of them have ended, as far as it knows.
+      in_callback: whether it is in Python that its program has called.
+      phase: what it is about.
+      where: after which step, and in which program, in words.
+      computes: for how many seconds it has been computing without any progress.
+    """
+
+    worker: int
+    condition: Condition
+    seconds: float = 0.0
+    limit: float = 0.0
+    launched: int = 0
+    finished: int = 0
+    in_callback: bool = False
+    phase: int = page.START
+    where: str = ""
+    computes: float = 0.0
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether that is too long."""
+        return self.seconds >= self.limit
+
+
+class WorkerMonitor:
+    """Looks at one worker.
+
+    Args:
+      worker: which.
+      its_page: what it writes into.
+      timeout: for how many seconds it may show no progress, at least.
+      margin: how many seconds before a limit is over it counts as over, as nobody may look just then.
+    """
+
+    def __init__(self, worker: int, its_page: HeartbeatPage, timeout: float, margin: float) -> None:
+        self._worker, self._page, self._timeout, self._margin = worker, its_page, timeout, margin
+        self._looked_at = time.monotonic()
+        self._progress: tuple[float, ...] = ()
+        self._tick = 0.0
+        self._cpu: tuple[float, float] | None = None
+        self._still = self._stopped = self._mute = self._silent = self._idle = self._lazy = self._computing = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The process that has the page; 0 if none has."""
+        return self._page.numbers[page.PID]
+
+    @property
+    def signal(self) -> int:
+        """What makes it print its stacks; 0 if nothing does."""
+        return self._page.numbers[page.SIGNAL]
+
+    def look(self, now: float) -> VitalSigns:
+        """What is seen of it at ``now``."""
+        gap = min(now - self._looked_at, LONGEST_GAP)
+        self._looked_at = now
+        numbers, seconds = self._page.numbers, self._page.seconds
+        if not numbers[page.PID]:
+            return VitalSigns(self._worker, Condition.UNKNOWN)
+        state = _state(self.pid)
+        if state in ("", "Z", "X", "t"):  # it is gone, or a debugger holds it
+            self._still = self._stopped = self._mute = self._silent = self._idle = self._lazy = 0.0
+            return VitalSigns(self._worker, Condition.UNKNOWN if state != "t" else Condition.BUSY)
+        self._count(now, gap, state)
+        launched, finished, phase = numbers[page.LAUNCHED], numbers[page.FINISHED], numbers[page.PHASE]
+        condition, since, limit = self._condition(launched, finished, phase, seconds[page.EXPECTED])
+        return VitalSigns(
+            self._worker,
+            condition,
+            since,
+            limit - self._margin,
+            launched,
+            finished,
+            bool(numbers[page.CALLBACK]),
+            phase,
+            self._where(launched, finished, phase),
+            self._computing if condition is Condition.BUSY and phase == page.STEPS else 0.0,
+        )
+
+    def _count(self, now: float, gap: float, state: str) -> None:
+        """Go on counting for how long nothing has happened."""
+        numbers, seconds = self._page.numbers, self._page.seconds
+        last = max(seconds[page.PROGRESS], seconds[page.FINISHED_AT])
+        progress = (last, numbers[page.LAUNCHED], numbers[page.FINISHED], numbers[page.PHASE])
+        if progress != self._progress:
+            self._progress = progress
+            self._still = self._idle = self._lazy = max(0.0, min(gap, now - last))
+            self._computing = 0.0
+        else:
+            self._still += gap
+            self._idle += gap
+            self._lazy += gap
+        self._stopped = self._stopped + gap if state == "T" else 0.0
+        tick = seconds[page.TICK]
+        self._silent = self._silent + gap if tick == self._tick else 0.0
+        self._mute = self._mute + gap if self._silent else 0.0
+        self._tick = tick
+        if self._still <= LONGEST_GAP and not self._mute:
+            self._cpu = None
+            return
+        used = _processor_seconds(self.pid, numbers[page.THREAD])
+        if self._cpu is not None and gap > 0:
+            of_thread, of_process = ((a - b) / gap for a, b in zip(used, self._cpu, strict=True))
+            if of_thread >= COMPUTES:
+                self._idle = 0.0
+                self._computing += gap
+            if of_process >= WORKS:
+                self._mute = self._lazy = 0.0
+        self._cpu = used
+
+    def _condition(self, launched: int, finished: int, phase: int, expected: float) -> tuple[Condition, float, float]:
+        """What it seems to do, for how long already, and how long it may."""
+        usual = max(self._timeout, STEPS_PATIENCE * self._page.seconds[page.USUAL])
+        longest = LONG_PATIENCE * self._timeout
+        if self._stopped:
+            return Condition.STOPPED, self._stopped, usual
+        if phase == page.END:
+            return Condition.ENDED, 0.0, 0.0
+        if phase in (page.START, page.PAUSED) or self._page.numbers[page.CALLS] < ARMED:
+            return Condition.BUSY, 0.0, longest
+        if self._mute >= usual - self._margin:
+            return Condition.MUTE, self._mute, usual
+        if self._silent >= longest:  # whatever keeps Python's lock computes
+            return Condition.MUTE, self._silent, longest
+        if phase == page.MEETING:
+            return Condition.MEETING, self._still, longest
+        if launched > finished and not self._mute:
+            limit = longest if expected == page.UNKNOWN else max(self._timeout, STEPS_PATIENCE * expected)
+            return Condition.WAITING, self._still, limit
+        if phase in _LONG:
+            is_over = self._lazy >= longest
+            return (Condition.IDLE if is_over else Condition.BUSY), self._lazy, longest
+        is_over = self._idle >= usual - self._margin
+        return (Condition.IDLE if is_over else Condition.BUSY), self._idle, usual
+
+    def _where(self, launched: int, finished: int, phase: int) -> str:
+        numbers = self._page.numbers
+        step, name = numbers[page.STEP], self._page.name
+        if not launched:
+            return page.PHASES[phase]
+        place = f"after step {step:,}" if step >= 0 else f"after run {numbers[page.RUNS]:,} of {name!r}"
+        if launched > finished:
+            place = f"in {name!r}, " + (f"after step {step:,}" if step >= 0 else f"run {numbers[page.RUNS]:,} of it")
+        return place if phase == page.STEPS else f"{page.PHASES[phase]}, {place}"
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process is about; ``""`` if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _processor_seconds(pid: int, thread: int) -> tuple[float, float]:
+    """For how many seconds a thread, and its whole process, have had a processor.
+
+    The thread's time includes that for which it was ready to run, and others had the processor.
+    """
+    of_thread = of_process = 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        of_process = (int(fields[11]) + int(fields[12])) / _TICKS
+        ran, waited, *_ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+        of_thread = (int(ran) + int(waited)) / 1e9
+    except (OSError, ValueError, IndexError):  # a kernel that does not say
+        with_times = f"/proc/{pid}/task/{thread}/stat"
+        try:
+            fields = Path(with_times).read_text().rpartition(")")[2].split()
+            of_thread = (int(fields[11]) + int(fields[12])) / _TICKS
+        except (OSError, IndexError, ValueError):
+            pass
+    return of_thread, of_process

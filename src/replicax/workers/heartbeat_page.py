@@ -1,0 +1,105 @@
+"""The heartbeat's page: memory that a worker and the launcher share, in which the worker says how far it is.
+
+The launcher makes the page, an anonymous file, and names it in the worker's environment. The worker writes numbers of
+8 bytes into it, each with one store: no lock, no system call, and nothing to wait for, on either side. Times are of
+``time.monotonic``, which is the same clock in all processes of a machine.
+
+This file imports nothing of JAX, as the launcher reads it, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Mapping
+
+VARIABLE = "REPLICAX_HEARTBEAT"
+"""Of a worker's environment: the path of its page."""
+SIZE = 4096
+
+# Whole numbers, by their place.
+PID, SIGNAL, THREAD, LAUNCHED, PHASE, STEP, RUNS, CALLS, FINISHED, CALLBACK = range(10)
+# Numbers of seconds, by their place.
+PROGRESS, TICK, FINISHED_AT, EXPECTED, USUAL = range(32, 37)
+# The name of the program, in bytes.
+_NAME, _NAME_END = 1024, 1280
+
+STEPS, START, END, PAUSED, MEETING, EXACT, COMPILE, INPUT, EVALUATION, SAVING, RESTORING, LOGGING, CALLBACKS = range(13)
+"""What a worker is about: its phases."""
+
+PHASES: Mapping[int, str] = {
+    STEPS: "between two steps",
+    START: "starting",
+    END: "at its end",
+    PAUSED: "in replicax.paused()",
+    MEETING: "waiting for the other workers",
+    EXACT: "in a step on the exact executor",
+    COMPILE: "compiling",
+    INPUT: "waiting for its input",
+    EVALUATION: "evaluating",
+    SAVING: "saving",
+    RESTORING: "restoring",
+    LOGGING: "logging",
+    CALLBACKS: "in a callback",
+}
+"""In words."""
+UNKNOWN = -1.0
+"""Of ``EXPECTED``: nobody knows how long the program takes, as it has never come to its end."""
+
+
+class HeartbeatPage:
+    """The numbers of one worker.
+
+    Args:
+      file: the descriptor of the page; it is not needed any more afterwards.
+
+    Attributes:
+      numbers: the whole ones.
+      seconds: the others.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._memory = mmap.mmap(file, SIZE)
+        whole = memoryview(self._memory)
+        self.numbers = whole.cast("q")
+        self.seconds = whole.cast("d")
+
+    @property
+    def name(self) -> str:
+        """The program that was launched last."""
+        return self._memory[_NAME:_NAME_END].rstrip(b"\0").decode(errors="replace")
+
+    @name.setter
+    def name(self, name: str) -> None:
+        room = _NAME_END - _NAME
+        self._memory[_NAME:_NAME_END] = name.encode(errors="replace")[:room].ljust(room, b"\0")
+
+
+def new_page() -> tuple[int, HeartbeatPage]:
+    """A page for a worker that is about to be started, and the descriptor by which it finds it."""
+    file = os.memfd_create("replicax-heartbeat")
+    os.ftruncate(file, SIZE)
+    return file, HeartbeatPage(file)
+
+
+def path_of(file: int) -> str:
+    """Where other processes find the page that this process has as ``file``."""
+    return f"/proc/{os.getpid()}/fd/{file}"
+
+
+def claimed_page(path: str) -> HeartbeatPage | None:
+    """The page at ``path``, for this process alone; ``None`` if another one has it, or it can't be reached.
+
+    A worker may start processes, which inherit its environment.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends, as the file stays open
+        return HeartbeatPage(file)
+    except (OSError, ValueError):
+        os.close(file)
+        return None
