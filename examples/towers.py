@@ -2,19 +2,17 @@
 
     python examples/towers.py
 
-It is written in the words of ``tf.contrib.distribute`` of TensorFlow 1.x: those of 1.9 (``fetch``, tower-local scopes)
-and of 1.10 to 1.12 (``run_steps_on_dataset``, ``VariableAggregation``). What differs from the original is:
+It is ``examples/towers_tensorflow.py``, a script for ``tf.contrib.distribute`` of TensorFlow 1.x in the words of 1.9
+(``fetch``, tower-local scopes) and of 1.10 to 1.12 (``run_steps_on_dataset``, ``VariableAggregation``), with nothing
+changed but
 
-- imports: ``tf`` is ``replicax.compat.v1``, which has the names of ``tf.train`` and ``tf.contrib.distribute``, too;
-- tensor operations and initializers, which are JAX's, and the optimizer's rule, which is Optax's;
-- the dataset, which is a list of arrays instead of a ``tf.data.Dataset``;
-- the session, which is gone: what it would run has run already. ``use_cpu_devices`` makes towers out of one CPU.
+- the imports;
+- the names of tensor operations, one for one: docs/migrate.md has the table, and a test applies it;
+- two lines: the optimizer's rule, which is Optax's, and the one that makes four devices out of a CPU.
 
-Every call of a ``distribution``, a tower or a context stands as it would there. All steps of an epoch are one dispatch
-of one compiled program for all towers. Needs scikit-learn for the data.
+Every call of a ``distribution``, a tower, a context or a variable stands as it did. All steps of an epoch are one
+dispatch of one compiled program for all towers. Needs scikit-learn for the data.
 """
-
-from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,9 @@ import numpy as np
 import optax
 
 import replicax
+from replicax.compat import v1 as distribute
 from replicax.compat import v1 as tf
+from replicax.compat import v1 as training
 
 TOWERS = 4
 BATCH = 128  # of all towers together
@@ -39,15 +39,20 @@ def load_data():
     return (images / 16).astype(np.float32), labels.astype(np.int32)
 
 
-def model(images):
-    with tf.variable_scope("hidden", reuse=tf.AUTO_REUSE):
-        kernel = tf.get_variable("kernel", shape=[64, 32])
-        bias = tf.get_variable("bias", shape=[32], initializer=jnp.zeros)
-        hidden = jax.nn.relu(images @ kernel + bias)
-    with tf.variable_scope("logits", reuse=tf.AUTO_REUSE):
-        kernel = tf.get_variable("kernel", shape=[32, 10])
-        bias = tf.get_variable("bias", shape=[10], initializer=jnp.zeros)
-        return hidden @ kernel + bias
+class Model:
+    """Two dense layers."""
+
+    def __init__(self):
+        with tf.variable_scope("hidden"):
+            self.kernel = tf.get_variable("kernel", shape=[64, 32])
+            self.bias = tf.get_variable("bias", shape=[32], initializer=jnp.zeros)
+        with tf.variable_scope("logits"):
+            self.logits_kernel = tf.get_variable("kernel", shape=[32, 10])
+            self.logits_bias = tf.get_variable("bias", shape=[10], initializer=jnp.zeros)
+
+    def __call__(self, images):
+        hidden = jax.nn.relu(jnp.matmul(images, self.kernel) + self.bias)
+        return jnp.matmul(hidden, self.logits_kernel) + self.logits_bias
 
 
 class TowerLocalMean:
@@ -61,7 +66,7 @@ class TowerLocalMean:
 
     def update(self, values):
         self.total.assign_add(jnp.sum(values))
-        self.count.assign_add(jnp.float32(values.size))
+        self.count.assign_add(jnp.float32(jnp.size(values)))
 
     def result(self):
         return self.distribution.fetch(self.total) / self.distribution.fetch(self.count)
@@ -73,25 +78,29 @@ class TowerLocalMean:
 
 def clip_by_global_norm(distribution, gradients):
     """Called once for all towers, with what each has: scale by the norm of the sum of their gradients."""
-    sums = distribution.batch_reduce("sum", [(gradient, gradient) for gradient in gradients])
+    pairs = [(gradient, gradient) for gradient in gradients]
+    sums = distribution.batch_reduce(tf.VariableAggregation.SUM, pairs)
     norm = jnp.sqrt(sum(jnp.sum(total**2) for total in sums))
     return CLIP_NORM / jnp.maximum(norm, CLIP_NORM)
 
 
 def make_step(distribution):
-    optimizer = tf.Optimizer(optax.sgd(LEARNING_RATE))  # GradientDescentOptimizer(LEARNING_RATE)
+    model = Model()
+    optimizer = training.Optimizer(optax.sgd(LEARNING_RATE))
     accuracy = TowerLocalMean(distribution, "accuracy")
-    global_step = tf.get_or_create_global_step()
+    global_step = training.get_or_create_global_step()
 
     def tower_fn(images, labels):
         def loss_fn():  # the mean over this tower's examples; compute_gradients scales it by the number of towers
-            losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
+            logits = model(images)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits=logits, labels=labels)
             return jnp.mean(losses)
 
-        accuracy.update((jnp.argmax(model(images), axis=-1) == labels).astype(jnp.float32))
+        predictions = jnp.astype(jnp.argmax(model(images), axis=-1), jnp.int32)
+        accuracy.update(jnp.float32(jnp.equal(predictions, labels)))
         grads_and_vars = optimizer.compute_gradients(loss_fn)
         gradients = [gradient for gradient, _ in grads_and_vars]
-        scale = tf.get_tower_context().merge_call(clip_by_global_norm, gradients)
+        scale = distribute.get_tower_context().merge_call(clip_by_global_norm, gradients)
         optimizer.apply_gradients([(scale * g, v) for g, v in grads_and_vars], global_step=global_step)
         return loss_fn()
 
@@ -108,17 +117,19 @@ def train(distribution, epochs=EPOCHS):
     steps = len(images) // BATCH
 
     def dataset_fn():  # a tower's batches
-        size = BATCH // distribution.num_towers
-        return [(images[i : i + size], labels[i : i + size]) for i in range(0, steps * BATCH, size)]
+        dataset = distribution.strategy.make_numpy_dataset((images[: steps * BATCH], labels[: steps * BATCH]))
+        return dataset.batch(BATCH // distribution.num_towers)
 
     history = []
     with distribution.scope():
         step_fn, accuracy, global_step = make_step(distribution)
-        iterator = distribution.distribute_dataset(dataset_fn).make_initializable_iterator()
+        dataset = distribution.distribute_dataset(dataset_fn)
         for _ in range(epochs):
-            accuracy.reset()
-            iterator.initializer.run()  # session.run(iterator.initializer)
-            context = distribution.run_steps_on_dataset(step_fn, iterator, iterations=steps)
+            distribution.call_for_each_tower(accuracy.reset)
+            iterator = dataset.make_one_shot_iterator()
+            context = distribution.run_steps_on_dataset(
+                step_fn, iterator, iterations=steps, initial_loop_values={"loss": 0.0}
+            )
             loss = context.last_step_outputs["loss"]
             history.append((int(distribution.fetch(global_step)), float(loss), float(accuracy.result())))
     return history
@@ -126,7 +137,7 @@ def train(distribution, epochs=EPOCHS):
 
 def main():
     replicax.use_cpu_devices(TOWERS)
-    distribution = tf.MirroredStrategy([f"/device:CPU:{i}" for i in range(TOWERS)])
+    distribution = distribute.MirroredStrategy([f"/device:CPU:{i}" for i in range(TOWERS)])
     for step, loss, accuracy in train(distribution):
         print(f"step {step:4d}: loss {loss:.4f}, accuracy {accuracy:.1%}")
 

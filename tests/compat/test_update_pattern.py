@@ -231,7 +231,68 @@ def test_gradients_that_are_not_there(executor: Any) -> None:
         d.call_for_each_tower(lambda x: optimizer.apply_gradients(compute(x), name="step"), x)
         optimizer._distributed_apply(d, pairs)  # from across
         assert (float(v), float(seen), float(behind)) == (3.0 - 1.5 - 2.25, 3.0, 3.0)
-        assert [slot.name for slot in optimizer.variables()] == [slot.name for slot in optimizer.optimizer.variables]
+        assert [slot.name for slot in optimizer.variables()] == [
+            slot.name for slot in optimizer.optimizers[0].variables
+        ]
+
+
+@on_both
+def test_losses_of_several_networks(executor: Any) -> None:
+    """One optimizer, and losses without a variable in common: each group is as with an optimizer of its own."""
+    d = two_towers()
+
+    def once(optimizers: Any, variables: Any, x: Any) -> None:
+        for optimizer, v in zip(optimizers, variables, strict=True):
+            optimizer.minimize(lambda v=v: v.value**2 * x, var_list=[v])
+
+    def only_the_second(optimizer: Any, v: Any, x: Any) -> None:
+        optimizer.minimize(lambda: v.value**2 * x, var_list=[v])
+
+    with entered(d, executor):
+        rule = optax.sgd(0.125, momentum=0.5)
+        shared, own = tf.Optimizer(rule), [tf.Optimizer(rule), tf.Optimizer(rule)]
+        mine, theirs = ([tf.get_variable(f"{who}{i}", initializer=2.0 + i) for i in (0, 1)] for who in ("v", "w"))
+        x = d.call_for_each_tower(lambda i: jnp.float32(1 + i), d.worker_device_index)
+        for _ in range(2):
+            d.call_for_each_tower(once, [shared, shared], mine, x)
+            d.call_for_each_tower(once, own, theirs, x)
+        d.call_for_each_tower(only_the_second, shared, mine[1], x)
+        d.call_for_each_tower(only_the_second, own[1], theirs[1], x)
+        assert [float(v) for v in mine] == [float(v) for v in theirs]
+        assert float(mine[0]) < 2
+        assert float(mine[1]) < 3
+        assert [group.parameters for group in shared.optimizers] == [[v] for v in mine]
+        values = [float(slot) for optimizer in own for slot in optimizer.variables()]
+        assert [float(slot) for slot in shared.variables()] == values
+        assert len({slot.name for slot in shared.variables()}) == 2
+        with pytest.raises(
+            ValueError, match=r"built for the variables \['v0 of .*\], but got gradients of \['v0 of .*'v1"
+        ):
+            d.call_for_each_tower(
+                lambda x: shared.minimize(lambda: mine[0].value * mine[1].value * x, var_list=mine), x
+            )
+        assert [float(slot) for slot in shared.variables()] == values
+
+
+@on_both
+def test_a_group_whose_first_step_fails(executor: Any) -> None:
+    d = two_towers()
+    fails = [True]
+
+    def step(v: Any) -> None:
+        optimizer.minimize(lambda: v.value * 1.0, var_list=[v])
+        if fails:
+            raise KeyError(fails.pop())
+
+    with entered(d, executor):
+        first, second = (tf.get_variable(name, initializer=1.0) for name in ("first", "second"))
+        optimizer = tf.Optimizer(optax.sgd(0.25))
+        with pytest.raises(KeyError):
+            d.call_for_each_tower(step, first)
+        for v in (second, first):
+            d.call_for_each_tower(step, v)
+        assert (float(first), float(second)) == (0.75, 0.75)
+        assert [group.parameters for group in optimizer.optimizers] == [[second], [first]]
 
 
 @on_both

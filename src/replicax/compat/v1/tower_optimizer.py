@@ -27,6 +27,9 @@ Pairs = Iterable[tuple[Any, Variable]]
 class Optimizer:
     """Any Optax transformation, with the methods of a 1.x optimizer; :class:`replicax.Optimizer`.
 
+    Losses of one optimizer depend on the same variables, or on none in common, such as those of two networks that are
+    trained in turn. Variables that change together are a group, with slots and counters of its own.
+
     Args:
       tx: an ``optax.GradientTransformation``.
       name: of its slots.
@@ -35,7 +38,7 @@ class Optimizer:
         add up to that of the mean over all; a ``"sum"`` is left as it is, as is right for ``compute_average_loss``.
 
     Attributes:
-      optimizer: the :class:`replicax.Optimizer`.
+      optimizers: a :class:`replicax.Optimizer` for each group, in the order in which they first had gradients.
 
     >>> import optax
     >>> from replicax.compat import v1
@@ -54,7 +57,8 @@ class Optimizer:
         name: str = "optimizer",
         loss_reduction: VariableAggregation | str = VariableAggregation.MEAN,
     ) -> None:
-        self.optimizer = CoreOptimizer(tx, name)
+        self.optimizers = [CoreOptimizer(tx, name)]
+        self._name = name
         self._scales = parse(loss_reduction, "Optimizer(loss_reduction)") is VariableAggregation.MEAN
 
     @in_tower_words
@@ -100,7 +104,8 @@ class Optimizer:
 
         Raises:
           ContextError: called across, where there is ``_distributed_apply``.
-          ValueError: there are no pairs, or all gradients are ``None``; other variables have gradients than before.
+          ValueError: there are no pairs, or all gradients are ``None``; the variables that have gradients are some of a
+            group and not all, or of several.
         """
         tower = get_tower_context()
         if tower is None:
@@ -121,9 +126,10 @@ class Optimizer:
         """The same across, where gradients are T; ``replicax.Optimizer.apply_gradients`` in each tower."""
         distribution._check_across("_distributed_apply")
         gradients, variables = zip(*_present(grads_and_vars), strict=True)
+        optimizer = self._of_group(variables)
 
         def apply(gradients: Sequence[Any]) -> None:
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
         distribution.call_for_each_tower(apply, gradients)
         if global_step is not None:
@@ -141,7 +147,21 @@ class Optimizer:
 
     def variables(self) -> list[Variable]:
         """Its slots and counters; ``replicax.Optimizer.variables``."""
-        return self.optimizer.variables
+        return [slot for optimizer in self.optimizers for slot in optimizer.variables]
+
+    def _of_group(self, variables: Sequence[Variable]) -> CoreOptimizer:
+        """The optimizer of these variables; where they overlap with a group, its own, which says so."""
+        chosen = {id(v) for v in variables}
+        for optimizer in self.optimizers:
+            if chosen & {id(v) for v in optimizer.parameters or ()}:
+                return optimizer
+        # One that has no variables yet, or none any more because the step that gave it some has failed.
+        unused = next((optimizer for optimizer in self.optimizers if optimizer.parameters is None), None)
+        if unused is None:
+            first = self.optimizers[0]
+            unused = CoreOptimizer(first.tx, self._name)
+            self.optimizers.append(unused)
+        return unused
 
 
 def _present(grads_and_vars: Pairs) -> list[tuple[Any, Variable]]:
