@@ -18,17 +18,22 @@ _WAYS = (
 """As root, and as somebody who may have a name space of users."""
 
 
-def enter_own_mounts() -> None:
-    """Become a process, by ``exec``, whose mounts nobody else sees, and that vanish with it; where that is allowed."""
-    if _INSIDE in os.environ or shutil.which("unshare") is None or shutil.which("mount") is None:
-        return
+def own_mounts() -> tuple[str, ...] | None:
+    """What to put before a command so that nobody else sees its mounts, which end with it; ``None``: not allowed."""
+    if shutil.which("unshare") is None or shutil.which("mount") is None:
+        return None
     for way in _WAYS:
-        may = subprocess.run(
-            [*way, "mount", "-t", "tmpfs", "none", tempfile.gettempdir()], capture_output=True, check=False
-        )
-        if may.returncode == 0:
-            os.environ[_INSIDE] = "1"
-            os.execvp(way[0], [*way, sys.executable, "-m", "chaos", *sys.argv[1:]])
+        mount = [*way, "mount", "-t", "tmpfs", "none", tempfile.gettempdir()]
+        if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+            return way
+    return None
+
+
+def enter_own_mounts() -> None:
+    """Run this program again, in place of this process, with mounts of its own; where that is allowed."""
+    if _INSIDE not in os.environ and (way := own_mounts()) is not None:
+        os.environ[_INSIDE] = "1"
+        os.execvp(way[0], [*way, sys.executable, "-m", "chaos", *sys.argv[1:]])
 
 
 def mounted(folder: Path) -> bool:

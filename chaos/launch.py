@@ -80,15 +80,15 @@ def launch(
     return process.returncode
 
 
-def causes(folder: Path) -> dict[int, str]:
-    """What the launcher has said of the worker that was the cause of each attempt's end."""
-    found: dict[int, str] = {}
+def said(folder: Path) -> dict[int, list[str]]:
+    """What the launcher has said in each attempt."""
+    found: dict[int, list[str]] = {}
     attempt = 0
     for line in (folder / "output" / "launch.log").read_text().splitlines():
-        if match := re.search(r"\] attempt (\d+): ", line):
+        message = line.partition("] ")[2]
+        if match := re.match(r"attempt (\d+): ", message):
             attempt = int(match[1])
-        elif match := re.search(r"\] (worker \d+ of \d+ on .*)", line):
-            found.setdefault(attempt, match[1])
+        found.setdefault(attempt, []).append(message)
     return found
 
 

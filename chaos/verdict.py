@@ -22,12 +22,15 @@ def problems_of_attempts(folder: Path, faults: Sequence[Fault], workers: int) ->
     by_attempt: dict[int, dict[str, list[dict]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for entry in read_records(folder):
         by_attempt[entry["attempt"]][entry["what"]].append(entry)
-    causes = launch.causes(folder)
+    said = launch.said(folder)
     for attempt in by_attempt.keys() - {fault.number for fault in faults}:
-        found[attempt].append(f"there was an attempt too many: {causes.get(attempt)}")
+        found[attempt].append(f"there was an attempt too many: {_cause(said.get(attempt, []))}")
     for fault in faults:
         entries, say = by_attempt[fault.number], found[fault.number].append
-        cause = causes.get(fault.number, "nothing")
+        lines = said.get(fault.number, [])
+        cause = _cause(lines)
+        if late := [line for line in lines if "have not ended in time" in line]:
+            say(late[0])
         if fault.kind and len(entries["struck"]) != 1:
             say(f"the fault has struck {len(entries['struck'])} times; the attempt ended by: {cause}")
             continue
@@ -39,6 +42,11 @@ def problems_of_attempts(folder: Path, faults: Sequence[Fault], workers: int) ->
                 say(f"worker {entry['worker']} went on from step {entry['step']}; the newest whole one was {newest}")
         found[fault.number] += _problems_of_end(fault, cause, entries, workers)
     return {attempt: problems for attempt, problems in found.items() if problems}
+
+
+def _cause(lines: list[str]) -> str:
+    """What the launcher has said of the worker that was the cause of an attempt's end."""
+    return next((line for line in lines if line.startswith("worker ")), "nothing")
 
 
 def _problems_of_end(fault: Fault, cause: str, entries: dict[str, list[dict]], workers: int) -> Iterable[str]:

@@ -121,4 +121,4 @@ def test_an_attempt_that_begins_or_ends_otherwise_is_found(tmp_path: pathlib.Pat
         "the launcher names another cause: worker 1 of 2 on here has ended with exit code 1",
     ]
     assert found[1] == ["no checkpoint was damaged"]
-    assert found[2] == ["there was an attempt too many: None"]
+    assert found[2] == ["there was an attempt too many: nothing"]

@@ -100,6 +100,18 @@ def test_faults_and_preemptions_are_followed_by_other_attempts(tmp_path) -> None
     assert any("has left, to be started again (exit code 75)" in m for m in said(launch))
 
 
+def test_a_worker_that_is_asked_to_leave_before_it_can_save_is_no_fault(tmp_path) -> None:
+    words = ("--workers", "2", "--max-restarts", "0", "--max-preemptions", "1", "train.py", "-15,-15,0")
+    launch = launched(tmp_path, *words, script=FAIL)
+    assert launch.code == 128 + signal.SIGTERM
+    assert [m for m in said(launch) if "start" in m and "again" in m and "worker 1" not in m] == [
+        "starting again, after preemption 1"
+    ]
+    assert any(
+        "(SIGTERM): it was asked to leave, and is to be started again; ending all others" in m for m in said(launch)
+    )
+
+
 def test_a_program_that_fails_is_started_again_if_asked(tmp_path) -> None:
     words = ("--workers", "2", "--max-restarts", "1", "--backoff", "0", "--show", "chief", "train.py", "3,4,0")
     launch = launched(tmp_path, *words, script=FAIL)

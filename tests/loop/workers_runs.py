@@ -108,7 +108,8 @@ def preempted(when: str) -> tuple[str, float]:
                 time.sleep(0.5)
             return step(x)
 
-    if when == "step":
+    if when in ("step", "run_steps"):
+        kwargs["steps_per_call"] = 1 if when == "step" else 5
         kwargs["callbacks"] = [At(100, 1, lambda run: kill(signal.SIGTERM))]
     if when == "evaluation":
 

@@ -6,6 +6,7 @@ files that were not written with it, is somebody else's and stays.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -54,9 +55,15 @@ class Folder:
         file = os.path.join(self.path, _OWNER)
         if not os.path.lexists(file):
             new = f"{file}.{uuid.uuid4().hex[:8]}"
-            manifest.write_flushed(new, json.dumps({"format": 1, "id": uuid.uuid4().hex}))
-            os.rename(new, file)
-            manifest.flush(self.path)
+            try:
+                manifest.write_flushed(new, json.dumps({"format": 1, "id": uuid.uuid4().hex}))
+                os.rename(new, file)
+                manifest.flush(self.path)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(new)
+                why = f"the folder of checkpoints {self.path} can't be written to: {error.strerror}"
+                raise type(error)(error.errno, why) from error
         try:
             with open(file, encoding="utf-8") as opened:
                 self.id = str(json.load(opened)["id"])

@@ -212,6 +212,9 @@ class Attempt:
         if ending.is_preemption:
             self._say(f"{who}" + (f"; the others have {self._settings.grace:g} s to follow" if others else ""))
             self._end_others(None, self._settings.grace)
+        elif ending.is_early_preemption:  # the launch has not sent it; the others don't know of it
+            self._say(f"{who}: it was asked to leave, and is to be started again; ending all others")
+            self._end_others(signal.SIGTERM, FAULT_PATIENCE)
         else:
             then = "; ending all others" if others else ""
             self._say(f"{who}, {ending.seconds:.1f} s after its start{then}")
@@ -330,7 +333,7 @@ class Attempt:
             outcome = AttemptOutcome.STOPPED
         elif self._resize:
             outcome = AttemptOutcome.RESIZED
-        elif self._cause is not None and self._cause.is_preemption:
+        elif self._cause is not None and (self._cause.is_preemption or self._cause.is_early_preemption):
             outcome = AttemptOutcome.PREEMPTED
         else:
             outcome = AttemptOutcome.FAULT

@@ -55,6 +55,11 @@ class Ending:
         return self.status == EXIT_PREEMPTED
 
     @property
+    def is_early_preemption(self) -> bool:
+        """Whether it was asked to leave before it had anything to save: SIGTERM has ended it."""
+        return self.status == -signal.SIGTERM
+
+    @property
     def is_killed(self) -> bool:
         """Whether a signal has ended it: from outside, or a crash."""
         return self.status < 0

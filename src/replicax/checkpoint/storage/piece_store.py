@@ -7,6 +7,7 @@ process 0 only, and arrays of one process among several it refuses.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> Non
         for future in written:
             future.result()
     except ValueError as error:  # TensorStore's error for everything that the file system says
-        raise OSError(f"TensorStore could not write to {folder}: {_first_line(error)}") from error
+        raise _error("write to", folder, error) from error
 
 
 def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
@@ -65,7 +66,7 @@ def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
         ]
         return [np.asarray(part.result()).view(dtype) for part, (_, _, _, dtype) in zip(parts, requests, strict=True)]
     except ValueError as error:
-        raise OSError(f"TensorStore could not read from {requests[0][0]}: {_first_line(error)}") from error
+        raise _error("read from", requests[0][0], error) from error
 
 
 def _context() -> Any:
@@ -101,5 +102,9 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:500]
+def _error(doing: str, folder: str, error: ValueError) -> OSError:
+    """TensorStore's error as one of the system, if it says which."""
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+        if os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number), folder)
+    return OSError(f"TensorStore could not {doing} {folder}: {str(error).splitlines()[0][:500]}")
