@@ -6,7 +6,8 @@
 The text is the Python standard library's source code on this machine, or what you name (``--text "notes/*.txt"``). Each
 worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The
 step is written for ONE replica, and knows nothing of workers. The first line starts two workers on this machine, with
-two emulated CPU devices each; the second is one worker.
+two emulated CPU devices each; the second is one worker. End them by Ctrl-C or ``kill -9``, one or all, and the run goes
+on from its newest checkpoint: the launcher starts the workers again by itself, and the same line does after that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ BATCH = 128  # the GLOBAL batch, in lines
 LENGTH = 48  # characters of a line
 WIDTH = 96
 LEARNING_RATE = 0.005
+EVERY = 20  # steps between two lines of the log, and between two checkpoints
 TEXT = os.path.join(sysconfig.get_paths()["stdlib"], "*.py")
 
 
@@ -50,7 +52,7 @@ def global_batches(files):
 
 
 def build():
-    """The variables and the step. Call it in ``strategy.scope()``, which places what is created here."""
+    """What is saved, and the step. Call it in ``strategy.scope()``, which places what is created here."""
     keys = jax.random.split(jax.random.key(0), 4)
 
     def normal(key, *shape):
@@ -89,49 +91,35 @@ def build():
 
         loss, gradients = replicax.value_and_grad(loss_fn, variables)()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return loss
+        return {"bits per character": loss / math.log(2)}  # the loop adds up the replicas' shares
 
-    return variables, train_step
+    return replicax.Checkpoint(model=variables, optimizer=optimizer), train_step
 
 
-def train(strategy, files, epochs, say=print):
-    """Bits per character, the mean of every 20 steps, and of what is left at the end of an epoch."""
+def train(strategy, files, folder, steps, **options):
+    """So many steps, with what an earlier run in the same folder has made of them; passes follow each other."""
     with strategy.scope():
-        _, train_step = build()
+        checkpoint, train_step = build()
     # A last batch that is not full is filled up and masked: workers may have different numbers of lines left.
-    options = replicax.InputOptions(partial_batch="pad")
-    dataset = strategy.distribute_dataset(global_batches(files), options)
+    dataset = strategy.distribute_dataset(global_batches(files), replicax.InputOptions(partial_batch="pad"))
     if strategy.extended.should_save_summary:  # on one worker
-        dataset.plan()
-    curve, losses = [], []
-
-    def report(epoch, step):  # to look at losses is to wait for them
-        curve.append(float(np.mean(strategy.reduce("sum", losses))) / math.log(2))
-        losses.clear()
-        say(f"epoch {epoch + 1}   step {step:4}   {curve[-1]:.2f} bits per character")
-
-    for epoch in range(epochs):
-        for step, lines in enumerate(dataset, start=1):
-            losses.append(strategy.run(train_step, args=(lines,)))
-            if step % 20 == 0:
-                report(epoch, step)
-        if losses:
-            report(epoch, step)
-    return curve
+        print(dataset)
+    with replicax.CheckpointManager(checkpoint, folder, every_steps=EVERY) as manager:
+        return replicax.train(train_step, dataset, steps, checkpoints=manager, logs=folder, log_every=EVERY, **options)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
     parser.add_argument("--files", type=int, default=60, help="how many of them to read")
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--checkpoints", metavar="FOLDER", default="runs/characters", help="for them and the log")
     args = parser.parse_args()
     files = text_files(args.text, args.files)
     if not files:
         parser.error(f"--text {args.text}: there are no such files")
-    strategy = replicax.MultiWorkerMirroredStrategy()  # a replica on each device of all workers, if there are others
-    is_chief = strategy.extended.should_save_summary
-    train(strategy, files, args.epochs, say=print if is_chief else lambda line: None)
+    # A replica on each device of all workers, if there are others.
+    train(replicax.MultiWorkerMirroredStrategy(), files, args.checkpoints, args.steps)
 
 
 if __name__ == "__main__":

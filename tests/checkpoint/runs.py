@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,25 @@ class Run:
     checkpoint: replicax.Checkpoint
 
     @classmethod
-    def of(cls, strategy: replicax.Strategy, batch: int = 8, seed: int = 0, splits: bool = False) -> Run:
+    def of(
+        cls,
+        strategy: replicax.Strategy,
+        batch: int = 8,
+        seed: int = 0,
+        splits: bool = False,
+        data: Any = None,
+        **more: Any,
+    ) -> Self:
+        """A run at its beginning.
+
+        Args:
+          strategy: of its variables and its data.
+          batch: the size of the global batch.
+          seed: of the initial values.
+          splits: whether the largest variable is split over the logical devices of each replica.
+          data: an iterator, if it is to be another one.
+          more: objects that are saved, too.
+        """
         generator = np.random.default_rng(seed)
         with strategy.scope():
             split = {"partition_dimensions": [2, 1]} if splits else {}
@@ -40,9 +58,10 @@ class Run:
             }
             optimizer = replicax.Optimizer(optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda n: -0.01)))
             loss = replicax.Mean("loss")
-        examples = strategy.make_numpy_dataset(EXAMPLES).shuffle(seed=3).batch(batch)
-        data = iter(strategy.distribute_dataset(examples))
-        checkpoint = replicax.Checkpoint(model=model, optimizer=optimizer, loss=loss, data=data, step=0)
+        if data is None:
+            examples = strategy.make_numpy_dataset(EXAMPLES).shuffle(seed=3).batch(batch)
+            data = iter(strategy.distribute_dataset(examples))
+        checkpoint = replicax.Checkpoint(model=model, optimizer=optimizer, loss=loss, data=data, step=0, **more)
         return cls(strategy, model, optimizer, loss, data, checkpoint)
 
     def step(self, x: Any) -> Any:

@@ -1,39 +1,93 @@
-"""The character model, as its users run it: two worker processes, each with files of its own; or one."""
+"""The character model, as its users run it: two worker processes, with files of their own, killed or not; or one."""
 
 from __future__ import annotations
 
+import csv
 import glob
+import os
+import pathlib
 import re
+import signal
 
 import jax
+import numpy as np
+import pytest
 
 import replicax
 from examples import characters
 from tests.compiler import HURRIED
-from tests.launcher.launches import ROOT, launched
+from tests.conftest import strategy_of
+from tests.launcher.launches import ROOT, Launch, launched, marked
 
-COMMAND = ["--workers", "2", "--devices-per-worker", "2", str(ROOT / "examples" / "characters.py")]
-
-
-def test_two_workers_learn_from_real_text(tmp_path) -> None:
-    arguments = ["--text", str(ROOT / "docs" / "*.md"), "--files", "3", "--epochs", "3"]
-    launch = launched(tmp_path, *COMMAND, *arguments, **HURRIED)
-    assert launch.code == 0, launch.stderr
-    printed = launch.stdout
-    bits = [float(x) for x in re.findall(r"\[0\] epoch \d   step +\d+   ([\d.]+) bits per character", printed)]
-    assert len(bits) == 3  # too few lines for 20 steps: one at the end of each epoch
-    assert bits == sorted(bits, reverse=True)
-    assert min(bits) < 5
-    assert "policy   FILE (AUTO: there are 3 files for 2 worker(s))" in printed
-    owners = re.findall(r"worker (\d) reads (\d+) of 3 file\(s\)", printed)
-    assert owners == [("0", "2"), ("1", "1")]
-    assert "[1] epoch" not in printed
+STEPS = 100
+COMMAND = [
+    *("--workers", "2", "--devices-per-worker", "2", "--backoff", "0", str(ROOT / "examples" / "characters.py")),
+    *("--text", str(ROOT / "docs" / "*.md"), "--files", "3", "--steps", str(STEPS), "--checkpoints", "saved"),
+]
 
 
-def test_without_the_launcher_it_is_one_worker() -> None:
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A launch that nothing happens to."""
+    return launched(tmp_path_factory.mktemp("uninterrupted"), *COMMAND, **HURRIED)
+
+
+def test_two_workers_learn_from_real_text(uninterrupted) -> None:
+    assert uninterrupted.code == 0, uninterrupted.stderr
+    bits = curve(uninterrupted.folder)
+    assert [step for step, _ in bits] == list(range(characters.EVERY, STEPS + 1, characters.EVERY))
+    assert [b for _, b in bits] == sorted((b for _, b in bits), reverse=True)
+    assert bits[-1][1] < 4
+    assert "policy FILE" in uninterrupted.stdout
+    assert re.search(r"^\[0\] step 100 of 100 .*bits per character", uninterrupted.stdout, re.MULTILINE)
+    assert not re.search(r"^\[1\] step", uninterrupted.stdout, re.MULTILINE)
+
+
+def test_killed_workers_end_where_others_do(uninterrupted, tmp_path) -> None:
+    """First the chief is killed, and then the other, each when there is a new checkpoint."""
+    with Launch(tmp_path, *COMMAND, **HURRIED) as launch:
+        for worker, step in ((0, 20), (1, 60)):
+            launch.wait_until(lambda: (tmp_path / "saved" / f"step-{step:08}").exists())  # noqa: B023
+            os.kill(process_of(launch, worker), signal.SIGKILL)
+        assert launch.wait() == 0, launch.stderr
+        assert launch.nothing_is_left(), launch.left()
+    assert "restart 2 of 3" in launch.stderr
+    assert len(re.findall(r"goes on after step \d+ of 100", launch.stdout)) == 2
+    assert curve(tmp_path) == curve(uninterrupted.folder)
+    for found, expected in zip(parameters(tmp_path), parameters(uninterrupted.folder), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_without_the_launcher_it_is_one_worker(tmp_path, capsys) -> None:
     strategy = replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"])
-    said = []
+    files = glob.glob(str(ROOT / "docs" / "metrics.md"))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        bits = characters.train(strategy, glob.glob(str(ROOT / "docs" / "metrics.md")), 2, say=said.append)
-    assert len(said) == 2
-    assert bits[1] < bits[0] < 8
+        first = characters.train(strategy, files, tmp_path, 4)
+        second = characters.train(strategy, files, tmp_path, 8)
+    assert (first.step, second.resumed_at, second.step) == (4, 4, 8)
+    assert second.numbers["bits per character"] < first.numbers["bits per character"] < 8
+    assert "goes on after step 4 of 8" in capsys.readouterr().out
+
+
+def curve(folder: pathlib.Path) -> list[tuple[int, float]]:
+    """The steps that were logged, and what was."""
+    rows = csv.DictReader((folder / "saved" / "train.csv").read_text().splitlines())
+    return [(int(row["step"]), float(row["bits per character"])) for row in rows]
+
+
+def parameters(folder: pathlib.Path) -> list[np.ndarray]:
+    """Those of the last checkpoint, and the optimizer's slots."""
+    with strategy_of(1).scope():
+        checkpoint, _ = characters.build()
+    checkpoint.restore(folder / "saved" / f"step-{STEPS:08}", partial=True)  # without the place in the input
+    return [v.numpy() for v in (*checkpoint.model, *checkpoint.optimizer.variables)]
+
+
+def process_of(launch: Launch, worker: int) -> int:
+    """The process of a worker."""
+    for pid in marked(launch.mark):
+        variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        if f"JAX_PROCESS_ID={worker}".encode() in variables and int(parent) == launch.process.pid:
+            return pid
+    raise AssertionError(f"there is no worker {worker}: {launch.left()}")

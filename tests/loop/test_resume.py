@@ -207,6 +207,17 @@ def test_files_of_a_run_have_each_step_once(tmp_path: pathlib.Path) -> None:
     assert "wall time of 2 attempts" in run.time_table()
 
 
+def test_what_comes_before_a_checkpoint_is_in_the_files_when_it_is_made(tmp_path: pathlib.Path) -> None:
+    class DiesWhenSaved(replicax.Callback):
+        def on_save(self, run: replicax.TrainingRun, step: int) -> None:
+            raise Killed
+
+    for _ in range(4):
+        attempt(tmp_path / "run", log_every=10, logs=tmp_path / "logs", callbacks=[DiesWhenSaved()])
+    rows = list(csv.DictReader((tmp_path / "logs" / "train.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == [10, 20, 30, 40]
+
+
 def test_a_dataset_whose_place_cant_be_saved_is_refused_at_once(tmp_path: pathlib.Path) -> None:
     line, recorder = Line(strategy_of(2)), Recorder()
     dataset = line.dataset()

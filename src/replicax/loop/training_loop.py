@@ -432,6 +432,7 @@ class _Loop:
         run, wall = self._run, self._wall
         if not self._saves.is_on:
             return
+        self._log_pending()  # which one who goes on from here can't make up for
         self._wait()
         if self._finite is not None and self._outputs:
             self._finite.check(self._outputs)
