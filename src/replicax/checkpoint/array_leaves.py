@@ -75,6 +75,11 @@ class PartPiece:
     block: Block
     cut: tuple[slice, ...] | None
 
+    @property
+    def position(self) -> int:
+        """Which of the arrays that a worker has it is in."""
+        return self.part.position or 0
+
     @classmethod
     def of(cls, part: Part, block: Block) -> PartPiece:
         """The piece of ``part`` that is ``block``."""
@@ -87,16 +92,26 @@ class ArrayLeaf(Protocol):
     Attributes:
       kind: what has to be the same when it is restored.
       owner: the object that has the array: one that has two names is written once.
+      is_on_host: whether what :meth:`here` returns shows memory that others change: that of a CPU device, which the
+        next step takes, or of the user's own array. Other devices send what they have to new memory.
     """
 
     kind: ArrayKind
     owner: Any
+    is_on_host: bool
 
     def parts(self) -> tuple[Part, ...]:
         """All blocks, each once. They are the same as long as the array has its place."""
 
-    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
-        """Pieces of this worker's parts as they are now, in memory of the host that nothing else changes."""
+    def here(self) -> Sequence[Any]:
+        """What this worker has, by the positions of parts: arrays of one device, or of the host."""
+
+    def check(self) -> None:
+        """Raise if the array is gone; the message says why.
+
+        Raises:
+          VariableLostError: it is a variable's, and gone.
+        """
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
@@ -111,25 +126,22 @@ class VariableLeaf:
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
         self.kind = kind_of_array(variable)
-        self._block = whole_block(self.kind.shape)
-        self._is_whole: bool | None = None
+        self._arrays_of = _way_to_arrays(variable.sharding, self.kind)
+        self.is_on_host = _is_on_cpu(variable.sharding)
 
     def parts(self) -> tuple[Part, ...]:
         variable = self.variable
         shape = variable.layout.stored_shape(variable.shape)
         return _parts(self._places(), variable.sharding, shape, shape != variable.shape)
 
-    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
-        variable = self.variable
-        if self._is_whole is None:
-            self._is_whole = self.kind.generator is None and not isinstance(variable.layout, Split)
-        if self._is_whole and len(pieces) == 1 and pieces[0].block == self._block:
-            try:  # most variables, and so quickly
-                return [np.array(variable.slot.array.addressable_data(0))]
-            except Exception:
-                variable.stored()  # says what has become of it
-                raise
-        return _copied(variable.stored(), pieces, self.kind.generator is not None)
+    def here(self) -> Sequence[Any]:
+        array = self.variable.slot.array
+        if type(array) is LostArray:
+            self.check()
+        return self._arrays_of(array)
+
+    def check(self) -> None:
+        self.variable.stored()
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -169,6 +181,8 @@ class CopiesLeaf:
     Without, each copy is saved. The copies of all workers are brought together before they are written: usually they
     are small, and so each worker's disk has them all.
     """
+
+    is_on_host = True
 
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
@@ -216,8 +230,11 @@ class CopiesLeaf:
         everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
         return (Part(whole_block(self.kind.shape), everyone),)
 
-    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
-        return []  # they are combined later
+    def here(self) -> Sequence[Any]:
+        return ()  # they are combined later
+
+    def check(self) -> None:
+        self.variable.stored()
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -250,6 +267,8 @@ class DeviceArrayLeaf:
         self.kind = kind_of_array(array)
         self._workers = workers
         self._is_everywhere = workers > 1 and array.is_fully_addressable
+        self._arrays_of = _way_to_arrays(array.sharding, self.kind)
+        self.is_on_host = _is_on_cpu(array.sharding)
 
     def parts(self) -> tuple[Part, ...]:
         if self._is_everywhere:
@@ -257,11 +276,13 @@ class DeviceArrayLeaf:
         places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
         return _parts(places, self.array.sharding, self.array.shape)
 
-    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
+    def here(self) -> Sequence[Any]:
         if self._is_everywhere:
-            data = _on_host(self.array)
-            return [np.array(data[inside(piece.block, piece.part.block)]) for piece in pieces]
-        return _copied(self.array, pieces, self.kind.generator is not None)
+            return (_without_keys(self.array),)
+        return self._arrays_of(self.array)
+
+    def check(self) -> None:
+        """Nothing is known of the array but what JAX says."""
 
     def needed(self) -> list[Block]:
         if self.kind.generator is not None:
@@ -284,6 +305,8 @@ class DeviceArrayLeaf:
 class HostArrayLeaf:
     """An array or scalar of NumPy, which is replaced; all workers have the same."""
 
+    is_on_host = True
+
     def __init__(self, array: HostArray | np.generic, workers: int) -> None:
         self.owner = self.array = array
         self.kind = kind_of_array(array)
@@ -292,8 +315,11 @@ class HostArrayLeaf:
     def parts(self) -> tuple[Part, ...]:
         return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
 
-    def copied(self, pieces: Sequence[PartPiece]) -> list[HostArray]:
-        return [np.array(np.asarray(self.array)[inside(piece.block, piece.part.block)]) for piece in pieces]
+    def here(self) -> Sequence[Any]:
+        return (self.array,)
+
+    def check(self) -> None:
+        """It is always there."""
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -360,40 +386,38 @@ def _parts(
     return tuple(found)
 
 
-def begin_copies(leaves: Iterable[ArrayLeaf]) -> None:
-    """Let the devices begin to send what is copied to the host, where it is not in the host's memory anyway."""
-    for leaf in leaves:
-        if isinstance(leaf, HostArrayLeaf):
-            continue
-        array = leaf.array if isinstance(leaf, DeviceArrayLeaf) else leaf.owner.slot.array
-        if not isinstance(array, jax.Array):
-            continue  # lost
-        devices: set[Any] = array.sharding.device_set
-        if next(iter(devices)).platform == "cpu":
-            return  # and so are all others
-        for shard in array.addressable_shards:
-            shard.data.copy_to_host_async()
+# --- what is here ---------------------------------------------------------------------------------------
 
 
-def _copied(array: jax.Array, pieces: Sequence[PartPiece], is_of_keys: bool) -> list[HostArray]:
-    """Pieces of an array, from the devices that its parts name."""
-    found = []
-    for piece in pieces:
-        position = piece.part.position
-        assert position is not None
-        if is_of_keys:
-            data = np.asarray(jax.random.key_data(array.addressable_shards[position].data))
-        else:
-            data = np.asarray(array.addressable_data(position))
-        if piece.cut is not None:
-            data = data[piece.cut]
-        # On CPU this is the device's own memory, which the next step takes; elsewhere it is in new memory already.
-        found.append(data if data.base is None else np.array(data))
-    return found
+def _way_to_arrays(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
+    """A function from an array to those of one device that it has here; if all are the same, to the first.
+
+    On CPU it is the quickest that there is. Elsewhere it makes new arrays, because JAX keeps what an array has sent as
+    long as there is the array.
+    """
+    if kind.generator is not None:
+        return lambda keys: [_without_keys(shard.data) for shard in keys.addressable_shards]
+    if sharding.is_fully_replicated:
+        if len(sharding.device_set) == 1 and _is_on_cpu(sharding):
+            return lambda array: (array,)
+        return lambda array: (array.addressable_data(0),)
+    if not _is_on_cpu(sharding):
+        return lambda array: [array.addressable_data(i) for i in range(len(sharding.addressable_devices))]
+    return lambda array: [shard.data for shard in array.addressable_shards]
+
+
+def _is_on_cpu(sharding: Sharding) -> bool:
+    devices: Iterable[Any] = sharding.device_set
+    return next(iter(devices)).platform == "cpu"
+
+
+def _without_keys(data: jax.Array) -> jax.Array:
+    """The data of keys; other arrays as they are."""
+    return jax.random.key_data(data) if is_key(data.dtype) else data
 
 
 def _on_host(data: jax.Array) -> HostArray:
-    return np.asarray(jax.random.key_data(data) if is_key(data.dtype) else data)
+    return np.asarray(_without_keys(data))
 
 
 def _with_data_dims(block: Block, kind: ArrayKind) -> Block:

@@ -27,12 +27,10 @@ class BackgroundSave:
     """
 
     def __init__(self) -> None:
-        # Not Thread.join: an interrupt there makes Python 3.11 take the thread for one that has ended.
-        self._is_over = threading.Event()
-        self._is_over.set()
-        self._error: BaseException | None = None
-        self._needs_others = False
         self._gives_up = threading.Event()
+        self._last = _Job(False, self._gives_up)
+        self._last.is_over.set()
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
         """Copy at once, and write in the background; waits for the save before.
@@ -46,31 +44,20 @@ class BackgroundSave:
           Exception: what ``copy`` raised.
         """
         self.wait()
-        is_over = threading.Event()
-        jobs: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                write = jobs.get()
-                if write is not None:
-                    write(self._gives_up.is_set)
-            except BaseException as error:
-                self._error = error
-            finally:
-                is_over.set()
-
-        # A daemon: if other workers are gone, Python's own end would wait for ever. It is there before the copy, as
-        # to start it afterwards would let it run first.
-        threading.Thread(target=run, name="replicax-checkpoint", daemon=True).start()
-        write = None
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            # A daemon: if other workers are gone, Python's own end would wait for ever. It is there before the first
+            # copy, and stays: a thread that starts is waited for until it runs.
+            threading.Thread(target=_carry_out, args=(self._jobs,), name="replicax-checkpoint", daemon=True).start()
+            weakref.finalize(self, self._jobs.put, None).atexit = False
+        job = _Job(needs_others, self._gives_up)
+        job.write = copy()
+        self._last = job
         try:
-            write = copy()
+            _unfinished.add(self)
+            _wait_at_exit()
         finally:
-            if write is not None:
-                self._is_over, self._needs_others = is_over, needs_others
-                _unfinished.add(self)
-                _wait_at_exit()
-            jobs.put(write)
+            self._jobs.put(job)
 
     def check(self) -> None:
         """Raise if the last save has failed; does not wait for it.
@@ -78,7 +65,7 @@ class BackgroundSave:
         Raises:
           CheckpointError: it has. It is raised once.
         """
-        if self._is_over.is_set():
+        if self._last.is_over.is_set():
             self.wait()
 
     def wait(self) -> None:
@@ -87,18 +74,48 @@ class BackgroundSave:
         Raises:
           CheckpointError: it, or the one before, has failed. It is raised once.
         """
-        self._is_over.wait()
-        error, self._error = self._error, None
+        self._last.is_over.wait()
+        error, self._last.error = self._last.error, None
         if error is not None:
             raise error
 
     def at_exit(self) -> None:
         """Let the save come to its end, as the program does."""
-        if not self._is_over.wait(FAREWELL if self._needs_others else None):
+        if not self._last.is_over.wait(FAREWELL if self._last.needs_others else None):
             self._gives_up.set()
-            self._is_over.wait(1.0)
-        if self._error is not None:
-            log.error("%s", self._error)  # nobody is there any more to raise it to
+            self._last.is_over.wait(1.0)
+        if self._last.error is not None:
+            log.error("%s", self._last.error)  # nobody is there any more to raise it to
+
+
+class _Job:
+    """A save, and what came of it."""
+
+    def __init__(self, needs_others: bool, gives_up: threading.Event) -> None:
+        self.write: Write | None = None
+        self.needs_others = needs_others
+        self.error: BaseException | None = None
+        # Not Thread.join: an interrupt there makes Python 3.11 take the thread for one that has ended.
+        self.is_over = threading.Event()
+        self._gives_up = gives_up
+
+    def carry_out(self) -> None:
+        write, self.write = self.write, None
+        try:
+            if write is not None:
+                write(self._gives_up.is_set)
+        except BaseException as error:
+            self.error = error
+        finally:
+            del write  # with the memory that it has copied to, which the next save takes
+            self.is_over.set()
+
+
+def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    """One save after the other, until the :class:`BackgroundSave` is gone."""
+    while (job := jobs.get()) is not None:
+        job.carry_out()
+        del job
 
 
 _unfinished: weakref.WeakSet[BackgroundSave] = weakref.WeakSet()

@@ -223,6 +223,7 @@ class Checkpoint:
         self._background.begin(copy, lockstep.several)
 
     def _take(self, source: WholeCheckpoint, partial: bool = False) -> None:
+        self._plan = None  # with the memory that saves copy to, as a restore needs some of its own
         self._objects.update(restored(self._objects, source, self._lockstep, partial))
 
     def _may_look(self, path: str) -> bool:

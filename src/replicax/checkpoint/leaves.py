@@ -7,6 +7,7 @@ what is saved of them is found here. A name is the path of a leaf, as in ``model
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import numbers
 import operator
@@ -109,6 +110,7 @@ class Leaves:
         self._trees: dict[str, tuple[Any, list[str]]] = {}
         self._inside: dict[str, list[int]] = {}
         self._places: list[tuple[Variable, Any]] = []
+        self._seen: dict[str, tuple[Any, list[_Container]] | None] = {}
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
                 raise _refused(name, tree)
@@ -117,6 +119,11 @@ class Leaves:
             self._trees[name] = structure, names
             for full, (_, value) in zip(names, paths, strict=True):
                 self._add(full, value)
+            containers = _containers(tree, {id(value) for _, value in paths})
+            self._seen[name] = None if containers is None else (tree, containers)
+        self._not_arrays = [
+            name for name, leaf in self.by_name.items() if isinstance(leaf, PlainLeaf | IteratorLeaf | OptimizerLeaf)
+        ]
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
         """Whether these are the leaves of ``objects``, but for plain values and arrays, which it takes as they are now.
@@ -125,6 +132,9 @@ class Leaves:
         """
         fresh: dict[str, Any] = {}
         for name, tree in objects.items():
+            if self._is_just(name, tree):
+                continue
+            self._seen[name] = None  # it will be another next time, too
             structure, names = self._trees[name]
             leaves, now = jax.tree_util.tree_flatten(known(tree), is_leaf=_stays_whole)
             if now != structure:
@@ -147,11 +157,27 @@ class Leaves:
             self._values[name], self.by_name[name] = value, leaf
         return True
 
+    def _is_just(self, name: str, tree: Any) -> bool:
+        """Whether an object has the very leaves that it had, as one whose variables are all that changes."""
+        seen = self._seen[name]
+        return seen is not None and tree is seen[0] and all(map(_Container.is_as_it_was, seen[1]))
+
     def variables(self) -> Iterator[tuple[str, Variable]]:
         """The variables among them, slots too, with their names."""
         for name, leaf in self.by_name.items():
             if isinstance(leaf, VariableLeaf | CopiesLeaf):
                 yield name, leaf.variable
+
+    @functools.cached_property
+    def names_of_variables(self) -> dict[int, str]:
+        """The names of variables, by their ids."""
+        return {id(variable): name for name, variable in self.variables()}
+
+    def others(self) -> Iterator[tuple[str, PlainLeaf | IteratorLeaf | OptimizerLeaf]]:
+        """The leaves that are no arrays, with their names."""
+        for name in self._not_arrays:
+            leaf: Any = self.by_name[name]
+            yield name, leaf
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
         """The leaves of one class, by name."""
@@ -159,11 +185,9 @@ class Leaves:
 
     def arrays(self) -> dict[str, ArrayLeaf]:
         """The leaves that are arrays, by name."""
-        return {
-            name: leaf
-            for name, leaf in self.by_name.items()
-            if not isinstance(leaf, PlainLeaf | IteratorLeaf | OptimizerLeaf)
-        }
+        others = set(self._not_arrays)
+        arrays: Any = {name: leaf for name, leaf in self.by_name.items() if name not in others}
+        return arrays
 
     def rebuilt(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The objects, with other values for some leaves."""
@@ -228,6 +252,48 @@ def _lie_alike(leaf: Leaf, before: Leaf) -> bool:
 def _has_variables(value: Any) -> bool:
     """Whether it is a metric, or anything else that says which variables it has."""
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Container:
+    """A list or a dict, and what was in it."""
+
+    container: Any
+    items: list[Any]
+
+    @classmethod
+    def of(cls, container: Any) -> _Container:
+        return cls(container, _items(container))
+
+    def is_as_it_was(self) -> bool:
+        now = _items(self.container)
+        return len(now) == len(self.items) and all(map(operator.is_, now, self.items))
+
+
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
+
+
+def _containers(tree: Any, leaves: set[int]) -> list[_Container] | None:
+    """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change.
+
+    Args:
+      tree: the pytree.
+      leaves: the ids of its leaves.
+    """
+    found, nodes = [], [tree]
+    while nodes:
+        node = nodes.pop()
+        if id(node) in leaves:
+            continue
+        if type(node) in (list, dict):
+            found.append(_Container.of(node))
+            nodes += node.values() if isinstance(node, dict) else node
+        elif type(node) is tuple or (isinstance(node, tuple) and hasattr(node, "_fields")):
+            nodes += node
+        else:
+            return None
+    return found
 
 
 def _stays_whole(value: Any) -> bool:

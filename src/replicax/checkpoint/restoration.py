@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from replicax.checkpoint.array_leaves import LARGE, ArrayLeaf, HostArray
+from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf, variables_named
 from replicax.checkpoint.matching import check_fits
-from replicax.checkpoint.snapshot import Place
 from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of, size_of
 from replicax.checkpoint.storage.checkpoint_index import (
     ArrayEntry,

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from replicax.checkpoint.array_leaves import HostArray
+from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.snapshot import Snapshot, as_data
 from replicax.checkpoint.storage import checkpoint_index, manifest
 from replicax.checkpoint.storage.checkpoint_index import CheckpointIndex
@@ -85,10 +87,10 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
                 f"the checkpoint {save.path} could not be written: worker {worker} saves other objects than worker "
                 f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
             )
-    snapshot.combine([copies for _, copies in everyones], save.worker)
+    pieces = snapshot.pieces([copies for _, copies in everyones], save.worker)
     keys, files, problem, is_finished = _keys(save, snapshot), {}, None, False
     try:
-        files = _write_own(save, snapshot, keys)
+        files = _write_own(save, pieces, keys)
     except OSError as error:
         problem = error
     try:
@@ -113,15 +115,17 @@ def _keys(save: Save, snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
     return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(snapshot.writers.items())}
 
 
-def _write_own(save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]]) -> dict[str, tuple[int, str]]:
-    """Write this worker's pieces; returns sizes and hashes of the files."""
-    if not snapshot.pieces:
+def _write_own(
+    save: Save, pieces: dict[Place, HostArray], keys: Mapping[Place, tuple[str, str]]
+) -> dict[str, tuple[int, str]]:
+    """Write this worker's pieces, and let them go; returns sizes and hashes of the files."""
+    if not pieces:
         return {}
     os.makedirs(save.unfinished, exist_ok=True)
     own = f"arrays-{save.worker}"
     folder = os.path.join(save.unfinished, own)
-    write_pieces(folder, {keys[place][1]: array for place, array in snapshot.pieces.items()})
-    snapshot.pieces.clear()
+    write_pieces(folder, {keys[place][1]: array for place, array in pieces.items()})
+    pieces.clear()
     manifest.flush_below(folder)
     return manifest.hashes(save.unfinished, manifest.files_below(save.unfinished, own))
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, PartPiece, begin_copies
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, PartPiece
+from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.checkpoint_index import (
     ArrayEntry,
@@ -22,9 +23,6 @@ from replicax.checkpoint.storage.checkpoint_index import (
 from replicax.checkpoint.storage.shared_disks import Groups
 from replicax.variables.slots import exchanging
 
-Place = tuple[str, Block]
-"""A piece: the name of its array, and which block of it."""
-
 
 @dataclasses.dataclass
 class Snapshot:
@@ -35,7 +33,7 @@ class Snapshot:
       kinds: of the arrays, by name.
       same: names of arrays that have another name, too, under which they are written.
       writers: the pieces that one disk gets, with the worker that writes each.
-      pieces: those of this worker.
+      taken: those of this worker, on the host.
       copies: of on-read variables, this worker's copies, which are not combined yet.
       digest: of what is written, the same on all workers that share a disk.
     """
@@ -44,18 +42,20 @@ class Snapshot:
     kinds: dict[str, ArrayKind]
     same: dict[str, str]
     writers: dict[Place, int]
-    pieces: dict[Place, HostArray]
+    taken: HostCopies
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
     digest: str
 
-    def combine(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> None:
-        """Make one value of the copies of all workers, where ``worker`` writes it."""
+    def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
+        """What ``worker``, which is this one, writes, given the copies of all workers."""
+        found = self.taken.pieces()
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
             for (owner, piece), writer in self.writers.items():
                 if owner == name and writer == worker:
-                    self.pieces[name, piece] = np.asarray(value[inside(piece, block)], order="C")
+                    found[name, piece] = np.asarray(value[inside(piece, block)], order="C")
+        return found
 
     def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
         """All entries, with the pieces that are on one disk."""
@@ -72,15 +72,14 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
     Raises:
       ValueError: the place of an iterator can't be saved; says why.
     """
-    names = {id(variable): name for name, variable in leaves.variables()}
     found: dict[str, Entry] = {}
-    for name, leaf in leaves.by_name.items():
+    for name, leaf in leaves.others():
         if isinstance(leaf, PlainLeaf):
             found[name] = PlainEntry(leaf.value)
         elif isinstance(leaf, IteratorLeaf):
             found[name] = IteratorEntry(leaf.state(name))
-        elif isinstance(leaf, OptimizerLeaf):
-            found[name] = leaf.entry(names)
+        else:
+            found[name] = leaf.entry(leaves.names_of_variables)
     return found
 
 
@@ -97,10 +96,10 @@ class SavePlan:
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}
         self.writers: dict[Place, int] = {}
-        self._own: dict[str, list[PartPiece]] = {}
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
+        own: dict[str, list[PartPiece]] = {}
         for name, leaf in leaves.arrays().items():
             self.kinds[name] = leaf.kind
             owner = first.setdefault(id(leaf.owner), name)
@@ -110,23 +109,27 @@ class SavePlan:
             if isinstance(leaf, CopiesLeaf):
                 self._copies.append(name)
             for part in leaf.parts():
-                self._share_out(name, leaf, part, loads, worker)
+                mine = self._share_out(name, leaf, part, loads, worker)
+                if mine and not isinstance(leaf, CopiesLeaf):
+                    own.setdefault(name, []).extend(mine)
+        self._copier = HostCopier(leaves.arrays(), own)
         whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
         self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
-    def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> None:
-        """Give each piece of a part to that one of its workers which has least to write."""
+    def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
+        """Give each piece of a part to that one of its workers which has least to write; returns this worker's."""
         is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
         having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
         if not having:
-            return  # another disk has it
-        itemsize = leaf.kind.numpy_dtype.itemsize
+            return []  # another disk has it
+        itemsize, mine = leaf.kind.numpy_dtype.itemsize, []
         for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
             loads[writer] += size_of(piece) * itemsize
             self.writers[name, piece] = writer
-            if writer == worker and not isinstance(leaf, CopiesLeaf):
-                self._own.setdefault(name, []).append(PartPiece.of(part, piece))
+            if writer == worker:
+                mine.append(PartPiece.of(part, piece))
+        return mine
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
         """The present values of the leaves, with the :func:`plain_entries` of them.
@@ -135,14 +138,10 @@ class SavePlan:
           VariableLostError: a variable has no value.
         """
         arrays: Any = leaves.by_name  # those that are named here
-        pieces: dict[Place, HostArray] = {}
         with exchanging():  # all of one step, whatever other threads do
-            begin_copies(arrays[name] for name in self._own)
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
-            for name, own in self._own.items():
-                for piece, data in zip(own, arrays[name].copied(own), strict=True):
-                    pieces[name, piece.block] = data
-        return Snapshot(plain, self.kinds, self.same, self.writers, pieces, copies, self._digest)
+            taken = self._copier.copied(arrays)
+        return Snapshot(plain, self.kinds, self.same, self.writers, taken, copies, self._digest)
 
 
 def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
-from replicax.checkpoint.snapshot import Place
+from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.blocks import cover, whole_block
 from replicax.checkpoint.storage.checkpoint_index import ArrayEntry, CheckpointIndex, loads_index, read_index
