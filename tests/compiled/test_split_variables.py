@@ -421,6 +421,18 @@ def test_the_filling_is_no_part_of_the_value() -> None:
     assert np.asarray(v.slot.array).tolist() == [1, 1, 1, 0]
 
 
+def test_what_is_made_of_the_filling_is_in_no_reduction() -> None:
+    strategy = strategy_of(2)
+    value = jnp.array([1.0, 2.0, 4.0])
+    with strategy.scope():
+        v = replicax.ShardedVariable(value)
+
+    def step(x: Any) -> Any:
+        return [jnp.cos(x).sum(), (x + 1).mean(), (2 - x).max(), (x - 5).min(), jnp.linalg.norm(x - 3)]
+
+    assert list(map(float, strategy.run(lambda: step(v.value)))) == pytest.approx(list(map(float, step(value))))
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 @pytest.mark.parametrize("method", ["add", "set", "max", "mul"])

@@ -65,6 +65,20 @@ def test_workers_get_the_arguments_as_they_are_and_know_who_they_are(tmp_path) -
     assert len({environment["TF_CONFIG"].split('"task"')[0] for _, environment in workers.values()}) == 1
 
 
+def test_workers_are_numbered_host_by_host(tmp_path) -> None:
+    words = ("--workers", "2", "--hosts", "first.test,second.test,third.test", "--port", "7000", "--node-rank", "1")
+    launch = launched(tmp_path, *words, "train.py", script=TELL)
+    assert launch.code == 0, launch.stderr
+    workers = told(launch)
+    assert sorted(workers) == [2, 3]
+    addresses = [f"{host}.test:{port}" for host in ("first", "second", "third") for port in (7000, 7001)]
+    for worker, (_, environment) in workers.items():
+        found = json.loads(environment["TF_CONFIG"])
+        assert found == {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}}
+        assert (environment["JAX_NUM_PROCESSES"], environment["JAX_PROCESS_ID"]) == ("6", str(worker))
+        assert environment["JAX_COORDINATOR_ADDRESS"] == "first.test:7000"
+
+
 def test_a_module_and_an_executable_are_programs_too(tmp_path) -> None:
     package = tmp_path / "package"
     package.mkdir()
