@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from replicax import _jax
@@ -48,19 +49,17 @@ class Pace:
     """How long a program takes.
 
     Attributes:
-      name: of the program.
       watched: which of its results tells that it has ended; ``None``: it has none that is small.
-      durations: of its last calls, in seconds.
+      durations: of the last calls of programs with this name, in seconds: a step that is traced anew is the same step.
       calls: how many there were.
     """
 
-    __slots__ = ("calls", "durations", "name", "watched")
+    __slots__ = ("calls", "durations", "watched")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, durations: collections.deque[float]) -> None:
+        self.durations = durations
         self.watched: int | None = None
         self.calls = 0
-        self.durations: collections.deque[float] = collections.deque(maxlen=_DURATIONS)
 
 
 class _Call:
@@ -97,6 +96,7 @@ class Heartbeat:
         self._numbers, self._seconds = its_page.numbers, its_page.seconds
         self._calls: collections.deque[_Call] = collections.deque(maxlen=_REMEMBERED)
         self._runs: collections.Counter[str] = collections.Counter()
+        self._durations: dict[tuple[str, int | None], collections.deque[float]] = {}
         self._launched = 0
         self._finished = 0
         self._first_at = self._launched_at = 0.0
@@ -134,7 +134,7 @@ class Heartbeat:
         """
         now = time.monotonic()
         if pace is None:
-            pace = Pace(name)
+            pace = Pace(self._durations.setdefault((name, steps), collections.deque(maxlen=_DURATIONS)))
             self._first_at = self._first_at or now
         numbers = self._numbers
         if name != self._name:
@@ -269,12 +269,12 @@ class Heartbeat:
 
 def _is_in_a_callback() -> bool:
     """Whether a thread is in Python that a program has called."""
-    own = {threading.main_thread().ident, threading.get_ident()}
-    for ident, frame in sys._current_frames().items():
-        while frame is not None and ident not in own:
+    for found in sys._current_frames().values():
+        frame: FrameType | None = found
+        while frame is not None:
             if _jax.is_host_callback(frame.f_code):
                 return True
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
     return False
 
 
