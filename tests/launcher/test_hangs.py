@@ -100,3 +100,15 @@ def test_who_never_imports_replicax_is_not_judged_and_the_watchdog_can_be_switch
     assert re.match(r"\[0\] /proc/\d+/fd/\d+", launch.stdout)
     launch = launched(tmp_path, "--workers", "1", "--hang-timeout", "0", "train.py", script=script)
     assert (launch.code, launch.stdout) == (0, "[0] none\n")
+
+
+def test_a_worker_that_is_stopped_before_it_imports_replicax_is_found(tmp_path) -> None:
+    script = """
+        import os, signal, time
+        if os.environ["JAX_PROCESS_ID"] == "1" and os.environ["REPLICAX_ATTEMPT"] == "0":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    words = ("--workers", "2", "--hang-timeout", "1", "--max-restarts", "1", "--backoff", "0", "train.py")
+    launch = launched(tmp_path, *words, script=script)
+    assert launch.code == 0, launch.stderr
+    assert any(re.match(r"worker 1 of 2 on .* hangs: its process is stopped \(SIGSTOP\)", m) for m in said(launch))

@@ -128,6 +128,7 @@ class Attempt:
             environment = {**environment, **self._watch.variables(number)}
             worker = WorkerProcess(number, self._settings.program.command, environment, prepare)
             self._workers.append(worker)
+            self._watch.started(number, worker.pid)
             file = LogFile(self._folder / f"worker-{number}.log", self._console)
             self._outputs[number] = WorkerOutput(number, file, self._console)
             for stream, pipe in worker.output.items():

@@ -48,6 +48,11 @@ class HangWatch:
         self._monitors[worker] = WorkerMonitor(worker, page, self._timeout, min(MARGIN, self._timeout / 4))
         return {VARIABLE: path_of(file)}
 
+    def started(self, worker: int, process: int) -> None:
+        """A worker's process has been started."""
+        if worker in self._monitors:
+            self._monitors[worker].process = process
+
     def look(self, alive: Iterable[int]) -> Hang | None:
         """Who hangs, of the workers that have not ended; to be asked often."""
         now = time.monotonic()

@@ -84,10 +84,14 @@ class WorkerMonitor:
       its_page: what it writes into.
       timeout: for how many seconds it may show no progress, at least.
       margin: how many seconds before a limit is over it counts as over, as nobody may look just then.
+
+    Attributes:
+      process: the number of the process that was started; 0 before.
     """
 
     def __init__(self, worker: int, its_page: HeartbeatPage, timeout: float, margin: float) -> None:
         self._worker, self._page, self._timeout, self._margin = worker, its_page, timeout, margin
+        self.process = 0
         self._looked_at = time.monotonic()
         self._progress: tuple[float, ...] = ()
         self._tick = 0.0
@@ -113,7 +117,11 @@ class WorkerMonitor:
         gap = min(now - self._looked_at, LONGEST_GAP)
         self._looked_at = now
         numbers, seconds = self._page.numbers, self._page.seconds
-        if not numbers[page.PID]:
+        if not numbers[page.PID]:  # it has not imported Replicax yet, or never does
+            self._stopped = self._stopped + gap if self.process and _state(self.process) == "T" else 0.0
+            if self._stopped:
+                limit = self._timeout - self._margin
+                return VitalSigns(self._worker, Condition.STOPPED, self._stopped, limit, where=page.PHASES[page.START])
             return VitalSigns(self._worker, Condition.UNKNOWN)
         state = _state(self.pid)
         if state in ("", "Z", "X", "t"):  # it is gone, or a debugger holds it
