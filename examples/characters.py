@@ -6,8 +6,10 @@
 The text is the Python standard library's source code on this machine, or what you name (``--text "notes/*.txt"``). Each
 worker reads some of the files and feeds the replicas on its own devices; gradients are summed over all of them. The
 step is written for ONE replica, and knows nothing of workers. The first line starts two workers on this machine, with
-two emulated CPU devices each; the second is one worker. End them by Ctrl-C or ``kill -9``, one or all, and the run goes
-on from its newest checkpoint: the launcher starts the workers again by itself, and the same line does after that.
+two emulated CPU devices each; the second is one worker.
+
+The run is saved now and then. ``kill -9`` a worker, and the launcher starts both again, which go on from there. Any of
+these lines goes on with a run that was ended, also one of another number of workers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ BATCH = 128  # the GLOBAL batch, in lines
 LENGTH = 48  # characters of a line
 WIDTH = 96
 LEARNING_RATE = 0.005
-EVERY = 20  # steps between two lines of the log, and between two checkpoints
+EVERY = 20  # after so many steps a row is logged, the mean of these steps, and the run is saved
 TEXT = os.path.join(sysconfig.get_paths()["stdlib"], "*.py")
 
 
@@ -52,7 +54,7 @@ def global_batches(files):
 
 
 def build():
-    """What is saved, and the step. Call it in ``strategy.scope()``, which places what is created here."""
+    """What is saved, what is logged, and the step. Call it in ``strategy.scope()``, which places what is made here."""
     keys = jax.random.split(jax.random.key(0), 4)
 
     def normal(key, *shape):
@@ -64,6 +66,7 @@ def build():
     output = replicax.Variable(normal(keys[3], WIDTH, 128), name="output")
     variables = [embedding, inputs, states, output]
     optimizer = replicax.Optimizer(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(LEARNING_RATE)))
+    bits = replicax.Mean("bits per character")
 
     def model(characters):
         """The logits of each next character: a gated recurrent unit over the line."""
@@ -87,25 +90,27 @@ def build():
             losses = optax.softmax_cross_entropy_with_integer_labels(model(characters), following)
             real = characters != 0  # what fills a line up is not to be learned
             per_line = jnp.sum(losses * real, axis=1) / jnp.maximum(1, jnp.sum(real, axis=1))
+            bits.update(per_line / math.log(2))
             return replicax.compute_average_loss(per_line)  # the share of the mean over the GLOBAL batch
 
-        loss, gradients = replicax.value_and_grad(loss_fn, variables)()
+        _, gradients = replicax.value_and_grad(loss_fn, variables)()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return {"bits per character": loss / math.log(2)}  # the loop adds up the replicas' shares
 
-    return replicax.Checkpoint(model=variables, optimizer=optimizer), train_step
+    return replicax.Checkpoint(model=variables, optimizer=optimizer), bits, train_step
 
 
-def train(strategy, files, folder, steps, **options):
+def train(strategy, files, folder, steps):
     """So many steps, with what an earlier run in the same folder has made of them; passes follow each other."""
     with strategy.scope():
-        checkpoint, train_step = build()
+        checkpoint, bits, train_step = build()
     # A last batch that is not full is filled up and masked: workers may have different numbers of lines left.
     dataset = strategy.distribute_dataset(global_batches(files), replicax.InputOptions(partial_batch="pad"))
     if strategy.extended.should_save_summary:  # on one worker
         print(dataset)
     with replicax.CheckpointManager(checkpoint, folder, every_steps=EVERY) as manager:
-        return replicax.train(train_step, dataset, steps, checkpoints=manager, logs=folder, log_every=EVERY, **options)
+        return replicax.train(
+            train_step, dataset, steps, metrics=[bits], log_every=EVERY, logs=folder, checkpoints=manager
+        )
 
 
 def main():
