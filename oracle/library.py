@@ -114,6 +114,10 @@ class Library(abc.ABC):
         """The current tower context; ``None`` across towers."""
 
     @abc.abstractmethod
+    def tower_script(self) -> tuple[Any, Any]:
+        """The training script in tower words that is among the examples, as a module; and what it is to train with."""
+
+    @abc.abstractmethod
     def array(self, value: Any) -> Any:
         """An array, of float32 or int32."""
 

@@ -43,6 +43,11 @@ class Replicax(Library):
 
         return v1.get_tower_context()
 
+    def tower_script(self) -> tuple[Any, Any]:
+        from examples import towers
+
+        return towers, self.towers()
+
     def array(self, value: Any) -> Any:
         return jnp.asarray(value)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from oracle.library import Library
+from oracle.script_on_tensorflow import ScriptDistribution, script
 from oracle.towers_on_tensorflow import Distribution, tower_context
 
 MOST_REPLICAS = 4
@@ -72,6 +73,9 @@ class TensorFlow(Library):
 
     def tower_context(self) -> Any:
         return tower_context()
+
+    def tower_script(self) -> tuple[Any, Any]:
+        return script(), ScriptDistribution(self.strategy)
 
     def array(self, value: Any) -> Any:
         return tf.constant(value)

@@ -87,4 +87,4 @@ def tower_context() -> Tower | None:
 
 
 def _reduce_op(method: Any) -> Any:
-    return tf.distribute.ReduceOp(str(method).upper())
+    return tf.distribute.ReduceOp(getattr(method, "name", str(method)).upper())

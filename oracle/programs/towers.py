@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
+
+import numpy as np
 
 from oracle.library import Library
 from oracle.program import Topic
@@ -242,3 +245,21 @@ def reduce_inside(d: Library) -> Any:
     with distribution.scope():
         x = _numbered(d, distribution)
         return distribution.call_for_each_tower(lambda x: distribution.reduce("sum", x, "/cpu:0"), x)
+
+
+@topic.program("a training script: what examples/towers.py was, and what it is")
+def script(d: Library) -> Any:
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(256, 64)).astype(np.float32), rng.integers(10, size=256).astype(np.int32)
+    first = [0.1 * rng.normal(size=shape).astype(np.float32) for shape in ((64, 32), (32, 10))]
+    module, distribution = d.tower_script()
+
+    class SameStart(module.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            for variable, value in zip((self.kernel, self.logits_kernel), first, strict=True):
+                variable.assign(value)
+
+    # Data of its own: scikit-learn is in none of the environments of both.
+    with mock.patch.multiple(module, load_data=lambda: (images, labels), Model=SameStart):
+        return module.train(distribution, epochs=3)

@@ -66,6 +66,21 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
     assert [int(np.asarray(strategy.local_results(x)[0])[0]) for x in iterator] == list(range(26, 48, 2))
 
 
+def test_what_is_left_of_padded_elements_knows_its_padding(pair) -> None:
+    """A call takes a part of what was read together; the others come one by one, with their own examples."""
+    batches = [np.arange(size, dtype=np.int32) + 10 * i for i, size in enumerate([4, 3, 2, 4, 1, 2] * 3)]
+    iterator = iter(pair.distribute_dataset(batches, replicax.InputOptions(partial_batch="pad")))
+    examples = []
+
+    def step(ctx, x):
+        return None
+
+    for steps in (4, 4, 3):
+        pair.run_steps(step, iterator, steps)
+        examples.append(pair.gather(next(iterator), axis=0).tolist())
+    assert examples == [batches[i].tolist() for i in (4, 9, 13)]
+
+
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_saved_state_is_after_the_last_step(pair, after) -> None:
     step, _ = collect(pair)

@@ -176,6 +176,7 @@ def test_stop_at_nan_names_the_step(steps_per_call: int, replicas: int) -> None:
     strategy, recorder = strategy_of(replicas), Recorder()
     batches = [np.full(4, 1.0, np.float32) for _ in range(20)]
     batches[12][-1] = np.inf  # of the last replica alone
+    batches[14][0] = np.nan  # before anybody looks; the first is named
 
     def step(x: Any) -> Any:
         return {"loss": replicax.compute_average_loss(x), "count": jnp.int32(1)}

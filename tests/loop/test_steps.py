@@ -94,6 +94,20 @@ def test_an_iterator_goes_on_from_where_it_is() -> None:
     assert float(strategy.reduce("mean", next(batches), axis=0)) == 3.0
 
 
+def test_a_step_that_is_refused_has_not_had_its_element() -> None:
+    strategy = strategy_of(2)
+    batches = iter(strategy.distribute_dataset([np.full(size, float(size), np.float32) for size in (2, 2, 4, 6)]))
+
+    def step(x: jax.Array) -> jax.Array:
+        if x.shape[0] == 2:
+            raise ValueError("this step takes one example")
+        return replicax.compute_average_loss(x)
+
+    with pytest.raises(ValueError, match="this step takes one example"):
+        replicax.train(step, batches, 4, progress=False)
+    assert [float(strategy.reduce("mean", batch, axis=0)) for batch in batches] == [4.0, 6.0]
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_dataset_that_can_be_gone_through_once_ends_the_run_by_an_error(steps_per_call: int) -> None:
     strategy, recorder = strategy_of(2), Recorder()
