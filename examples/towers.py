@@ -8,7 +8,7 @@ changed but
 
 - the imports;
 - the names of tensor operations, one for one: docs/migrate.md has the table, and a test applies it;
-- two lines: the optimizer's rule, which is Optax's, and the one that makes four devices out of a CPU.
+- one line, which prepares TensorFlow: it runs eagerly, and takes a CPU for four devices. Here only that is to be done.
 
 Every call of a ``distribution``, a tower, a context or a variable stands as it did. All steps of an epoch are one
 dispatch of one compiled program for all towers. Needs scikit-learn for the data.
@@ -86,7 +86,7 @@ def clip_by_global_norm(distribution, gradients):
 
 def make_step(distribution):
     model = Model()
-    optimizer = training.Optimizer(optax.sgd(LEARNING_RATE))
+    optimizer = training.GradientDescentOptimizer(LEARNING_RATE)
     accuracy = TowerLocalMean(distribution, "accuracy")
     global_step = training.get_or_create_global_step()
 

@@ -186,6 +186,31 @@ def test_the_scale_of_losses(executor: Any) -> None:
         assert float(v) == 2.0
 
 
+@pytest.mark.parametrize("rule", ["descent", "momentum", "nesterov"])
+def test_rules_by_their_old_names(rule: str) -> None:
+    """What the documents of 1.x say of each, on the loss w² / 2, whose gradient is w."""
+    rate, momentum = 0.25, 0.5
+    w, velocity, expected = 2.0, 0.0, []
+    for _ in range(3):
+        velocity = momentum * velocity + w
+        change = {"descent": w, "momentum": velocity, "nesterov": w + momentum * velocity}[rule]
+        w -= rate * change
+        expected.append(w)
+    optimizer: tf.Optimizer = (
+        tf.GradientDescentOptimizer(rate, use_locking=True, name="descent")
+        if rule == "descent"
+        else tf.MomentumOptimizer(rate, momentum, use_nesterov=rule == "nesterov")
+    )
+    d = two_towers()
+    with d.scope():
+        v = tf.get_variable("v", initializer=2.0)
+        found = []
+        for _ in range(3):
+            d.call_for_each_tower(lambda: optimizer.minimize(lambda: v.value**2 / 2))
+            found.append(float(v))
+    assert found == expected
+
+
 @on_both
 def test_a_loss_that_goes_across(executor: Any) -> None:
     """As layers do that share their statistics; and metrics may be updated in it."""

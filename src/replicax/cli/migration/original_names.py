@@ -57,7 +57,8 @@ TOWER: dict[str, str] = {
 AROUND_TOWERS: dict[str, str] = {
     "": "AUTO_REUSE VariableAggregation VariableScope VariableSynchronization get_variable get_variable_scope "
     "trainable_variables variable_scope",
-    "train": "Optimizer create_global_step get_global_step get_or_create_global_step",
+    "train": "GradientDescentOptimizer MomentumOptimizer Optimizer create_global_step get_global_step "
+    "get_or_create_global_step",
 }
 """What programs in tower words make variables and update them with: not of distribution, but of the same revision."""
 

@@ -29,7 +29,7 @@ from replicax.compat.v1.placements import MirroredStrategy, OneDeviceStrategy, T
 from replicax.compat.v1.tower_aggregation import VariableAggregation
 from replicax.compat.v1.tower_datasets import Operation, PerDeviceDataset, PerDeviceIterator
 from replicax.compat.v1.tower_map import MapOutput
-from replicax.compat.v1.tower_optimizer import Optimizer
+from replicax.compat.v1.tower_optimizer import GradientDescentOptimizer, MomentumOptimizer, Optimizer
 from replicax.compat.v1.tower_steps import MultiStepContext
 from replicax.compat.v1.tower_values import Mirrored, PerDevice
 from replicax.compat.v1.tower_variables import (
@@ -49,9 +49,11 @@ from replicax.tpu.resolver import TPUClusterResolver
 __all__ = [
     "AUTO_REUSE",
     "DistributionStrategy",
+    "GradientDescentOptimizer",
     "MapOutput",
     "Mirrored",
     "MirroredStrategy",
+    "MomentumOptimizer",
     "MultiStepContext",
     "OneDeviceStrategy",
     "Operation",

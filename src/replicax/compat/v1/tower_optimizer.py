@@ -1,4 +1,4 @@
-"""``Optimizer``: gradients in towers, updates across them."""
+"""``Optimizer``: gradients in towers, updates across them; and the original's whose rules Optax has to the letter."""
 
 from __future__ import annotations
 
@@ -162,6 +162,59 @@ class Optimizer:
             unused = CoreOptimizer(first.tx, self._name)
             self.optimizers.append(unused)
         return unused
+
+
+class GradientDescentOptimizer(Optimizer):
+    """The original's rule of that name, ``w -= learning_rate * gradient``; ``replicax.Optimizer(optax.sgd(…))``.
+
+    Args:
+      learning_rate: a number, or an Optax schedule.
+      use_locking: takes no effect: no other thread updates the variables meanwhile.
+      name: of its slots.
+
+    >>> from replicax.compat import v1
+    >>> distribution = v1.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with distribution.scope():
+    ...     w = v1.get_variable("w", initializer=1.0)
+    ...     optimizer = v1.GradientDescentOptimizer(0.5)
+    ...     distribution.call_for_each_tower(lambda x: optimizer.minimize(lambda: x * w.value, var_list=[w]), 1.0)
+    >>> float(w)
+    0.5
+    """
+
+    def __init__(
+        self, learning_rate: optax.ScalarOrSchedule, use_locking: bool = False, name: str = "GradientDescent"
+    ) -> None:
+        import optax
+
+        super().__init__(optax.sgd(learning_rate), name)
+
+
+class MomentumOptimizer(Optimizer):
+    """The original's, with Nesterov's variant; ``replicax.Optimizer(optax.sgd(…, momentum=…))``.
+
+    ``velocity = momentum * velocity + gradient``, and ``w -= learning_rate * velocity``; with ``use_nesterov``,
+    ``w -= learning_rate * (gradient + momentum * velocity)``.
+
+    Args:
+      learning_rate: a number, or an Optax schedule.
+      momentum: a number.
+      use_locking: takes no effect: no other thread updates the variables meanwhile.
+      name: of its slots.
+      use_nesterov: whether it is Nesterov's.
+    """
+
+    def __init__(
+        self,
+        learning_rate: optax.ScalarOrSchedule,
+        momentum: float,
+        use_locking: bool = False,
+        name: str = "Momentum",
+        use_nesterov: bool = False,
+    ) -> None:
+        import optax
+
+        super().__init__(optax.sgd(learning_rate, momentum, use_nesterov), name)
 
 
 def _present(grads_and_vars: Pairs) -> list[tuple[Any, Variable]]:
