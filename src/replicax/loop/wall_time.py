@@ -60,7 +60,8 @@ class WallTime:
         before = self._kind
         self._seconds[before] += now - self._since
         self._since, self._kind = now, kind
-        heartbeat.switch(_PHASES[kind])
+        if not self._stopped:
+            heartbeat.switch(_PHASES[kind])
         return before
 
     @contextmanager

@@ -28,6 +28,7 @@ from typing import Any, ParamSpec, TypeVar
 from replicax import _jax
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page
+from replicax.workers.step_samples import LOOKS, StepSamples, look_interval
 
 INTERVAL = 0.25
 """Seconds between two looks of the pulse."""
@@ -38,6 +39,7 @@ _SMALL = 4096
 _REMEMBERED = 64
 _DURATIONS = 15
 _MANY = 4 * _REMEMBERED
+_BREAKS = (page.COMPILE, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT, page.PAUSED)
 _CALLING: Any = object()
 _ENDED: Any = object()
 
@@ -63,12 +65,20 @@ class Pace:
 
 
 class _Call:
-    """A call of a program: its number, the program's pace, when it was launched, and what tells when it has ended."""
+    """A call of a program.
 
-    __slots__ = ("launched_at", "number", "output", "pace")
+    Attributes:
+      number: among all calls.
+      pace: of the program.
+      launched_at: when.
+      waited: for how many seconds the host had waited for input by then, in all.
+      output: what tells when it has ended.
+    """
 
-    def __init__(self, number: int, pace: Pace, launched_at: float) -> None:
-        self.number, self.pace, self.launched_at = number, pace, launched_at
+    __slots__ = ("launched_at", "number", "output", "pace", "waited")
+
+    def __init__(self, number: int, pace: Pace, launched_at: float, waited: float) -> None:
+        self.number, self.pace, self.launched_at, self.waited = number, pace, launched_at, waited
         self.output: Any = _CALLING
 
     def has_ended(self) -> bool | None:
@@ -102,6 +112,10 @@ class Heartbeat:
         self._first_at = self._launched_at = 0.0
         self._finished_at = 0.0
         self._name = ""
+        self._waited = self._waits_since = 0.0
+        self._breaks = 0
+        self._samples = StepSamples()
+        self._seen: tuple[_Call, float, int] | None = None  # has ended, when, and how many breaks there were by then
         self._compilations = 0
         self._before_compiling = page.START
         self._thread = threading.main_thread().ident
@@ -145,7 +159,7 @@ class Heartbeat:
             numbers[page.CALLS] = pace.calls
         self._launched_at = now
         self._launched += 1
-        self._calls.append(_Call(self._launched, pace, now))
+        self._calls.append(_Call(self._launched, pace, now, self._waited))
         numbers[page.LAUNCHED], numbers[page.RUNS] = self._launched, self._runs[name]
         if (thread := threading.get_ident()) != self._thread:
             self._thread = thread
@@ -174,6 +188,8 @@ class Heartbeat:
         if pace.watched is None:
             small = [i for i, array in enumerate(results) if array.nbytes <= _SMALL]
             pace.watched = small[0] if small else -1
+            some = results or written
+            self._numbers[page.ON_CPU] = bool(some) and _jax.is_on_cpu(some[0])
         if 0 <= pace.watched < len(results):
             call.output = results[pace.watched]
         else:
@@ -195,7 +211,14 @@ class Heartbeat:
         numbers[page.PHASE] = phase
         if phase == page.START:
             numbers[page.STEP] = -1
-        self._seconds[page.PROGRESS] = time.monotonic()
+        now = time.monotonic()
+        if phase == page.INPUT:
+            self._waits_since = now
+        elif before == page.INPUT:
+            self._waited += now - self._waits_since
+        if phase in _BREAKS:
+            self._breaks += 1
+        self._seconds[page.PROGRESS] = now
         return before
 
     def _compiling(self) -> None:
@@ -217,9 +240,11 @@ class Heartbeat:
 
     def _pulse(self) -> None:
         while current is self:
+            until = time.monotonic() + INTERVAL
             with contextlib.suppress(Exception):  # a page without news is judged by its age
                 self._look()
-            time.sleep(INTERVAL)
+                self._sample(until)
+            time.sleep(max(0.01, until - time.monotonic()))
 
     def _look(self) -> None:
         calls = list(self._calls)
@@ -235,6 +260,42 @@ class Heartbeat:
         since = max(seconds[page.PROGRESS], self._finished_at)
         self._numbers[page.CALLBACK] = now - since > STALLED and _is_in_a_callback()
         seconds[page.TICK] = now
+
+    def _sample(self, until: float) -> None:
+        """Look closely at the end of a step, and at what comes then."""
+        pause = look_interval(self._samples.period if self._samples.count else 0.0)
+        call: _Call | None = None
+        for _ in range(LOOKS):
+            now = time.monotonic()
+            if now >= until or current is not self:
+                return
+            if self._seen is not None:
+                if self._has_gone_on(*self._seen):
+                    self._seen = None
+                    return
+            elif call is None:
+                call = next((call for call in list(self._calls) if call.has_ended() is False), None)
+            elif (ended := call.has_ended()) is not False:
+                self._seen = (call, now, self._breaks) if ended else None
+                call = None
+            time.sleep(pause)
+
+    def _has_gone_on(self, call: _Call, ended_at: float, breaks: int) -> bool:
+        """Whether the host has launched the call after one that has ended."""
+        after = next((other for other in list(self._calls) if other.number == call.number + 1), None)
+        if after is None:
+            return self._launched > call.number + 1
+        if breaks != self._breaks:
+            self._samples.interrupted()
+            return True
+        samples, seconds = self._samples, self._seconds
+        samples.add(call.number, ended_at, after.launched_at, after.waited - call.waited)
+        if samples.count:
+            seconds[page.GAP], seconds[page.WAITED] = samples.gap, samples.waited
+            seconds[page.PERIOD] = samples.period
+            seconds[page.COMPUTED], seconds[page.WANTED] = samples.computed, samples.wanted
+            self._numbers[page.SAMPLES] = samples.count
+        return True
 
     @staticmethod
     def _is_open(call: _Call) -> bool:

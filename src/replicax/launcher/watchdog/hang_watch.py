@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
 from replicax.launcher.watchdog.vital_signs import Condition, VitalSigns, WorkerMonitor
 from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
@@ -36,6 +37,7 @@ class HangWatch:
         self._files: list[int] = []
         self._looked_at = 0.0
         self._notices: dict[int, float] = {}
+        self._stragglers = StragglerWatch()
 
     def variables(self, worker: int) -> dict[str, str]:
         """What a worker that is about to be started needs in its environment."""
@@ -60,6 +62,10 @@ class HangWatch:
         signs = [self._monitors[worker].look(now) for worker in alive]
         for one in signs:
             self._notice(one)
+        trains = [one.worker for one in signs if one.condition not in (Condition.UNKNOWN, Condition.ENDED)]
+        slow = self._stragglers.look({worker: self._monitors[worker].step_times() for worker in trains}, now)
+        if slow is not None:
+            self._say(slow)
         return verdict(signs, self._timeout, self._is_alone)
 
     def _notice(self, signs: VitalSigns) -> None:

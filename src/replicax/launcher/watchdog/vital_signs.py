@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from replicax.launcher.watchdog.stragglers import StepTimes
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import HeartbeatPage
 
@@ -107,6 +108,10 @@ class WorkerMonitor:
         """What makes it print its stacks; 0 if nothing does."""
         return self._page.numbers[page.SIGNAL]
 
+    def step_times(self) -> StepTimes:
+        """What it has measured of its steps."""
+        return StepTimes.of(self._page)
+
     def look(self, now: float) -> VitalSigns:
         """What is seen of it at ``now``."""
         gap = min(now - self._looked_at, LONGEST_GAP)
@@ -156,7 +161,7 @@ class WorkerMonitor:
         self._silent = self._silent + gap if tick == self._tick else 0.0
         self._mute = self._mute + gap if self._silent else 0.0
         self._tick = tick
-        if self._still <= LONGEST_GAP and not self._mute:
+        if self._still < min(LONGEST_GAP, self._timeout / 4) and not self._mute:
             self._cpu = None
             return
         used = _processor_seconds(self.pid, numbers[page.THREAD])

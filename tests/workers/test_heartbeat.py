@@ -1,0 +1,225 @@
+"""The heartbeat: what a worker writes into its page while it trains."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax.workers import heartbeat
+from replicax.workers import heartbeat_page as page
+from replicax.workers.heartbeat import Heartbeat
+from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page, new_page, path_of
+
+
+class Beating:
+    """A heartbeat of this process, whose pulse is felt by hand."""
+
+    def __init__(self) -> None:
+        self._file, self.page = new_page()
+        self.beat = Heartbeat(self.page)
+        os.close(self._file)
+
+    @property
+    def numbers(self) -> memoryview:
+        return self.page.numbers
+
+    def expect(self, seen: Callable[[], bool]) -> None:
+        """Look until something is so."""
+        deadline = time.monotonic() + 60
+        while not seen():
+            assert time.monotonic() < deadline
+            self.beat._look()
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def beating(monkeypatch) -> Beating:
+    found = Beating()
+    monkeypatch.setattr(heartbeat, "current", found.beat)
+    return found
+
+
+def test_launched_and_finished_programs_are_counted_by_name(beating) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        w = replicax.Variable(0.0, name="w")
+
+    def only_writes() -> None:
+        w.assign_add(1.0)
+
+    def gives_a_number() -> jax.Array:
+        return w.value + 1
+
+    before = beating.numbers[page.LAUNCHED]
+    for _ in range(7):
+        strategy.run(only_writes)
+    assert beating.numbers[page.LAUNCHED] == before + 7
+    assert (beating.page.name, beating.numbers[page.RUNS], beating.numbers[page.CALLS]) == ("only_writes", 7, 7)
+    for _ in range(3):
+        strategy.run(gives_a_number)
+    assert (beating.page.name, beating.numbers[page.RUNS], beating.numbers[page.CALLS]) == ("gives_a_number", 3, 7)
+    beating.expect(lambda: beating.numbers[page.FINISHED] == before + 10)
+    assert beating.page.seconds[page.EXPECTED] == 0.0  # nothing is under way
+    assert 0 < beating.page.seconds[page.PROGRESS] <= time.monotonic()
+
+
+def test_joined_steps_are_as_many_runs(beating) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def step(ctx: replicax.MultiStepContext, x: jax.Array) -> None:
+        ctx.set_last_step_output("sum", x.sum(), "sum")
+
+    data = iter(strategy.distribute_dataset([np.ones(4, np.float32)] * 8))
+    strategy.run_steps(step, data, 5)
+    assert beating.numbers[page.RUNS] == 5
+
+
+def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beating, monkeypatch) -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    go, here = threading.Event(), threading.Event()
+    go.set()
+
+    def blocks(x: np.ndarray) -> np.ndarray:
+        here.set()
+        assert go.wait(60)
+        return x
+
+    def step() -> jax.Array:
+        return jax.pure_callback(blocks, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
+
+    strategy.run(step)
+    beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED])
+    go.clear()
+    here.clear()
+    monkeypatch.setattr(heartbeat, "STALLED", 0.0)
+    thread = threading.Thread(target=strategy.run, args=(step,))
+    thread.start()
+    assert here.wait(60)
+    try:
+        beating.expect(lambda: beating.numbers[page.CALLBACK] == 1)
+        assert beating.numbers[page.LAUNCHED] == beating.numbers[page.FINISHED] + 1
+        assert 0 <= beating.page.seconds[page.EXPECTED] < 60
+    finally:
+        go.set()
+        thread.join()
+    beating.expect(lambda: beating.numbers[page.LAUNCHED] == beating.numbers[page.FINISHED])
+
+
+def test_a_launch_that_fails_is_over(beating) -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+
+    def fails(x: np.ndarray) -> np.ndarray:
+        raise ValueError("no")
+
+    def step() -> jax.Array:
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
+
+    with pytest.raises(Exception, match="no"):
+        strategy.run(step)
+    beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED] > 0)
+
+
+def test_phases_nest_and_belong_to_the_thread_that_trains(beating) -> None:
+    seen = []
+    with heartbeat.phase(page.SAVING):
+        with replicax.paused():
+            seen.append(beating.numbers[page.PHASE])
+
+            def elsewhere() -> None:
+                with heartbeat.phase(page.INPUT):
+                    seen.append(beating.numbers[page.PHASE])
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        seen.append(beating.numbers[page.PHASE])
+    assert seen == [page.PAUSED, page.PAUSED, page.SAVING]
+    with pytest.raises(KeyError), heartbeat.phase(page.EVALUATION):
+        raise KeyError
+    assert beating.numbers[page.PHASE] == 0
+
+
+def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
+    from replicax import _jax
+
+    seen = []
+    ours: list[Callable[[], None]] = []
+    monkeypatch.setattr(jax.monitoring, "register_scalar_listener", lambda f: ours.append(f))
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", lambda f: ours.append(f))
+    _jax.on_compilations(beating.beat._compiling, beating.beat._compiled)
+    monkeypatch.undo()
+    began, ended = ours
+    jax.monitoring.register_scalar_listener(began)
+    jax.monitoring.register_event_duration_secs_listener(ended)
+    try:
+
+        def fn(x: jax.Array) -> jax.Array:
+            seen.append(beating.numbers[page.PHASE])
+            return x * 7 - 2
+
+        jax.jit(fn)(jnp.ones(3))
+    finally:
+        jax.monitoring.unregister_scalar_listener(began)
+        jax.monitoring.unregister_event_duration_listener(ended)
+    assert seen == [page.COMPILE]
+    assert beating.numbers[page.PHASE] == 0
+
+
+def test_the_loop_tells_its_phases_and_steps(beating) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    seen = {}
+
+    class Look(replicax.Callback):
+        def on_log(self, run: replicax.TrainingRun, step: int, values: object) -> None:
+            seen["callback"] = beating.numbers[page.PHASE], beating.numbers[page.STEP]
+
+    def evaluate() -> dict[str, float]:
+        seen["evaluation"] = beating.numbers[page.PHASE], beating.numbers[page.STEP]
+        return {"loss": 1.0}
+
+    replicax.train(
+        lambda x: replicax.compute_average_loss(x),
+        strategy.distribute_dataset([np.ones(4, np.float32)] * 4),
+        8,
+        evaluate=evaluate,
+        log_every=2,
+        callbacks=[Look()],
+        progress=False,
+        steps_per_call=2,
+    )
+    assert seen == {"callback": (page.CALLBACKS, 8), "evaluation": (page.EVALUATION, 8)}
+    assert (beating.numbers[page.PHASE], beating.numbers[page.STEP]) == (page.START, -1)
+
+
+def test_a_page_belongs_to_one_process() -> None:
+    file, its_page = new_page()
+    ours = claimed_page(path_of(file))
+    assert isinstance(ours, HeartbeatPage)
+    ours.numbers[page.STEP] = 77
+    assert its_page.numbers[page.STEP] == 77
+    assert claimed_page(path_of(file)) is None
+    os.close(file)
+    assert claimed_page(f"/proc/{os.getpid()}/fd/{file}") is None
+
+
+def test_samples_tell_a_host_that_its_devices_wait_for() -> None:
+    from replicax.workers.step_samples import StepSamples
+
+    samples = StepSamples()
+    for step in range(12):
+        ended = 0.3 * step
+        samples.add(step, ended, ended + 0.1, waited=0.08)
+    assert (samples.count, round(samples.period, 6), round(samples.gap, 6), samples.waited) == (11, 0.3, 0.1, 0.08)
+    samples.interrupted()
+    samples.add(100, 60.0, 59.0, waited=0.0)  # launched before: the devices had something to do
+    samples.add(101, 60.3, 60.4, waited=0.5)
+    assert samples.count == 12
+    assert samples._samples[-1].waited == pytest.approx(0.1)
