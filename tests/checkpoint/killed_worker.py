@@ -18,7 +18,6 @@ from replicax.checkpoint import saving
 def main(address: str, worker: int, folder: str) -> None:
     replicax.use_cpu_devices(1)
     jax.distributed.initialize(address, 2, worker, initialization_timeout=60)
-    saving.SIGN_OF_LIFE = 0.2
     with replicax.MultiWorkerMirroredStrategy().scope():
         model = [replicax.Variable(np.full(1000, i, np.float32)) for i in range(4)]
     checkpoint = replicax.Checkpoint(model=model)

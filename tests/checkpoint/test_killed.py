@@ -85,9 +85,10 @@ def test_a_worker_that_is_killed_while_all_save(tmp_path) -> None:
         processes._kill(running)
     assert (running[0].returncode, running[1].returncode) == (0, -signal.SIGKILL), [log.read_text() for log in logs]
     told = logs[0].read_text()
-    assert (
-        f"TOLD the checkpoint {folder}/step-00000002 could not be written: WorkerError: worker 1 of 2 gives no" in told
+    why = (
+        f"the checkpoint {folder}/step-00000002 could not be written: WorkerError: worker 1 of 2 (numbered from 0) has "
     )
+    assert f"TOLD {why}failed: its process has died (process " in told
     checkpoint = replicax.Checkpoint(model=[replicax.Variable(np.zeros(1000, np.float32)) for _ in range(4)])
     assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 1
     assert [float(v.value[0]) for v in checkpoint.model] == [0, 1, 2, 3]

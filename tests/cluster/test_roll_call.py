@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.roll_call import bind_address, call_the_roll, listening_socket
+from replicax.cluster.roll_call import bind_address, call_the_roll, host_to_listen_on, listening_socket
 from replicax.cluster.worker_group import WorkerGroup
 from tests.processes import free_port
 
@@ -190,6 +190,7 @@ def test_where_the_chief_listens(group, monkeypatch) -> None:
             socket.create_connection(("localhost", listens.getsockname()[1])).close()
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "192.0.2.1:81")
     assert bind_address(group) == "192.0.2.1:81"
+    assert host_to_listen_on("127.0.0.1") == "192.0.2.1"
     error = called(group, 0, SOON)
     assert "worker 0 can't listen at 192.0.2.1:81" in str(error)
     assert "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine" in str(error)

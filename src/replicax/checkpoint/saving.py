@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,14 +21,12 @@ from replicax.checkpoint.storage.checkpoint_index import CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
 from replicax.checkpoint.storage.piece_store import write_pieces
 from replicax.checkpoint.storage.shared_disks import Groups
-from replicax.errors import CheckpointError, WorkerError
+from replicax.errors import CheckpointError
 from replicax.workers.codec import dumps, loads
 from replicax.workers.exchange import Series, never
 
 PATIENCE = 3600.0
 """For how many seconds a worker waits for others that write more, or to slower disks."""
-SIGN_OF_LIFE = 10.0
-"""After how many seconds it asks whether they are alive."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,21 +148,6 @@ class _Meeting:
         self._save = save
         self._gives_up = called_off
         self.has_failed = False  # as one has said; one that has died may have come to the end before
-        self._heard = time.monotonic()
-
-    def _called_off(self) -> bool:
-        """Whether the program is at its end.
-
-        Raises:
-          WorkerError: another worker is dead, so nobody need wait for it.
-        """
-        series, now = self._save.series, time.monotonic()
-        if series is not None and series.workers.liveness is not None and now - self._heard > SIGN_OF_LIFE:
-            if silent := series.workers.liveness.silent():
-                who = " and ".join(map(str, silent))
-                raise WorkerError(f"worker {who} of {series.workers.count} gives no sign of life")
-            self._heard = time.monotonic()
-        return self._gives_up()
 
     def all_told(self, item: Any, problem: Exception | None = None) -> list[Any]:
         """What all have brought.
@@ -182,7 +164,7 @@ class _Meeting:
             return [item]
         message = dumps((None if problem is None else _told(problem), item))
         try:
-            said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._called_off)]
+            said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._gives_up)]
         except Exception as error:
             raise CheckpointError(f"{what}: {_told(error)}") from error
         for worker, (text, _) in enumerate(said):

@@ -42,7 +42,12 @@ def bind_address(group: WorkerGroup) -> str:
 
 
 def host_to_listen_on(host: str) -> str:
-    """The address of a host, if that is this machine; otherwise the one that stands for all interfaces."""
+    """The address of a host, if that is this machine; otherwise the one that stands for all interfaces.
+
+    That of ``JAX_COORDINATOR_BIND_ADDRESS`` goes before.
+    """
+    if told := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
+        return host_and_port(told, "JAX_COORDINATOR_BIND_ADDRESS")[0]
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as s, contextlib.suppress(OSError):
