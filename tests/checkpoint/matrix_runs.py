@@ -97,7 +97,7 @@ def datasets(folder: str, batch: int) -> list[Any]:
     others = np.arange(1000, 1000 + EXAMPLES // 2, dtype=np.float32)
     shuffled = grain.MapDataset.source(others).seed(3).shuffle().to_iter_dataset()
     mixed = grain.IterDataset.mix([lines(half), shuffled], weights=[1, 1])
-    window = grain.experimental.WindowShuffleIterDataset(mixed, window_size=48, seed=1)
+    window = grain.experimental.WindowShuffleIterDataset(mixed, window_size=72, seed=1)
     numbered = grain.MapDataset.source(np.arange(EXAMPLES, dtype=np.float32)).seed(5).shuffle()
     return [window.batch(batch), lines(2 * EXAMPLES).batch(batch), numbered.batch(batch)]
 
