@@ -18,12 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replicax.cli.migration.rewriting import rewritten
+from replicax.cli.migration.run_names import MEMBERS_OF_RUNS, RUNS
 from replicax.cli.migration.source_files import SourceProgram, parse, read_program
 from replicax.cli.migration.uses import find_uses
 
 TABLE = Path(__file__).parents[1] / "tests" / "cli" / "real_programs.txt"
 _UNCOUNTED = re.compile(r"\.embedding\.|'TF_CONFIG'")
 """What has one answer wherever it stands."""
+_OF_RUNS = {name for names in (*RUNS.values(), *map(" ".join, MEMBERS_OF_RUNS.values())) for name in names.split()}
+"""Last names of checkpoints, callbacks and sessions, which the reader did not look for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ def reported(program: SourceProgram) -> list[tuple[str, bool]]:
     found = []
     for use in find_uses(program.tree, program.lines):
         place = program.place(use.line, use.column).removeprefix(str(program.path)).lstrip(":").rpartition(":")[0]
-        if not _UNCOUNTED.search(use.name):
+        if not _UNCOUNTED.search(use.name) and re.split(r"[ .]", use.name)[-1] not in _OF_RUNS:
             found.append((f"{place} {use.name}", use.is_assumed))
     return found
 

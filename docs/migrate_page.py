@@ -17,6 +17,7 @@ from pathlib import Path
 
 from replicax.cli.migration.counterparts import V1, Counterpart, of_member, of_path, of_tower_name, paths
 from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.cli.migration.run_names import MEMBERS_OF_RUNS, RUNS
 from replicax.compat import v1
 
 PAGE = Path(__file__).parent / "migrate.md"
@@ -68,7 +69,7 @@ def checklist(is_tower: bool) -> dict[str, set[str]]:
 
 def page(text: str) -> str:
     """The page with its tables as they ought to be."""
-    for name, table in (("2.x", modern()), ("1.x", towers())):
+    for name, table in (("2.x", modern()), ("1.x", towers()), ("runs", runs())):
         begin, end = f"<!-- {name}: python docs/migrate_page.py -->", f"<!-- end of {name} -->"
         inside = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         text, count = inside.subn(lambda _, new=f"{begin}\n\n{table}\n\n{end}": new, text)
@@ -104,6 +105,16 @@ def towers() -> str:
     for kind in dict.fromkeys((*TOWER_MEMBERS, *sorted(listed.keys() - {""}))):
         answers = _members(kind, {*TOWER_MEMBERS.get(kind, "").split(), *listed[kind]}, True)
         parts.append(_table(_title(kind), _TOWER_COLUMNS, _tower_rows(answers)))
+    return "\n\n".join(parts)
+
+
+def runs() -> str:
+    parts = []
+    for module, names in RUNS.items():
+        rows = _rows((name, _of_path(module, name, False)) for name in sorted(names.split()))
+        parts.append(_table(f"`tf.{module}`", _COLUMNS, rows))
+    for kind, members in MEMBERS_OF_RUNS.items():
+        parts.append(_table(_title(kind), _COLUMNS, _rows(_members(kind, members, False))))
     return "\n\n".join(parts)
 
 

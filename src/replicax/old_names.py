@@ -25,9 +25,9 @@ _LOCAL = "strategy.local_results(value)"
 _SIZE = "strategy.num_replicas_in_sync"
 _PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
 _PROCESSES = "nothing: workers are processes of one program, which replicax.MultiWorkerMirroredStrategy connects"
-_ESTIMATOR = "nothing: there are no estimators; a training loop calls strategy.run"
+_ESTIMATOR = "nothing: there are no estimators; replicax.train is the loop around a step"
 _SYNCHRONOUS = "nothing: all training is synchronous, in steps that all workers run"
-_PREEMPTED = "nothing yet: save the variables and iterator.get_state(), and start again with the workers that are left"
+_PREEMPTED = "replicax.train with a replicax.CheckpointManager: at SIGTERM all workers save at one step, and leave"
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
 _ITERATED = "nothing: an iterator is ready when it has been made"
 _EMBEDDING = "nothing yet: a replicax.ShardedVariable holds a table in pieces"
@@ -111,7 +111,7 @@ NAMES: dict[str, dict[str, str]] = {
         "cross_replica_sum": "replicax.get_replica_context().all_reduce('sum', value)",
         "embedding_column": _EMBEDDING,
         "experimental": "replicax itself: its names carry no 'experimental'",
-        "experimental_connect_to_cluster": _CONNECTED,
+        "experimental_connect_to_cluster": "replicax.initialize_workers(cluster_resolver); TPUs are found without",
         "experimental_connect_to_host": _CONNECTED,
         "experimental_get_current_worker_index": "jax.process_index()",
         "experimental_set_strategy": "replicax.set_strategy",

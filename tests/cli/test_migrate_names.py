@@ -20,6 +20,7 @@ from replicax.cli.migration.counterparts import (
 )
 from replicax.cli.migration.differences import DIFFERENCES
 from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.cli.migration.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
 from replicax.compat import v1
 from replicax.old_names import NAMES
 from tests.cli.tensorflow_programs import ROOT
@@ -75,12 +76,13 @@ def words(answer: Counterpart) -> str:
 
 def test_what_takes_their_place_is_there() -> None:
     """Names of today in the answers exist; those of ``compat.v1`` are those that it promises."""
-    answers = [of_path(path) for path in paths(MODERN)] + [
+    answers = [of_path(path) for path in paths({**MODERN, **RUNS})] + [
         of_path(path, True) for path in paths({**TOWER, **AROUND_TOWERS})
     ]
     answers += [of_tower_name(name) for name in v1.__all__] + [TF_CONFIG]
     answers += [of_member(kind, name) for kind, names in MEMBERS.items() for name in names.split()]
     answers += [of_member(kind, name, True) for kind, names in TOWER_MEMBERS.items() for name in names.split()]
+    answers += [of_member(kind, name) for kind, names in MEMBERS_OF_RUNS.items() for name in names]
     for answer in answers:
         assert isinstance(answer, Counterpart)
         for dotted in re.findall(r"\breplicax\.(?!compat)(\w+(?:\.[A-Z]\w+)?)", words(answer)):
@@ -138,3 +140,30 @@ def test_differences_belong_to_names() -> None:
             assert of_member(kind, member) is not None or hasattr(getattr(replicax, kind), member)
         else:
             assert name in {*paths(MODERN).values(), *paths(TOWER).values()}
+
+
+def test_names_of_runs_are_told_of_and_never_replaced() -> None:
+    assert {*TODAY_OF_RUNS} == {*paths(RUNS).values()}
+    assert {*DIFFERENCES_OF_RUNS} <= {*TODAY_OF_RUNS}
+    for path in paths(RUNS):
+        for is_tower in (False, True):
+            answer = of_path(path, is_tower)
+            assert answer is not None
+            assert not answer.is_renaming
+            assert not answer.is_nothing
+    for kind, members in MEMBERS_OF_RUNS.items():
+        for name, (today, _) in members.items():
+            assert not of_member(kind, name).is_renaming
+            member = re.match(r"(\w+)(\(|,|$)", today)
+            assert member is None or has(getattr(replicax, kind), member[1]) or "checkpoint" in member[1], (kind, name)
+
+
+@pytest.mark.parametrize("kind", MEMBERS_OF_RUNS)
+def test_arguments_that_answers_name_are_there(kind: str) -> None:
+    told = [TODAY_OF_RUNS[name] for name in paths(RUNS).values()]
+    told += [today for today, _ in MEMBERS_OF_RUNS[kind].values()]
+    calls = r"replicax\.(train|CheckpointManager)\(([^()]*(?:\([^()]*\))?[^()]*)\)"
+    for what, arguments in re.findall(calls, " ".join(told)):
+        parameters = inspect.signature(getattr(replicax, what)).parameters
+        for argument in re.findall(r"(\w+)=", arguments):
+            assert argument in parameters, (what, argument)

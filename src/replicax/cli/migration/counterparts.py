@@ -9,6 +9,7 @@ from typing import Any
 import replicax
 from replicax.cli.migration.differences import DIFFERENCES, TOWER_DIFFERENCES
 from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.cli.migration.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
 from replicax.compat import v1
 from replicax.old_names import NAMES
 
@@ -85,16 +86,16 @@ class Counterpart:
         return self.today.startswith("nothing") and not self.today.startswith("nothing to do")
 
 
-TF_CONFIG = Counterpart("jax.distributed.initialize, before any strategy; TF_CONFIG is not read")
+TF_CONFIG = Counterpart("the same: replicax launch sets it, and replicax.initialize_workers() reads it")
 """What takes the place of the environment variable."""
 
 
 def paths(table: dict[str, str]) -> dict[str, str]:
-    """The last name of each dotted path, after ``tf.``, in ``MODERN`` or ``TOWER``."""
+    """The last name of each dotted path, after ``tf.``, in ``MODERN``, ``TOWER`` or ``RUNS``."""
     return {f"{module}.{name}".lstrip("."): name for module, names in table.items() for name in names.split()}
 
 
-_MODERN, _TOWER, _AROUND_TOWERS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS)
+_MODERN, _TOWER, _AROUND_TOWERS, _RUNS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS), paths(RUNS)
 
 
 def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
@@ -106,6 +107,8 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
     """
     if path in _MODERN:
         return _of_name(_MODERN[path], is_tower and path == "VariableAggregation")
+    if path in _RUNS:
+        return Counterpart(TODAY_OF_RUNS[_RUNS[path]], differs=DIFFERENCES_OF_RUNS.get(_RUNS[path]))
     if path in _TOWER:
         return _of_name(_TOWER[path], is_tower)
     if is_tower and path in _AROUND_TOWERS:
@@ -152,6 +155,9 @@ def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | Non
       name: of the member.
       is_tower: whether it is that of the tower API.
     """
+    if name in MEMBERS_OF_RUNS.get(kind, ()):
+        today, differs = MEMBERS_OF_RUNS[kind][name]
+        return Counterpart(today, differs=differs)
     was_tower = name in TOWER_MEMBERS.get(kind, "").split()
     if not was_tower and name not in MEMBERS.get(kind, "").split() and name not in NAMES.get(kind, {}):
         return None

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from replicax.cli.migration.bindings import Binding, Bindings, NameScope, defaults, last_name, parameters, returned
 from replicax.cli.migration.counterparts import paths
 from replicax.cli.migration.original_names import KINDS, MODERN, ROLES, TOWER
+from replicax.cli.migration.run_names import RUNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ NAMED = {
 """What a value is whose name is all that says so."""
 
 _MAKES_STRATEGY = re.compile(r"^(get|create|make|build|init|setup|define|choose|select).*_strategy$|strategy_(fn|cls)$")
-_CLASSES: dict[str, str] = {**paths(TOWER), **paths(MODERN)}
+_CLASSES: dict[str, str] = {**paths(RUNS), **paths(TOWER), **paths(MODERN)}
 _LAST_NAMES = set(_CLASSES.values())
 DISTINCT = {
     name for name in _LAST_NAMES if re.search(r"\w(Strategy|ClusterResolver)$", name) and name != "DistributionStrategy"

@@ -176,6 +176,7 @@ _GIVERS: dict[str, str] = {
             *("InputContext", "ValueContext", "InputOptions", "RunOptions", "ClusterCoordinator", "Server", "Monitor"),
             *("PreemptionCheckpointHandler", "PreemptionWatcher", "DistributeConfig", "CrossShardOptimizer"),
             *("ReduceOp", "InputReplicationMode", "AutoShardPolicy", "KubernetesExecutableLocation"),
+            *("Checkpoint", "CheckpointManager"),
         )
     },
 }

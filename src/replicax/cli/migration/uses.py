@@ -11,6 +11,7 @@ from replicax.cli.migration.bindings import last_name
 from replicax.cli.migration.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
 from replicax.cli.migration.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
 from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax.cli.migration.run_names import RUNS
 from replicax.old_names import NAMES
 
 
@@ -158,6 +159,7 @@ def _words_and_modules(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 _SIGNS = {
+    *RUNS["keras.callbacks"].split(),
     "distribution_strategy",
     "multi_gpu_model",
     "tensorflow",

@@ -1,0 +1,105 @@
+"""What TensorFlow had around a run, and what takes its place: checkpoints, callbacks, sessions that train.
+
+None of it is distribution, but every program that trains for long has some of it. It is never replaced without looking:
+what has the same name is called otherwise.
+"""
+
+from __future__ import annotations
+
+RUNS: dict[str, str] = {
+    "train": "Checkpoint CheckpointManager CheckpointOptions CheckpointSaverHook ClusterSpec LoggingTensorHook "
+    "MonitoredSession MonitoredTrainingSession NanTensorHook ProfilerHook Saver Scaffold SessionRunHook "
+    "SingularMonitoredSession StepCounterHook StopAtStepHook SummarySaverHook Supervisor checkpoint_exists "
+    "checkpoints_iterator get_checkpoint_state latest_checkpoint list_variables load_checkpoint load_variable",
+    "keras.callbacks": "BackupAndRestore CSVLogger Callback EarlyStopping History LambdaCallback LearningRateScheduler "
+    "ModelCheckpoint ProgbarLogger ReduceLROnPlateau TensorBoard TerminateOnNaN",
+    "keras.callbacks.experimental": "BackupAndRestore",
+    "estimator": "EvalSpec TrainSpec train_and_evaluate",
+}
+"""By module, after ``tf.`` or ``tf.compat.v1.``."""
+
+_LATEST = "restore_latest() or latest_step, of a replicax.CheckpointManager"
+_READ = "replicax.Checkpoint.restore(path, partial=True), into objects of these names and shapes"
+_TRAINED = "replicax.train, with a replicax.CheckpointManager"
+_EVALUATED = "replicax.train(step, dataset, steps, evaluate=(step, dataset))"
+_LOGGED = "what the step returns, in replicax.train(…, log_every=…)"
+_FOLDER = "replicax.train(…, logs=folder)"
+_RATE = "nothing to do here: a learning rate that changes is a schedule of Optax's"
+
+TODAY_OF_RUNS: dict[str, str] = {
+    "BackupAndRestore": "a replicax.CheckpointManager, for replicax.train, which goes on from its newest checkpoint",
+    "CSVLogger": f"{_FOLDER}, or a replicax.CSVLog of one's own",
+    "Callback": "replicax.Callback, for replicax.train",
+    "Checkpoint": "replicax.Checkpoint(**objects)",
+    "CheckpointManager": "replicax.CheckpointManager(checkpoint, directory, max_to_keep=…, every_steps=…)",
+    "CheckpointOptions": "nothing to do: saves go on in the background, and each worker writes what it has",
+    "CheckpointSaverHook": "replicax.CheckpointManager(…, every_steps=…), for replicax.train",
+    "ClusterSpec": "replicax.ClusterSpec, the cluster_spec() of every resolver",
+    "EarlyStopping": "replicax.EarlyStopping, for replicax.train",
+    "EvalSpec": _EVALUATED,
+    "History": "replicax.TrainingRun, which replicax.train returns, and its CSV files",
+    "LambdaCallback": "replicax.Callback, for replicax.train",
+    "LearningRateScheduler": _RATE,
+    "LoggingTensorHook": _LOGGED,
+    "ModelCheckpoint": "replicax.CheckpointManager(…, best=(metric, 'min')), for replicax.train",
+    "MonitoredSession": _TRAINED,
+    "MonitoredTrainingSession": _TRAINED,
+    "NanTensorHook": "replicax.train(…, stop_at_nan=True)",
+    "ProfilerHook": "replicax.train(…, profile=(first, last))",
+    "ProgbarLogger": "nothing to do: replicax.train shows a bar",
+    "ReduceLROnPlateau": _RATE,
+    "Saver": "replicax.Checkpoint, of a list or dict of variables, in a replicax.CheckpointManager for max_to_keep",
+    "Scaffold": "nothing to do: variables have their values when they have been created",
+    "SessionRunHook": "replicax.Callback, for replicax.train",
+    "SingularMonitoredSession": _TRAINED,
+    "StepCounterHook": "nothing to do: replicax.train logs examples a second",
+    "StopAtStepHook": "the argument steps of replicax.train",
+    "SummarySaverHook": _FOLDER,
+    "Supervisor": _TRAINED,
+    "TensorBoard": f"{_FOLDER}, or a replicax.TensorBoardLog of one's own",
+    "TerminateOnNaN": "replicax.train(…, stop_at_nan=True)",
+    "TrainSpec": "replicax.train(step, dataset, steps)",
+    "checkpoint_exists": _LATEST,
+    "checkpoints_iterator": _EVALUATED,
+    "get_checkpoint_state": _LATEST,
+    "latest_checkpoint": _LATEST,
+    "list_variables": "index.json, in the folder of a checkpoint",
+    "load_checkpoint": _READ,
+    "load_variable": _READ,
+    "train_and_evaluate": _EVALUATED,
+}
+
+DIFFERENCES_OF_RUNS: dict[str, str] = {
+    "BackupAndRestore": "also in the middle of a pass, at the next example, and with other workers and replicas",
+    "Checkpoint": "variables, optimizers, metrics, iterators, arrays and numbers; what is missing, more or of another "
+    "shape is an error that lists it; files of TensorFlow's can't be read",
+    "CheckpointManager": "all workers call it, and it finds out whether they share a disk; a damaged or unfinished "
+    "checkpoint is passed over, and the log says why",
+    "EarlyStopping": "looks at what evaluate= returns; weights are not put back: best= of the manager keeps them",
+    "ModelCheckpoint": "everything is saved, not the weights alone, and in the background",
+    "MonitoredTrainingSession": "no session and no chief that the others wait for: all workers run the same program",
+    "train_and_evaluate": "workers evaluate together, between steps; there is no evaluator of its own",
+}
+
+_PATH = "the folder to make; it is there whole or not at all, and no number is put behind its name"
+MEMBERS_OF_RUNS: dict[str, dict[str, tuple[str, str | None]]] = {
+    "Checkpoint": {
+        "read": ("restore(path)", "everything is restored before it returns"),
+        "restore": ("restore(path)", "everything is restored before it returns; nothing is changed if it does not fit"),
+        "save": ("save(path)", _PATH),
+        "save_counter": ("a number of one's own among the objects", None),
+        "sync": ("wait()", None),
+        "write": ("save(path)", _PATH),
+    },
+    "CheckpointManager": {
+        "checkpoint": ("checkpoint", None),
+        "checkpoint_interval": ("the argument every_steps", None),
+        "checkpoints": ("steps, their numbers", None),
+        "directory": ("directory", None),
+        "latest_checkpoint": ("latest_step, its number", None),
+        "restore_or_initialize": ("restore_latest(), which returns the step, or None", None),
+        "save": ("save(step)", "called after every step; it saves when it is time to, and at once with force=True"),
+        "sync": ("wait()", None),
+    },
+}
+"""By what a value is: what takes the place of a member, and what is different."""
