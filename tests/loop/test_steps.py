@@ -124,6 +124,22 @@ def test_a_dataset_that_can_be_gone_through_once_ends_the_run_by_an_error(steps_
     assert recorder.calls[-1] == ("end", 3)
 
 
+def test_no_call_goes_past_a_step_after_which_something_happens() -> None:
+    strategy, recorder = strategy_of(2), Recorder()
+    batches = strategy.distribute_dataset([np.full(4, float(i), np.float32) for i in range(1, 21)])
+    run = replicax.train(
+        replicax.compute_average_loss,
+        batches,
+        10,
+        steps_per_call=4,
+        log_every=7,
+        callbacks=[recorder],
+        progress=False,
+    )
+    assert run.step == 10
+    assert recorder.logged == [(7, {"loss": 7.0}), (10, {"loss": 10.0})]
+
+
 def test_a_dataset_without_elements_is_an_error() -> None:
     strategy = strategy_of(2)
     examples = strategy.make_numpy_dataset(np.zeros(4)).to_iter_dataset().filter(lambda x: x > 1).batch(2)
