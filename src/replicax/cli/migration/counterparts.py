@@ -32,9 +32,9 @@ TOWER_CLASSES: dict[str, tuple[type, ...]] = {
 
 TODAY_OF_TOWERS = {
     "AUTO_REUSE": "nothing to do: keep the variable that was made, and use it again",
-    "GradientDescentOptimizer": "replicax.Optimizer(optax.sgd(learning_rate))",
+    "GradientDescentOptimizer": "replicax.Optimizer, of optax.sgd(learning_rate)",
     "MapOutput": "a list",
-    "MomentumOptimizer": "replicax.Optimizer(optax.sgd(learning_rate, momentum))",
+    "MomentumOptimizer": "replicax.Optimizer, of optax.sgd(learning_rate, momentum)",
     "Operation": "nothing to do: things happen when they are called",
     "Optimizer": "replicax.Optimizer",
     "Optimizer._distributed_apply": "optimizer.apply_gradients(gradients, variables), in a step",
