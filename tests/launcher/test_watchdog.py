@@ -224,7 +224,7 @@ def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> No
 
 # --- stragglers -----------------------------------------------------------------------------------------
 
-EQUAL = StepTimes(5, period=0.3, gap=0.01, waited=0.0, computed=0.2, wanted=0.25, is_on_cpu=True)
+EQUAL = StepTimes(5, 0.3, waited=0.0, wanted=0.25, gap=(0.01, 0.01), computed=(0.2, 0.2), is_on_cpu=True)
 
 
 def heard(watch: StragglerWatch, others: StepTimes, own: StepTimes, seconds: float) -> list[str]:
@@ -241,7 +241,7 @@ def heard(watch: StragglerWatch, others: StepTimes, own: StepTimes, seconds: flo
 
 def test_a_straggler_is_named_once_within_twenty_steps_and_when_it_keeps_up_again() -> None:
     watch = StragglerWatch()
-    slow = dataclasses.replace(EQUAL, gap=0.11)
+    slow = dataclasses.replace(EQUAL, gap=(0.11, 0.12))
     assert heard(watch, EQUAL, EQUAL, 30.0) == []
     assert heard(watch, EQUAL, slow, 6.0) == [
         "worker 1 takes 1.5 times as long as the others for a step: 0.1 s more on its host, between two steps; all "
@@ -252,22 +252,23 @@ def test_a_straggler_is_named_once_within_twenty_steps_and_when_it_keeps_up_agai
 
 
 def test_it_is_said_what_makes_a_worker_slow() -> None:
-    def why(**more: float) -> str:
+    def why(**more: object) -> str:
         return str(slowest({0: EQUAL, 1: dataclasses.replace(EQUAL, **more), 2: EQUAL}))
 
-    assert "0.1 s more waiting for its input" in why(gap=0.11, waited=0.1)
-    assert "0.145 s more computing" in why(computed=0.4)
+    assert "0.1 s more waiting for its input" in why(gap=(0.11, 0.11), waited=0.1)
+    assert "0.145 s more computing" in why(computed=(0.4, 0.4))
     assert slowest({0: EQUAL, 1: EQUAL}).ratio == 1.0
     # On other devices the processors tell nothing, nor where they have next to nothing to do.
     device = dataclasses.replace(EQUAL, is_on_cpu=False)
-    assert slowest({0: device, 1: dataclasses.replace(device, computed=0.4)}).ratio == 1.0
-    small = dataclasses.replace(EQUAL, computed=0.02, wanted=0.02)
-    assert slowest({0: small, 1: dataclasses.replace(small, computed=0.05, wanted=0.05)}).ratio == 1.0
+    assert slowest({0: device, 1: dataclasses.replace(device, computed=(0.4, 0.4))}).ratio == 1.0
+    small = dataclasses.replace(EQUAL, computed=(0.02, 0.02), wanted=0.02)
+    assert slowest({0: small, 1: dataclasses.replace(small, computed=(0.05, 0.05), wanted=0.05)}).ratio == 1.0
 
 
 def test_who_is_late_for_a_moment_is_no_straggler() -> None:
     watch = StragglerWatch()
-    slow = dataclasses.replace(EQUAL, gap=0.2)
+    slow = dataclasses.replace(EQUAL, gap=(0.2, 0.2))
+    assert slowest({0: EQUAL, 1: dataclasses.replace(EQUAL, gap=(0.01, 0.2))}).ratio == 1.0  # now and then
     for _ in range(20):
         assert heard(watch, EQUAL, slow, 1.2) == []
         assert heard(watch, EQUAL, EQUAL, 1.8) == []
@@ -278,6 +279,8 @@ def test_times_come_out_of_the_page() -> None:
     os.close(file)
     assert isinstance(its_page, HeartbeatPage)
     its_page.numbers[page.SAMPLES], its_page.numbers[page.ON_CPU] = 5, 1
-    for place, value in ((page.PERIOD, 0.3), (page.GAP, 0.01), (page.COMPUTED, 0.2), (page.WANTED, 0.25)):
+    for place, value in ((page.PERIOD, 0.3), (page.WANTED, 0.25)):
         its_page.seconds[place] = value
+    its_page.seconds[page.GAP_LOW] = its_page.seconds[page.GAP_HIGH] = 0.01
+    its_page.seconds[page.COMPUTED_LOW] = its_page.seconds[page.COMPUTED_HIGH] = 0.2
     assert StepTimes.of(its_page) == EQUAL

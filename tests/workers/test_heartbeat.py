@@ -217,7 +217,9 @@ def test_samples_tell_a_host_that_its_devices_wait_for() -> None:
     for step in range(12):
         ended = 0.3 * step
         samples.add(step, ended, ended + 0.1, waited=0.08)
-    assert (samples.count, round(samples.period, 6), round(samples.gap, 6), samples.waited) == (11, 0.3, 0.1, 0.08)
+    assert samples.count == 11
+    assert samples.medians()[:2] == pytest.approx((0.3, 0.08))
+    assert samples.gaps() == pytest.approx((0.1, 0.1))
     samples.interrupted()
     samples.add(100, 60.0, 59.0, waited=0.0)  # launched before: the devices had something to do
     samples.add(101, 60.3, 60.4, waited=0.5)

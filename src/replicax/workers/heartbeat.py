@@ -72,13 +72,14 @@ class _Call:
       pace: of the program.
       launched_at: when.
       waited: for how many seconds the host had waited for input by then, in all.
+      met: and for other workers.
       output: what tells when it has ended.
     """
 
-    __slots__ = ("launched_at", "number", "output", "pace", "waited")
+    __slots__ = ("launched_at", "met", "number", "output", "pace", "waited")
 
-    def __init__(self, number: int, pace: Pace, launched_at: float, waited: float) -> None:
-        self.number, self.pace, self.launched_at, self.waited = number, pace, launched_at, waited
+    def __init__(self, number: int, pace: Pace, launched_at: float, waited: float, met: float) -> None:
+        self.number, self.pace, self.launched_at, self.waited, self.met = number, pace, launched_at, waited, met
         self.output: Any = _CALLING
 
     def has_ended(self) -> bool | None:
@@ -112,8 +113,9 @@ class Heartbeat:
         self._first_at = self._launched_at = 0.0
         self._finished_at = 0.0
         self._name = ""
-        self._waited = self._waits_since = 0.0
+        self._waited = self._met = self._switched_at = 0.0
         self._breaks = 0
+        self._newest: int | None = None  # the last call at the look before, if that was just now
         self._samples = StepSamples()
         self._seen: tuple[_Call, float, int] | None = None  # has ended, when, and how many breaks there were by then
         self._compilations = 0
@@ -159,7 +161,7 @@ class Heartbeat:
             numbers[page.CALLS] = pace.calls
         self._launched_at = now
         self._launched += 1
-        self._calls.append(_Call(self._launched, pace, now, self._waited))
+        self._calls.append(_Call(self._launched, pace, now, self._waited, self._met))
         numbers[page.LAUNCHED], numbers[page.RUNS] = self._launched, self._runs[name]
         if (thread := threading.get_ident()) != self._thread:
             self._thread = thread
@@ -212,10 +214,11 @@ class Heartbeat:
         if phase == page.START:
             numbers[page.STEP] = -1
         now = time.monotonic()
-        if phase == page.INPUT:
-            self._waits_since = now
-        elif before == page.INPUT:
-            self._waited += now - self._waits_since
+        if before == page.INPUT:
+            self._waited += now - self._switched_at
+        elif before == page.MEETING:
+            self._met += now - self._switched_at
+        self._switched_at = now
         if phase in _BREAKS:
             self._breaks += 1
         self._seconds[page.PROGRESS] = now
@@ -263,7 +266,8 @@ class Heartbeat:
 
     def _sample(self, until: float) -> None:
         """Look closely at the end of a step, and at what comes then."""
-        pause = look_interval(self._samples.period if self._samples.count else 0.0)
+        period = self._seconds[page.PERIOD]
+        pause = look_interval(period)
         call: _Call | None = None
         for _ in range(LOOKS):
             now = time.monotonic()
@@ -272,12 +276,19 @@ class Heartbeat:
             if self._seen is not None:
                 if self._has_gone_on(*self._seen):
                     self._seen = None
-                    return
+                    if period < INTERVAL:
+                        self._newest = None
+                        return
             elif call is None:
-                call = next((call for call in list(self._calls) if call.has_ended() is False), None)
+                calls = list(self._calls)
+                call = next((call for call in calls if call.has_ended() is False), None)
+                if call is None and calls and self._newest is not None and calls[-1].number > self._newest:
+                    call = calls[-1]  # it was launched since the look before, and has ended already
+                    continue
             elif (ended := call.has_ended()) is not False:
                 self._seen = (call, now, self._breaks) if ended else None
                 call = None
+            self._newest = self._launched
             time.sleep(pause)
 
     def _has_gone_on(self, call: _Call, ended_at: float, breaks: int) -> bool:
@@ -289,11 +300,11 @@ class Heartbeat:
             self._samples.interrupted()
             return True
         samples, seconds = self._samples, self._seconds
-        samples.add(call.number, ended_at, after.launched_at, after.waited - call.waited)
+        samples.add(call.number, ended_at, after.launched_at - (after.met - call.met), after.waited - call.waited)
         if samples.count:
-            seconds[page.GAP], seconds[page.WAITED] = samples.gap, samples.waited
-            seconds[page.PERIOD] = samples.period
-            seconds[page.COMPUTED], seconds[page.WANTED] = samples.computed, samples.wanted
+            seconds[page.PERIOD], seconds[page.WAITED], seconds[page.WANTED] = samples.medians()
+            seconds[page.GAP_LOW], seconds[page.GAP_HIGH] = samples.gaps()
+            seconds[page.COMPUTED_LOW], seconds[page.COMPUTED_HIGH] = samples.computed()
             self._numbers[page.SAMPLES] = samples.count
         return True
 

@@ -21,7 +21,9 @@ SIZE = 4096
 # Whole numbers, by their place.
 PID, SIGNAL, THREAD, LAUNCHED, PHASE, STEP, RUNS, CALLS, FINISHED, CALLBACK, SAMPLES, ON_CPU = range(12)
 # Numbers of seconds, by their place.
-PROGRESS, TICK, FINISHED_AT, EXPECTED, USUAL, GAP, WAITED, PERIOD, COMPUTED, WANTED = range(32, 42)
+PROGRESS, TICK, FINISHED_AT, EXPECTED, USUAL = range(32, 37)
+# And those of the samples of steps: medians, and a low and a high quartile where it matters how sure they are.
+PERIOD, WAITED, WANTED, GAP_LOW, GAP_HIGH, COMPUTED_LOW, COMPUTED_HIGH = range(37, 44)
 # The name of the program, in bytes.
 _NAME, _NAME_END = 1024, 1280
 

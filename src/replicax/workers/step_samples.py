@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import os
 import statistics
+import threading
 
 KEPT = 9
 """Over how many samples medians are taken."""
@@ -60,7 +61,8 @@ class StepSamples:
         Args:
           number: of the call.
           ended_at: when it has ended.
-          next_at: when the next one was launched, be it before that.
+          next_at: when the next one was launched, be it before that; or would have been, had the host not waited for
+            other workers.
           waited: for how many seconds in between the host has waited for input.
         """
         gap = max(0.0, next_at - ended_at)
@@ -76,40 +78,40 @@ class StepSamples:
         """Something else than steps has been done."""
         self._last = None
 
-    @property
-    def gap(self) -> float:
-        """The usual gap."""
-        return statistics.median(sample.gap for sample in self._samples)
+    def medians(self) -> tuple[float, float, float]:
+        """How long a call takes, how much of the gap is waiting for input, and how long the device's threads work.
 
-    @property
-    def waited(self) -> float:
-        """How much of it is waiting for input."""
-        return statistics.median(sample.waited for sample in self._samples)
+        Their work includes the time for which they were ready to run, and others had the processors.
+        """
+        period = statistics.median(seconds for seconds, _, _ in self._steps)
+        waited = statistics.median(sample.waited for sample in self._samples)
+        return period, waited, statistics.median(wanted for _, _, wanted in self._steps)
 
-    @property
-    def period(self) -> float:
-        """How long a call takes in all, from its end to the end of the next one."""
-        return statistics.median(seconds for seconds, _, _ in self._steps)
+    def gaps(self) -> tuple[float, float]:
+        """The low and the high quartile of the gaps."""
+        return _quartiles([sample.gap for sample in self._samples])
 
-    @property
-    def computed(self) -> float:
-        """For how many seconds the processors work on one."""
-        return statistics.median(ran for _, ran, _ in self._steps)
+    def computed(self) -> tuple[float, float]:
+        """Those of the seconds for which the threads of the device have run for a call."""
+        return _quartiles([ran for _, ran, _ in self._steps])
 
-    @property
-    def wanted(self) -> float:
-        """The same, with the time for which threads were ready to run, and others had the processors."""
-        return statistics.median(wanted for _, _, wanted in self._steps)
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    quarter = (len(ordered) - 1) // 4
+    return ordered[quarter], ordered[-1 - quarter]
 
 
 def _processor_seconds() -> tuple[float, float]:
-    """For how many seconds the threads of this process have run, and have run or wanted to, but for the main thread.
+    """For how many seconds the threads of this process have run, and have run or wanted to, but for those of Python.
 
-    Whatever the host does between two steps is in the gap already.
+    What Python does between two steps is in the gap already, and what it does beside them, such as reading ahead or
+    writing a checkpoint, nobody waits for.
     """
     ran = wanted = 0
+    ours = {str(thread.native_id) for thread in threading.enumerate()}
     for thread in os.listdir("/proc/self/task"):
-        if int(thread) == os.getpid():
+        if thread in ours:
             continue
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
             running, waiting, _ = file.read().split()

@@ -21,34 +21,36 @@ KEEPS_UP = 1.2
 """And below which it keeps up again."""
 LEAST = 1e-3
 """Seconds of a step that nobody is named for."""
+LEAST_COMPUTED = 5e-3
+"""The same for computing: of quick steps the threads that keep workers connected are too large a share."""
 SAMPLES = 5
 """How many steps must have been looked at."""
 CONFIRMED = 3
 """How many times in a row the same worker must be found, each time by other steps."""
-SECONDS = 2.0
+SECONDS = 3.0
 """And for how many seconds, at least: on a busy machine any worker may be late for a moment."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """What a worker has measured of its steps, in seconds; medians.
+    """What a worker has measured of its steps, in seconds: medians, or a low and a high quartile.
 
     Attributes:
       samples: how many steps it has looked at so far.
       period: from step to step.
+      waited: how much of the gap it waits for its input.
+      wanted: for how long the threads of the devices work on a step, or would, had they the processors.
       gap: for how long its devices have nothing to do in between.
-      waited: how much of that it waits for its input.
       computed: for how long processors work on a step.
-      wanted: for how long they would, had they nothing else to do.
       is_on_cpu: whether the devices are these processors.
     """
 
     samples: int
     period: float
-    gap: float
     waited: float
-    computed: float
     wanted: float
+    gap: tuple[float, float]
+    computed: tuple[float, float]
     is_on_cpu: bool
 
     @classmethod
@@ -58,10 +60,10 @@ class StepTimes:
         return cls(
             numbers[page.SAMPLES],
             seconds[page.PERIOD],
-            seconds[page.GAP],
             seconds[page.WAITED],
-            seconds[page.COMPUTED],
             seconds[page.WANTED],
+            (seconds[page.GAP_LOW], seconds[page.GAP_HIGH]),
+            (seconds[page.COMPUTED_LOW], seconds[page.COMPUTED_HIGH]),
             bool(numbers[page.ON_CPU]),
         )
 
@@ -101,8 +103,8 @@ def slowest(times: Mapping[int, StepTimes]) -> Lag:
     """The worker that takes longest, of several.
 
     >>> from replicax.launcher.watchdog.stragglers import StepTimes, slowest
-    >>> equal = StepTimes(9, period=0.3, gap=0.0, waited=0.0, computed=0.2, wanted=0.2, is_on_cpu=True)
-    >>> slow = StepTimes(9, period=0.3, gap=0.1, waited=0.1, computed=0.2, wanted=0.2, is_on_cpu=True)
+    >>> equal = StepTimes(9, 0.3, waited=0.0, wanted=0.2, gap=(0.0, 0.0), computed=(0.2, 0.2), is_on_cpu=True)
+    >>> slow = StepTimes(9, 0.3, waited=0.1, wanted=0.2, gap=(0.1, 0.1), computed=(0.2, 0.2), is_on_cpu=True)
     >>> print(slowest({0: equal, 1: slow, 2: equal}))
     worker 1 takes 1.5 times as long as the others for a step: 0.1 s more waiting for its input; all others wait for it
     """
@@ -112,13 +114,16 @@ def slowest(times: Mapping[int, StepTimes]) -> Lag:
 
 
 def _lag(worker: int, own: StepTimes, others: Sequence[StepTimes], period: float) -> Lag:
-    on_host = max(0.0, own.gap - statistics.median(other.gap for other in others))
+    # Three quarters of its steps against three quarters of theirs: on a busy machine medians differ by chance.
+    on_host = max(0.0, own.gap[0] - statistics.median(other.gap[1] for other in others))
     for_input = max(0.0, own.waited - statistics.median(other.waited for other in others))
-    inside = max(0.0, period - own.gap)
+    inside = max(0.0, period - own.gap[0])
     computing = 0.0
     # Where the processors do little for a step, it does not consist of computing.
-    if own.is_on_cpu and own.computed and own.wanted >= inside / 2:
-        computing = inside * max(0.0, 1.0 - statistics.median(other.computed for other in others) / own.computed)
+    if own.is_on_cpu and own.computed[0] > 0 and own.wanted >= inside / 2:
+        theirs = statistics.median(other.computed[1] for other in others)
+        computing = inside * max(0.0, 1.0 - theirs / own.computed[0])
+        computing = computing if computing >= LEAST_COMPUTED else 0.0
     more = on_host + computing
     if more < LEAST:
         return Lag(worker, 1.0, on_host, for_input, computing)
