@@ -20,7 +20,7 @@ from chaos.faults import DAMAGES, FILL, SPOTS, Amounts, Fault, alone, faults_of,
 from chaos.launch import launch, seconds_to_end
 from chaos.records import read_records
 
-SHORT = Amounts(kills=2, stops=0, preemptions=1, damages=2, fills=1)
+SHORT = Amounts(kills=1, stops=0, preemptions=1, damages=1, fills=1)
 
 
 def main() -> int:
