@@ -89,8 +89,9 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     if not lockstep.several:
         return stored
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
-    one = stored.addressable_shards[0].data[0] if isinstance(variable.layout, Copies) else stored
-    offer_here = (kind_of(variable), kind, fingerprint(one), variable.name)
+    own = isinstance(variable.layout, Copies)  # of these one, as all begin alike
+    parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
+    offer_here = (kind_of(variable), kind, [fingerprint(part) for part in parts.values()], variable.name)
     offers = lockstep.share("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
