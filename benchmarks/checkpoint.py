@@ -77,10 +77,7 @@ def blocking(name: str, case: str, rounds: int) -> dict[str, Any]:
     checkpoint = replicax.Checkpoint(model=variables)
     bare = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
     numbers = iter(range(10**6))
-    rows = CASES[case][1][0] // (2 if name == "split over 2" else 1)
-    memory = [
-        np.zeros((rows, *CASES[case][1][1:]), np.float32) for _ in range(CASES[case][0] * CASES[case][1][0] // rows)
-    ]
+    memory: list[Any] = []
 
     def arrays() -> list[Any]:
         return [variable.slot.array for variable in variables]
@@ -116,6 +113,9 @@ def blocking(name: str, case: str, rounds: int) -> dict[str, Any]:
         return took, took
 
     def copy_into_old_memory() -> tuple[float, float]:
+        if not memory:
+            shards = [a.addressable_shards[: 1 if a.is_fully_replicated else None] for a in arrays()]
+            memory.extend(np.array(shard.data) for each in shards for shard in each)
         start = time.perf_counter()
         places = iter(memory)
         for a in arrays():
