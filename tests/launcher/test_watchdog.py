@@ -261,6 +261,8 @@ def test_it_is_said_what_makes_a_worker_slow() -> None:
     # On other devices the processors tell nothing, nor where they have next to nothing to do.
     device = dataclasses.replace(EQUAL, is_on_cpu=False)
     assert slowest({0: device, 1: dataclasses.replace(device, computed=(0.4, 0.4))}).ratio == 1.0
+    quick = dataclasses.replace(EQUAL, period=0.02, gap=(0.0, 0.0), computed=(0.005, 0.005))
+    assert slowest({0: dataclasses.replace(quick, computed=(0.015, 0.015)), 1: quick}).ratio == 1.0
     small = dataclasses.replace(EQUAL, computed=(0.02, 0.02), wanted=0.02)
     assert slowest({0: small, 1: dataclasses.replace(small, computed=(0.05, 0.05), wanted=0.05)}).ratio == 1.0
 

@@ -21,8 +21,8 @@ KEEPS_UP = 1.2
 """And below which it keeps up again."""
 LEAST = 1e-3
 """Seconds of a step that nobody is named for."""
-LEAST_COMPUTED = 5e-3
-"""The same for computing: of quick steps the threads that keep workers connected are too large a share."""
+LEAST_COMPUTED = 20e-3
+"""The same for computing: of a quick step, much of it is what keeps workers connected, most of all the chief."""
 SAMPLES = 5
 """How many steps must have been looked at."""
 CONFIRMED = 3
