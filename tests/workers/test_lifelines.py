@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import threading
@@ -103,3 +104,25 @@ def test_a_worker_that_can_not_reach_the_chief_does_without() -> None:
 def test_a_wait_is_ended_by_another_thread(chief: Lifelines) -> None:
     threading.Timer(0.05, chief.wake).start()
     assert chief.wait(60) == {}
+
+
+def test_lines_have_descriptors_of_any_number(chief: Lifelines) -> None:
+    """A chief of a thousand workers has some above 1024, which ``select`` does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        with contextlib.ExitStack() as others:
+            while (other := os.open(os.devnull, os.O_RDONLY)) < 1024:
+                others.callback(os.close, other)
+            others.callback(os.close, other)
+            worker = Lifelines(1, "127.0.0.1", lambda: chief.home)
+            worker.wait(0.0)
+            while not chief._lines:
+                assert chief.wait(0.01) == {}
+            [(line, _)] = chief._lines.values()
+            assert line.fileno() > 1024
+            worker.close_all()
+            [index] = chief.wait(60)
+            assert index == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -102,7 +102,7 @@ class Lifelines:
             # A worker that waits for the chief's port looks for it soon.
             is_on_its_way = self._index != 0 and not self._lines and self._tries > 0
             left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(sockets, [], [], min(left, 0.1) if is_on_its_way else left)
+            ready = _ready(sockets, min(left, 0.1) if is_on_its_way else left)
             with self._lock:
                 if self._server in ready:
                     self._accept()
@@ -167,6 +167,15 @@ def _server(host: str) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
+def _ready(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those from which something can be read, or that are closed; waits for one, for so long at most."""
+    poll = select.poll()  # select.select knows no descriptor from 1024 on, and a chief may have as many workers
+    for one in sockets:
+        poll.register(one, select.POLLIN)
+    found = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    return [one for one in sockets if one.fileno() in found]
 
 
 def _line_of(connection: socket.socket) -> bytes:
