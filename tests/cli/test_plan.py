@@ -92,6 +92,13 @@ def test_a_module_and_several_cores_for_a_replica(model) -> None:
     assert "mesh replica 4 × logical0 2" in done.stdout
 
 
+def test_several_slices(model) -> None:
+    done = replicax_command(model, "--topology", "v5e:2x2", "--slices", 2, "--network", 3)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step on 8 replicas, 8 × TPU v5 lite (2 slices of 2x2)\n")
+    assert "Between slices a chip sends 3 GB/s." in " ".join(done.stdout.split())
+
+
 def test_on_emulated_cpus(model) -> None:
     done = replicax_command(model, "--replicas", 4, "--strategy", "sharded")
     assert done.returncode == 0, done.stderr
@@ -144,6 +151,11 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}", "--topology", "telepathy"], "'telepathy' is not a TPU slice: expected a name such as 'v5e:4x4'"),
         (["{model}", "--topology", "v5e:4x4", "--replicas", "4"], "--replicas is for emulated CPU devices"),
         (["{model}", "--logical", "1x1x1x2"], "--logical needs --topology"),
+        (["{model}", "--slices", "2"], "--slices needs --topology"),
+        (["{model}", "--topology", "v5e:4x4", "--slices", "0"], "--slices: must be at least 1, got 0"),
+        (["{model}", "--topology", "v5e:4x4", "--network", "3"], "it needs --slices 2 or more"),
+        (["{model}", "--topology", "v5e:2x2", "--slices", "2", "--network", "nan"], "must be a positive number"),
+        (["{model}", "--topology", "v4:2x2x1", "--slices", "2"], "what a v4 chip can send to other slices: give it"),
         (["{model}", "--topology", "v5p:2x2x2", "--logical", "two"], "must be cores along x, y, z and on a chip"),
         (["{model}", "--topology", "v5p:2x2x2", "--logical", "1x1x4x1"], "exceeds the mesh"),
         (
@@ -188,7 +200,7 @@ def test_the_parser_describes_the_function(capsys) -> None:
 
 def test_a_file_that_turns_out_not_to_be_writable(model, capsys, in_place, tmp_path, monkeypatch) -> None:
     """As on a disk that is full: the report is printed, the other file is written, and the exit status says it."""
-    monkeypatch.setattr(replicax, "plan", lambda *args: Found())
+    monkeypatch.setattr(replicax, "plan", lambda *args, **options: Found())
     assert main(["plan", str(model), "--html", "/dev/full", "--json", str(tmp_path / "plan.json")]) == 3
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["the report", f"Written: {tmp_path / 'plan.json'}"]

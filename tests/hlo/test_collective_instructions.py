@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import Collective, collectives_in, collectives_of
+from replicax.hlo.collective_instructions import SLICE_AXIS, Collective, collectives_in, collectives_of
 from replicax.hlo.instructions import parse
 from tests.conftest import strategy_of
 from tests.hlo.hlo_texts import LOOP
@@ -114,6 +114,37 @@ ENTRY %main (x: f32[8]) -> f32[2] {
     )
     [use] = collectives_of(module, MESH)
     assert (use.kind, use.bytes, use.whole, use.axes) == ("reduce-scatter", 8, 32, ("replica",))
+
+
+SENT = 'is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1:4}x{0:1}",_xla_megascale_transfer_type='
+
+
+@pytest.mark.parametrize(
+    ("transfer", "kind", "whole"),
+    [
+        ("ALL_REDUCE", "all-reduce", 32),
+        ("ALL_GATHER", "all-gather", 32),
+        ("REDUCE_SCATTER", "reduce-scatter", 4 * 32),
+        ("ONE_TO_ONE", "collective-permute", 32),
+    ],
+)
+def test_what_slices_tell_each_other(transfer: str, kind: str, whole: int) -> None:
+    module = parse(
+        f"""
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0}} parameter(0)
+  %inside = f32[8]{{0}} all-reduce(%x), replica_groups={{}}, to_apply=%add
+  %token = token[] after-all()
+  %sent = (f32[8]{{0}}, u32[], token[]) send(%inside, %token), channel_id=2, {SENT}"{transfer}"}}
+  %received = (f32[8]{{0}}, u32[], token[]) recv(%token), channel_id=1, {SENT}"{transfer}"}}
+  %done = (f32[8]{{0}}, token[]) recv-done(%received), channel_id=1
+  ROOT %y = f32[8]{{0}} get-tuple-element(%done), index=0
+}}"""
+    )
+    inside, between = collectives_of(module, MESH, slices=4)
+    assert (inside.kind, inside.axes, inside.participants) == ("all-reduce", ("logical0",), 2)
+    assert (between.kind, between.bytes, between.whole, between.axes) == (kind, 32, whole, (SLICE_AXIS,))
+    assert (between.participants, between.members, between.count) == (4, (0, 2, 4, 6), 1)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

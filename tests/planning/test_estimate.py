@@ -121,6 +121,64 @@ def test_scaling_of_an_odd_slice_and_of_a_ring() -> None:
     assert points[-1].estimate.communication == pytest.approx(2 * (1e7 * 7 / 8 / 6e9 + 4 * HOP))
 
 
+def slices_of_four(slices: int, cores: int = 1) -> np.ndarray:
+    found = []
+    for index in range(slices):
+        devices = devices_of((2, 2, 1), "TPU v5 lite", cores)
+        for device in devices.flat:
+            device.slice_index = index
+        found.append(devices)
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "sent"),
+    [
+        ("all-reduce", 1e6, 2 * 1e6 * 3 / 4),
+        ("all-gather", 1e6, 1e6 * 3 / 4),
+        ("reduce-scatter", 4e6, 4e6 * 3 / 4),  # its result is a quarter of what it takes
+        ("all-to-all", 1e6, 1e6 * 3 / 4),
+        ("collective-permute", 1e6, 1e6),
+    ],
+)
+def test_between_slices(kind: str, whole: float, sent: float) -> None:
+    chip = Chip("chip", 1, 1, 1, link=1e9, links=4, network=1e8)
+    use = use_of(kind, 4, ("slice",), size=1_000_000)
+    assert use.whole == whole
+    network = Network(slices_of_four(4), chip)
+    assert (network.slices, network.grid, network.shape) == (4, (2, 2, 1), (2, 2, 1))
+    assert network.seconds(use) == pytest.approx(sent / 1e8)
+    assert network.seconds_between(use, 1) == 0
+    # Two devices of a chip send through what the chip has.
+    assert Network(slices_of_four(4, cores=2), chip).seconds(use) == pytest.approx(2 * sent / 1e8)
+
+
+def test_a_gather_from_fewer_slices_is_smaller() -> None:
+    network = Network(slices_of_four(4), Chip("chip", 1, 1, 1, network=1e8))
+    assert network.seconds_between(use_of("all-gather", 4, ("slice",), 1_000_000), 2) == pytest.approx(5e5 / 2 / 1e8)
+    assert network.seconds_between(use_of("all-reduce", 4, ("slice",), 1_000_000), 2) == pytest.approx(1e6 / 1e8)
+
+
+def test_scaling_over_slices() -> None:
+    cost, network = Cost(10**9, 0, 10**6), Network(slices_of_four(6), CHIPS["v5e"])
+    uses = [use_of("reduce-scatter", 4), use_of("all-reduce", 6, ("slice",)), use_of("all-gather", 4)]
+    points = scaling_of(cost, uses, CHIPS["v5e"], network)
+    assert [(p.replicas, p.slices, p.chips) for p in points] == [
+        (1, 1, (1, 1)),
+        (2, 1, (1, 2)),
+        (4, 1, (2, 2)),
+        (12, 3, (2, 2)),
+        (24, 6, (2, 2)),
+    ]
+    assert [p.estimate.between_slices for p in points[:3]] == [0, 0, 0]
+    assert points[-1].estimate == estimate_of(cost, uses, CHIPS["v5e"], network)
+    assert points[-1].estimate.between_slices == pytest.approx(2 * 1e7 * 5 / 6 / CHIPS["v5e"].network)
+    assert points[-1].estimate.bound_by == "the network between slices"
+    assert points[-1].estimate.overlapped == points[-1].estimate.between_slices
+    whole = points[-1].estimate
+    assert whole.sequential == max(whole.compute, whole.memory) + whole.communication + whole.between_slices
+
+
 @pytest.mark.parametrize("change", [{"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}])
 def test_a_chip_that_can_not_be(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"Chip 'c': {next(iter(change))} must"):

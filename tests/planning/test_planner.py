@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -11,6 +12,9 @@ import optax
 import pytest
 
 import replicax
+from replicax.devices.quantities import bytes_in_words
+from replicax.planning.chip_specs import CHIPS
+from replicax.planning.render.tables import sections
 from tests.conftest import strategy_of
 
 WIDTH = 256
@@ -122,6 +126,38 @@ def test_the_same_work_on_any_number_of_chips(on_tpus) -> None:
     assert plan.cost.matrix_flops == on_tpus.cost.matrix_flops
     assert {c.participants for c in plan.collectives} == {6144}
     assert [p.replicas for p in plan.scaling][::12] == [1, 6144]
+
+
+def test_several_slices(on_tpus) -> None:
+    strategy = replicax.TPUStrategy(replicax.TPUClusterResolver(topology="v5e:4x4", slices=2))
+    plan = replicax.plan(strategy, *build(strategy))
+    assert (plan.replicas, plan.devices, plan.slices, plan.topology) == (32, 32, 2, "4x4")
+    assert plan.title == "train_step on 32 replicas, 32 × TPU v5 lite (2 slices of 4x4)"
+    assert plan.cost.matrix_flops == on_tpus.cost.matrix_flops
+    assert plan.memory.capacity == on_tpus.memory.capacity
+    inside = [c for c in plan.collectives if c.axes == ("replica",)]
+    between = [c for c in plan.collectives if c.axes == ("slice",)]
+    assert len(inside) + len(between) == len(plan.collectives)
+    assert {c.participants for c in inside} == {16}
+    assert {(c.kind, c.participants) for c in between} == {("all-reduce", 2)}
+    # Each chip of a slice sends a sixteenth of the gradients.
+    assert sum(c.bytes * c.count for c in between) == pytest.approx(4 * PARAMETERS / 16, rel=0.01)
+    assert plan.estimate.between_slices == pytest.approx(sum(c.seconds * c.count for c in between))
+    assert plan.estimate.communication == pytest.approx(sum(c.seconds * c.count for c in inside))
+    assert [(p.replicas, p.slices) for p in plan.scaling][-2:] == [(16, 1), (32, 2)]
+    assert plan.scaling[-1].estimate == plan.estimate
+    assert not [b for b in plan.memory.buffers if b.bytes == 0]
+    assert json.loads(plan.to_json())["slices"] == 2
+    rows = {row[0]: row[1:] for section in sections(plan) for row in section.rows}
+    assert rows["collectives between slices"][0] == bytes_in_words(sum(c.bytes * c.count for c in between))
+
+
+def test_slices_of_chips_whose_network_is_not_known() -> None:
+    strategy = replicax.TPUStrategy(replicax.TPUClusterResolver(topology="v4:2x2x1", slices=2))
+    with pytest.raises(ValueError, match="of 2 slices, and for v4 no bandwidth of the network .*network=6.25e9"):
+        replicax.plan(strategy, *build(strategy))
+    chip = dataclasses.replace(CHIPS["v4"], network=1e9)
+    assert replicax.plan(strategy, *build(strategy), chip=chip).estimate.between_slices > 0
 
 
 def test_a_replica_of_several_cores() -> None:

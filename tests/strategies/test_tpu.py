@@ -16,8 +16,8 @@ from tests.strategies import workers_tpu
 DATA = np.random.default_rng(7).normal(size=(2, 8, 3)).astype(np.float32)
 
 
-def on(emulate: str, **build) -> replicax.TPUStrategy:
-    resolver = replicax.TPUClusterResolver(emulate=emulate)
+def on(emulate: str, slices: int | None = None, **build) -> replicax.TPUStrategy:
+    resolver = replicax.TPUClusterResolver(emulate=emulate, slices=slices)
     return replicax.TPUStrategy(
         resolver, replicax.DeviceAssignment.build(resolver.topology, **build) if build else None
     )
@@ -47,16 +47,18 @@ def train(strategy: replicax.Strategy, executor: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("emulate", "replicas", "executor"),
+    ("emulate", "slices", "replicas", "executor"),
     [
-        ("1x1x1x1", 1, "compiled"),
-        ("1x1x1x2", 2, "compiled"),
-        ("2x2x1x2", 8, "compiled"),
-        ("1x1x1x2", 2, "per_replica"),
+        ("1x1x1x1", None, 1, "compiled"),
+        ("1x1x1x2", None, 2, "compiled"),
+        ("2x2x1x2", None, 8, "compiled"),
+        ("2x1x1x2", 2, 8, "compiled"),
+        ("1x1x1x2", None, 2, "per_replica"),
+        ("1x1x1x1", 2, 2, "per_replica"),
     ],
 )
-def test_training_is_that_of_mirrored_replicas(emulate: str, replicas: int, executor: str) -> None:
-    strategy = on(emulate)
+def test_training_is_that_of_mirrored_replicas(emulate: str, slices: int | None, replicas: int, executor: str) -> None:
+    strategy = on(emulate, slices)
     assert strategy.num_replicas_in_sync == replicas
     for mine, theirs in zip(train(strategy, executor), train(strategy_of(replicas), executor), strict=True):
         np.testing.assert_array_equal(mine, theirs)

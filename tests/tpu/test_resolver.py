@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import jax
@@ -118,6 +118,31 @@ def test_what_can_not_be_emulated(emulate) -> None:
         TPUClusterResolver(emulate=emulate)
 
 
+def test_several_emulated_slices() -> None:
+    resolver = TPUClusterResolver(emulate="2x1x1x2", slices=2)
+    assert (resolver.slices, resolver.topology.num_devices, resolver.devices.shape) == (2, 4, (2, 4))
+    pairs = DeviceAssignment.build(resolver.topology, [1, 1, 2], num_replicas=None)
+    numbers = [[d.id for d in replica] for replica in resolver.logical_devices(pairs)]
+    assert numbers == [[0, 1], [2, 3], [4, 5], [6, 7]]  # slice by slice
+    assert repr(resolver).startswith("TPUClusterResolver(2 × Topology(2x1x1 chips of 2 devices, 1 host")
+    assert resolver.num_accelerators("worker", 1) == {"TPU": 4}
+    with pytest.raises(ValueError, match="no worker 2: there are 2"):
+        resolver.num_accelerators("worker", 2)
+    with pytest.raises(RuntimeError, match="^3 × Topology.* takes 12 CPU devices"):
+        TPUClusterResolver(emulate="2x1x1x2", slices=3)
+
+
+@pytest.mark.parametrize("slices", [0, -1, True, "2", 1.5])
+def test_numbers_of_slices_that_can_not_be(slices) -> None:
+    with pytest.raises(ValueError, match=f"slices must be a positive integer, got {slices!r}"):
+        TPUClusterResolver(emulate="2x1x1x2", slices=slices)
+
+
+def test_slices_that_are_there_are_found() -> None:
+    with pytest.raises(ValueError, match="slices=2.*are found; leave slices out"):
+        TPUClusterResolver(slices=2)
+
+
 # --- real -----------------------------------------------------------------------------------------------
 
 
@@ -147,9 +172,21 @@ def test_part_of_a_slice_and_an_unknown_kind() -> None:
     assert {d.process_index for d in devices[0]} == {min(d.process_index for d in part)}
 
 
+def test_several_slices() -> None:
+    one = chips("v5e:4x4")
+    found = [replace(d, slice_index=s, process_index=4 * s + d.process_index) for s in (1, 0) for d in one]
+    topology, devices = topology_of(found)
+    assert topology == Topology.from_name("v5e:4x4")
+    assert devices.shape == (8, 4)  # [slices * tasks, devices of a task]
+    assert [[d.process_index for d in row] for row in devices] == [[task] * 4 for task in range(8)]
+    assert [row[0].slice_index for row in devices] == [0] * 4 + [1] * 4
+    assert [d.coords for d in devices[5]] == [d.coords for d in devices[1]]
+
+
 def test_devices_that_make_no_topology() -> None:
-    two = [*chips("v5e:2x2"), *chips("v5e:2x2", slice_index=1)]
-    with pytest.raises(ValueError, match=r"of one slice, and these devices are of 2: \[0, 1\]"):
+    two = [*chips("v5e:2x2", slice_index=1), *chips("v5e:2x4", slice_index=3)]
+    differ = "slices differ: slice 1 is Topology\\('v5e:2x2', .*, and slice 3 is Topology\\('v5e:2x4'.*of one shape"
+    with pytest.raises(ValueError, match=differ):
         topology_of(two)
     with pytest.raises(ValueError, match="process 0 has 4, process 1 has 3"):
         topology_of([d for d in chips("v5e:2x4") if d.id != 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -52,6 +53,15 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--topology", metavar="NAME", help="a TPU slice, such as v5e:4x4 or v5p:16x16x24")
     parser.add_argument(
+        "--slices", type=positive_int, metavar="N", help="how many such slices, joined by a data-center network"
+    )
+    parser.add_argument(
+        "--network",
+        type=_positive_float,
+        metavar="GB/S",
+        help="what a chip can send to other slices, in 10^9 bytes per second (default: what the chip table has)",
+    )
+    parser.add_argument(
         "--logical", type=_shape, metavar="XxYxZxC", help="the cores of one replica, such as 1x2x2x1 (default: one)"
     )
     parser.add_argument(
@@ -73,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     function = _load(args.target)
     strategy = _make_strategy(args)
+    chip = _chip(args)
 
     import replicax
 
@@ -82,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             raise _error(
                 f"{args.target} must return (step, element_spec), the step and what it takes; got {_short(planned)}"
             )
-        found = replicax.plan(strategy, *planned)
+        found = replicax.plan(strategy, *planned, chip=chip)
     except CommandError:
         raise
     except (Exception, SystemExit) as error:  # the user's code, or what it may not do
@@ -113,11 +124,40 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split("x"))
 
 
+def _positive_float(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return number
+
+
+def _chip(args: argparse.Namespace) -> replicax.Chip | None:
+    """The chip of the table, with the network that was asked for."""
+    if (args.slices or 1) == 1:
+        return None
+    from replicax.planning.chip_specs import CHIPS
+    from replicax.tpu.generations import parse_slice
+
+    chip = CHIPS[parse_slice(args.topology)[0].name]
+    if args.network is not None:
+        return dataclasses.replace(chip, network=args.network * 1e9)
+    if not chip.network:
+        raise _error(f"it is not known what a {chip.name} chip can send to other slices: give it, as --network GB/S")
+    return chip
+
+
 def _check(args: argparse.Namespace) -> None:
     if args.topology is not None and args.replicas is not None:
         raise _error("--replicas is for emulated CPU devices; with --topology the slice says how many there are")
     if args.topology is None and args.logical is not None:
         raise _error("--logical needs --topology, which has the cores")
+    if args.topology is None and args.slices is not None:
+        raise _error("--slices needs --topology, which says what each slice is")
+    if args.network is not None and (args.slices or 1) == 1:
+        raise _error("--network is what goes between slices: it needs --slices 2 or more")
     if args.logical is not None and args.strategy == "sharded":
         raise _error("--logical and --strategy sharded can't go together: a sharded replica has one device")
     for option, path in (("--html", args.html), ("--json", args.json)):
@@ -181,7 +221,7 @@ def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")  # what is computed along the way needs no accelerator
     try:
-        resolver = replicax.TPUClusterResolver(topology=args.topology)
+        resolver = replicax.TPUClusterResolver(topology=args.topology, slices=args.slices)
         if args.strategy == "sharded":
             return replicax.ShardedStrategy(list(resolver.devices.flat))
         assignment = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -14,6 +15,12 @@ MOVING = frozenset(["all-gather", "all-to-all", "collective-permute", "collectiv
 """Collectives that hand on what they are given, and compute nothing."""
 
 KINDS = MOVING | {"all-reduce", "reduce-scatter"}
+
+SLICE_AXIS = "slice"
+"""Of what slices tell each other; no mesh has it. Inside of a slice collectives go along the mesh's own axes."""
+
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_TARGET = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +97,8 @@ class CollectiveUse:
     Attributes:
       kind: as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another.
       bytes: of its result on one device.
-      axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …
+      axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
+        tell each other, ``"slice"``.
       participants: how many devices take part together.
       members: the devices of the first group, by their places in the mesh; of a permute, of the first chain.
       count: how often it is issued in one run.
@@ -111,12 +119,16 @@ class CollectiveUse:
         return self.bytes * self.participants if self.kind == "reduce-scatter" else self.bytes
 
 
-def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
+def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> list[CollectiveUse]:
     """The collectives of a program, equal ones as one, in the order of their first appearance.
+
+    Of devices in several slices each slice has a program, and this is the first one's. A collective among all is there
+    what the devices of a slice do together, and what each then sends to those in its place in the other slices.
 
     Args:
       module: a compiled program.
       axes: the axes of its mesh and their sizes, in order.
+      slices: how many slices have the mesh's devices, one slice after the other.
 
     >>> from replicax.hlo.instructions import parse
     >>> from replicax.hlo.collective_instructions import collectives_of
@@ -131,25 +143,49 @@ def collectives_of(module: Module, axes: dict[str, int]) -> list[CollectiveUse]:
     found: dict[tuple[object, ...], CollectiveUse] = {}
     issued: dict[str, str] = {}
     for executed in Walk(module):
-        collective = as_collective(executed.instruction)
-        if collective is None or is_repeated(executed.instruction, issued):
-            continue
-        collective = _as_issued(collective, executed.computation.name, module)
-        members = _members(executed.instruction, tuple(axes.values()))
-        use = CollectiveUse(
-            kind=collective.kind,
-            bytes=collective.bytes,
-            axes=axes_of(members, axes),
-            participants=len(members),
-            members=members,
-            count=executed.times,
-            where=plain_name(executed.instruction.op_name),
-        )
+        instruction = executed.instruction
+        use = _between_slices(instruction, axes, slices) if slices > 1 else None
+        if use is None:
+            collective = as_collective(instruction)
+            if collective is None or is_repeated(instruction, issued):
+                continue
+            collective = _as_issued(collective, executed.computation.name, module)
+            members = _members(instruction, math.prod(axes.values()) // slices)
+            use = CollectiveUse(
+                kind=collective.kind,
+                bytes=collective.bytes,
+                axes=axes_of(members, axes),
+                participants=len(members),
+                members=members,
+                count=1,
+                where=plain_name(instruction.op_name),
+            )
+        use = dataclasses.replace(use, count=executed.times)
         key = (use.kind, use.bytes, use.members, use.where)
         if key in found:
             use = dataclasses.replace(use, count=use.count + found[key].count)
         found[key] = use
     return list(found.values())
+
+
+def _between_slices(instruction: Instruction, axes: dict[str, int], slices: int) -> CollectiveUse | None:
+    """What a device receives from other slices, if that is what an instruction does."""
+    transfer = _TRANSFER.search(instruction.attributes) if instruction.opcode == "recv" else None
+    if transfer is None:
+        return None
+    kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer[1], transfer[1].lower().replace("_", "-"))
+    target = _TARGET.search(instruction.attributes)
+    participants = _numbers_in(target[1]) if target else slices
+    each = math.prod(axes.values()) // slices
+    members = tuple(slice_ * each for slice_ in range(participants))
+    received = arrays_in(elements_of(instruction.type)[0])  # a context and a token come behind
+    return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), participants, members, 1)
+
+
+def _numbers_in(text: str) -> int:
+    """How many numbers ``"1,2"`` or ``"1:8"`` stands for."""
+    ends = [[int(end) for end in part.split(":")] for part in text.split(",")]
+    return sum(end[-1] - end[0] + 1 for end in ends)
 
 
 def _as_issued(collective: Collective, computation: str, module: Module) -> Collective:
@@ -159,8 +195,8 @@ def _as_issued(collective: Collective, computation: str, module: Module) -> Coll
     return collective
 
 
-def _members(instruction: Instruction, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The devices of the first group."""
+def _members(instruction: Instruction, devices: int) -> tuple[int, ...]:
+    """The devices of the first group; all ``devices``, if no groups are named."""
     text = instruction.attributes
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         return _chain(re.findall(r"\{(\d+),(\d+)", pairs[1] + "}"))
@@ -172,7 +208,7 @@ def _members(instruction: Instruction, shape: tuple[int, ...]) -> tuple[int, ...
             order = [int(d) for d in found[4].split(",")]
             numbers = numbers.reshape([int(d) for d in found[3].split(",")]).transpose(order)
         return tuple(numbers.reshape(int(found[1]), int(found[2]))[0].tolist())
-    return tuple(range(int(np.prod(shape))))
+    return tuple(range(devices))
 
 
 def _chain(pairs: list[tuple[str, str]]) -> tuple[int, ...]:

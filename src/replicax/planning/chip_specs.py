@@ -24,6 +24,8 @@ class Chip:
       links: how many it has.
       usable: how much of the main memory the compiler gives a program, in bytes; ``None`` means all of it.
       sources: where the figures are from.
+      network: what it can send to chips of other slices, through the data-center network: its share of what its host
+        can, in bytes per second; 0 if that is not known.
 
     >>> import replicax
     >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
@@ -40,17 +42,18 @@ class Chip:
     links: int = 0
     usable: float | None = None
     sources: tuple[str, ...] = ()
+    network: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("flops", "memory", "bandwidth"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
-        for field in ("link", "links"):
+        for field in ("link", "links", "network"):
             if getattr(self, field) < 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
 
     def share(self, devices: int) -> Chip:
-        """What each of ``devices`` JAX devices of a chip has: an even share, and the links, which they use together."""
+        """What each of ``devices`` JAX devices of a chip has: an even share; links and network they use together."""
         usable = None if self.usable is None else self.usable / devices
         return dataclasses.replace(
             self,
@@ -66,17 +69,18 @@ _CACM = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural
 _V4 = "Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer, ISCA 2023, https://arxiv.org/abs/2304.01433"
 _USABLE = "usable memory: what the compiler of libtpu 0.0.42 says that it has, when a program does not fit"
 
-# Links: the documents give the sum over a chip's links and both ways; here it is one link, one way.
+# Links: the documents give the sum over a chip's links and both ways; here it is one link, one way. The network: of v5e
+# and v6e they give what a pod of 256 chips has, of v5p and TPU7x what a chip has, in bits; of earlier ones nothing.
 CHIPS = {
     chip.name: dataclasses.replace(chip, sources=(*chip.sources, _USABLE))
     for chip in (
         Chip("v2", 46e12, 16 * _GIB, 700e9, 62e9, 4, 2 * 7.48 * _GIB, (_CACM,)),
         Chip("v3", 123e12, 32 * _GIB, 900e9, 82e9, 4, 2 * 15.48 * _GIB, (_CACM, _DOCS + "v3")),
         Chip("v4", 275e12, 32 * _GIB, 1200e9, 50e9, 6, 30.75 * _GIB, (_V4, _DOCS + "v4")),
-        Chip("v5e", 197e12, 16 * _GIB, 819e9, 50e9, 4, 15.75 * _GIB, (_DOCS + "v5e",)),
-        Chip("v5p", 459e12, 95.74 * _GIB, 2765e9, 100e9, 6, 95.74 * _GIB, (_DOCS + "v5p",)),
-        Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.25 * _GIB, (_DOCS + "v6e",)),
-        Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.75 * _GIB, (_DOCS + "tpu7x",)),
+        Chip("v5e", 197e12, 16 * _GIB, 819e9, 50e9, 4, 15.75 * _GIB, (_DOCS + "v5e",), 25e9 / 8),
+        Chip("v5p", 459e12, 95.74 * _GIB, 2765e9, 100e9, 6, 95.74 * _GIB, (_DOCS + "v5p",), 50e9 / 8),
+        Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.25 * _GIB, (_DOCS + "v6e",), 100e9 / 8),
+        Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.75 * _GIB, (_DOCS + "tpu7x",), 100e9 / 8),
     )
 }
 """By the generation's name, as in the names of topologies."""

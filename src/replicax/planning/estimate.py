@@ -16,7 +16,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from replicax.hlo.collective_instructions import CollectiveUse
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.network import Network, Shape
@@ -29,27 +30,35 @@ class Estimate:
     Attributes:
       compute: of matrix products at the chip's peak.
       memory: of reads and writes at the memory's bandwidth.
-      communication: of all collectives, one after the other.
+      communication: of all collectives over the links of a slice, one after the other.
+      between_slices: of all that slices tell each other, one after the other.
     """
 
     compute: float
     memory: float
     communication: float
+    between_slices: float = 0.0
 
     @property
     def overlapped(self) -> float:
-        """If computing, memory and network work at the same time: the least that the step can take."""
-        return max(self.compute, self.memory, self.communication)
+        """If computing, memory, links and network work at the same time: the least that the step can take."""
+        return max(self.compute, self.memory, self.communication, self.between_slices)
 
     @property
     def sequential(self) -> float:
         """If collectives overlap with nothing."""
-        return max(self.compute, self.memory) + self.communication
+        return max(self.compute, self.memory) + self.communication + self.between_slices
 
     @property
     def bound_by(self) -> str:
         """What takes longest."""
-        return max(("compute", "memory", "communication"), key=lambda name: float(getattr(self, name)))
+        times = {
+            "compute": self.compute,
+            "memory": self.memory,
+            "communication": self.communication,
+            "the network between slices": self.between_slices,
+        }
+        return max(times, key=times.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +67,11 @@ class ScalingPoint:
 
     Attributes:
       replicas: how many.
-      chips: the shape of the slice that they fill.
+      chips: the shape of the slice that they fill; of each, if they are several.
       estimate: of the step.
       efficiency: the speed of each replica, as a share of that of one alone, if collectives overlap with nothing.
       efficiency_overlapped: the same, if everything overlaps.
+      slices: how many slices they fill.
     """
 
     replicas: int
@@ -69,10 +79,16 @@ class ScalingPoint:
     estimate: Estimate
     efficiency: float
     efficiency_overlapped: float
+    slices: int = 1
 
 
 def estimate_of(
-    cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network, grid: Shape | None = None
+    cost: Cost,
+    uses: Sequence[CollectiveUse],
+    device: Chip,
+    network: Network,
+    grid: Shape | None = None,
+    slices: int | None = None,
 ) -> Estimate:
     """The estimate of a step.
 
@@ -81,29 +97,37 @@ def estimate_of(
       uses: its collectives.
       device: what one JAX device has.
       network: how the chips are linked.
-      grid: the replicas along each dim, if fewer than there are.
+      grid: the replicas along each dim of a slice, if fewer than there are.
+      slices: how many, if fewer than there are.
     """
+    between = [use for use in uses if SLICE_AXIS in use.axes]
     return Estimate(
         compute=cost.matrix_flops / device.flops,
         memory=cost.bytes / device.bandwidth,
-        communication=sum(use.count * network.seconds(use, grid) for use in uses),
+        communication=sum(use.count * network.seconds(use, grid) for use in uses if use not in between),
+        between_slices=sum(use.count * network.seconds_between(use, slices or network.slices) for use in between),
     )
 
 
 def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> tuple[ScalingPoint, ...]:
-    """Estimates from one replica to all; none if the replicas fill no box of chips."""
+    """Estimates from one replica to a slice and then to all; none if a slice's replicas fill no box of chips."""
     if network.grid is None:
         return ()
-    between = [use for use in uses if "replica" in use.axes]
-    inside = [use for use in uses if "replica" not in use.axes]
+    between = [use for use in uses if REPLICA_AXIS in use.axes or SLICE_AXIS in use.axes]
+    inside = [use for use in uses if use not in between]
     alone = estimate_of(cost, inside, device, network)
-    counted = [(1, (1,) * len(network.grid), alone)]
-    for grid in _grids(network.grid):
-        replicas = math.prod(grid) * network.replicas_per_block
+    counted = [(1, (1,) * len(network.grid), 1, alone)]
+    one_slice = [(grid, 1) for grid in _grids(network.grid)]
+    for grid, slices in (*one_slice, *((network.grid, n) for (n,) in _grids((network.slices,)) if n > 1)):
+        replicas = math.prod(grid) * network.replicas_per_block * slices
         if replicas > 1:
-            estimate = estimate_of(cost, between, device, network, grid)
-            together = dataclasses.replace(alone, communication=alone.communication + estimate.communication)
-            counted.append((replicas, grid, together))
+            added = estimate_of(cost, between, device, network, grid, slices)
+            together = dataclasses.replace(
+                alone,
+                communication=alone.communication + added.communication,
+                between_slices=added.between_slices,
+            )
+            counted.append((replicas, grid, slices, together))
     return tuple(
         ScalingPoint(
             replicas=replicas,
@@ -111,8 +135,9 @@ def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network:
             estimate=estimate,
             efficiency=_ratio(alone.sequential, estimate.sequential),
             efficiency_overlapped=_ratio(alone.overlapped, estimate.overlapped),
+            slices=slices,
         )
-        for replicas, grid, estimate in counted
+        for replicas, grid, slices, estimate in counted
     )
 
 

@@ -138,6 +138,8 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
     for allocation in found:
         taken: list[Value] = []
         for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
+            if not value.size:
+                break
             if any(value.offset < v.offset + v.size and v.offset < value.offset + value.size for v in taken):
                 continue
             taken.append(value)

@@ -14,6 +14,11 @@ collective-permute      ``V / link + 1 hop``
 send                    the same: from one logical device of a replica to another
 ======================  ==============================================
 
+Slices are joined by a data-center network. There each of ``s`` devices that lie in the same place of ``s`` slices sends
+its part by itself, and what it can send is its share of ``N``, the bytes that a chip sends into the network per second:
+``V (s - 1) / s / N`` for an all-gather, a reduce-scatter and an all-to-all, twice that for an all-reduce, and
+``V / N`` for a permute. The network's delays are not counted, so this is the least that it can take.
+
 A hop takes a microsecond, and there are as many as lie between the two chips furthest apart. Source: Austin et al.,
 "How to Scale Your Model", 2025, parts 2 and 3, https://jax-ml.github.io/scaling-book.
 """
@@ -28,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.collective_instructions import CollectiveUse
+from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
 
@@ -97,20 +102,28 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
             return once
 
 
+def slices_of(devices: np.ndarray) -> int:
+    """How many slices the devices are of."""
+    return len({getattr(d, "slice_index", None) for d in devices.flat})
+
+
 class Network:
     """The chips of a program's mesh, and how they are linked.
 
     Args:
-      devices: of the mesh, ``[replicas, logical devices]``.
+      devices: of the mesh, ``[replicas, logical devices]``, one slice after the other.
       chip: what they are.
 
     Attributes:
-      grid: how many replicas, or chips shared by some, lie along each dim; ``None`` if they fill no box.
+      slices: how many slices there are.
+      grid: how many replicas, or chips shared by some, lie along each dim of a slice; ``None`` if they fill no box.
       replicas_per_block: how many replicas share each place of the grid: cores of one chip.
     """
 
     def __init__(self, devices: np.ndarray, chip: Chip) -> None:
         self.chip = chip
+        self.slices = slices_of(devices)
+        devices = devices[: len(devices) // self.slices]
         self._flat: list[Any] = list(devices.flat)
         self._generation = generation_of(self._flat[0].device_kind) if hasattr(self._flat[0], "coords") else None
         if self._generation is None:  # no torus that we know: a ring of replicas
@@ -119,6 +132,7 @@ class Network:
             self._coordinates = np.array([d.coords for d in self._flat])
             self._coordinates -= self._coordinates.min(0)
         self.shape: Shape = tuple(int(n) for n in self._coordinates.max(0) + 1)
+        self._devices_per_chip = len(self._coordinates) // len(np.unique(self._coordinates, axis=0))
         block = self._coordinates[: devices.shape[1]]
         self._block: Shape = tuple(len(set(along.tolist())) for along in block.T)
         self.grid: Shape | None = None
@@ -131,7 +145,7 @@ class Network:
 
     @property
     def name(self) -> str:
-        """The chips along x, y and z: ``"8x8x8"``; empty if they have no places."""
+        """The chips of a slice along x, y and z: ``"8x8x8"``; empty if they have no places."""
         return "" if self._generation is None else "x".join(map(str, self.shape[: self._generation.dims]))
 
     def chips(self, grid: Shape) -> Shape:
@@ -161,10 +175,25 @@ class Network:
 
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
         """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
+        if SLICE_AXIS in use.axes:
+            return self.seconds_between(use, self.slices)
         chip = self.chip
         if self._generation is None:  # all its links lead to the others
             chip = dataclasses.replace(chip, link=chip.link * chip.links / 2)
         return seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
+
+    def seconds_between(self, use: CollectiveUse, slices: int) -> float:
+        """How long one issue of what slices tell each other takes; or would, if there were only so many of them."""
+        there = max(1, use.participants * slices // self.slices)
+        whole = use.whole * there / use.participants if use.kind == "all-gather" else use.whole
+        once = whole * self._devices_per_chip / self.chip.network if there > 1 else 0.0
+        match use.kind:
+            case "all-reduce":
+                return 2 * once * (there - 1) / there
+            case "collective-permute":
+                return once
+            case _:
+                return once * (there - 1) / there
 
     def _wrap(self, shape: Shape) -> tuple[bool, ...]:
         if self._generation is None:

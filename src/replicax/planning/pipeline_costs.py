@@ -23,6 +23,7 @@ from replicax.planning.memory import (
     read_variables,
     temporaries_of,
 )
+from replicax.planning.network import slices_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +91,10 @@ def _collectives(executable: PlacedExecutable, k: int, programs: Sequence[Compil
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     replicas = axes[REPLICA_AXIS]
     width = executable.mesh.size // replicas
+    slices = slices_of(executable.mesh.devices)
     found = collections.Counter[CollectiveUse]()
     for program in programs:
-        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}):
+        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}, slices):
             members = tuple(replica * width + k for replica in use.members)  # their places in the whole mesh
             found[dataclasses.replace(use, members=members, count=1)] += use.count
     sends = (*executable.plan.first, *(send for launch in executable.plan.launches for send in launch.sends))

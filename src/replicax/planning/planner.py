@@ -19,7 +19,7 @@ from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
-from replicax.planning.network import Network
+from replicax.planning.network import Network, slices_of
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.strategy import Strategy
@@ -53,6 +53,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
 
     Raises:
       CompilationError: the step can't be compiled for these devices.
+      ValueError: the devices are of several slices, and the chip has no bandwidth of the network between them.
       TypeError: ``strategy`` is none, ``step`` is not callable, or ``chip`` no :class:`Chip`.
       LocalityError, DeadlockError, ContextError: as ``strategy.run``.
 
@@ -72,6 +73,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan(strategy, step, element_spec): expected a strategy, got {strategy!r}")
     if chip is not None and not isinstance(chip, Chip):
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
+    _check_network(strategy, chip)
     begin = time.perf_counter()
     element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.mesh),)
     arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
@@ -88,12 +90,25 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     return _report(strategy, executable, compilations, shares, traced, chip)
 
 
+def _check_network(strategy: Strategy, given: Chip | None) -> None:
+    """Raise if it is not known how much slices can tell each other."""
+    devices = strategy.extended.logical_devices
+    chip, slices = _chips(devices, given)[0], slices_of(devices)
+    if slices > 1 and chip is not None and not chip.network:
+        raise ValueError(
+            f"plan: the devices are of {slices} slices, and for {chip.name} no bandwidth of the network between slices "
+            "is known: pass a chip that has it, such as dataclasses.replace(replicax.planning.chip_specs.CHIPS["
+            f"{chip.name!r}], network=6.25e9), in bytes per second of a chip"
+        )
+
+
 def _share(executable: Executable, names: Sequence[str], compilation: Compilation) -> Share:
     """What each device has of a step that is one program."""
     module = compilation.module
     buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
     memory = memory_of(compilation.allocations, compilation.code, None, buffers)
-    uses = collectives_of(module, {str(name): int(size) for name, size in executable.mesh.shape.items()})
+    axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
+    uses = collectives_of(module, axes, slices_of(executable.mesh.devices))
     return Share(memory, cost_of(module), uses)
 
 
@@ -131,6 +146,7 @@ def _report(
         compile_seconds=sum(c.seconds for c in {id(c): c for c in compilations}.values()),
         words=words,
         topology="" if network is None else network.name,
+        slices=1 if network is None else network.slices,
         fits=False if words else is_checked or fullest.memory.fits,
         memory=fullest.memory,
         cost=busiest.cost,
@@ -162,6 +178,7 @@ def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip |
     chip = given or (None if generation is None else CHIPS.get(generation.name))
     if chip is None:
         return None, None
-    places = {getattr(d, "coords", None) and tuple(d.coords) for d in devices.flat}
-    several = devices.size // len(places) if None not in places else 1
+    first = devices[: len(devices) // slices_of(devices)]
+    places = {getattr(d, "coords", None) and tuple(d.coords) for d in first.flat}
+    several = first.size // len(places) if None not in places else 1
     return chip, chip.share(max(1, several)) if given is None or None not in places else chip

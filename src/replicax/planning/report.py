@@ -28,7 +28,7 @@ class CollectiveRow:
     Attributes:
       kind: as in :class:`Collective`.
       bytes: of its result on one device.
-      axes: the axes of the mesh along which its participants lie.
+      axes: the axes of the mesh along which its participants lie; of what slices tell each other, ``"slice"``.
       participants: how many devices take part together.
       count: how often it is issued in one step.
       where: in the traced program, in JAX's words.
@@ -96,7 +96,8 @@ class Plan:
       replicas: how many replicas share them.
       mesh: the axes of the mesh, and their sizes.
       is_absent: whether the devices are only described.
-      topology: the chips along x, y and z, such as ``"8x8x8"``; empty if they are not known.
+      topology: the chips of a slice along x, y and z, such as ``"8x8x8"``; empty if they are not known.
+      slices: how many slices there are.
       fits: whether the memory suffices; ``None`` if its size is not known.
       memory: see :class:`replicax.planning.memory.Memory`.
       cost: see :class:`replicax.planning.cost.Cost`.
@@ -132,6 +133,7 @@ class Plan:
     compile_seconds: float
     words: str = ""
     topology: str = ""
+    slices: int = 1
     collectives: tuple[CollectiveRow, ...] = ()
     estimate: Estimate | None = None
     scaling: tuple[ScalingPoint, ...] = ()
@@ -140,7 +142,8 @@ class Plan:
     @property
     def title(self) -> str:
         """The plan in a line."""
-        devices = f"{self.devices:,} × {self.device_kind}" + (f" ({self.topology})" if self.topology else "")
+        slices = f"{self.slices:,} slices of " if self.slices > 1 else ""
+        devices = f"{self.devices:,} × {self.device_kind}" + (f" ({slices}{self.topology})" if self.topology else "")
         return f"{self.step} on {self.replicas:,} replica{'' if self.replicas == 1 else 's'}, {devices}"
 
     @property

@@ -19,14 +19,15 @@ class TPUStrategy(Strategy):
     """A replica on each core of a TPU slice, or on each block of cores of a device assignment.
 
     It is only a placement: steps are the same as under :class:`MirroredStrategy`. On emulated devices it trains
-    exactly as on real devices. A slice of several hosts has a process on each host, which runs the same program after
+    exactly as on real devices. Several slices follow the same assignment, and replicas are numbered slice by slice.
+    With several hosts there is a process on each host, which runs the same program after
     ``jax.distributed.initialize``; the same things are local and global as for
     :class:`MultiWorkerMirroredStrategy`.
 
     Args:
       tpu_cluster_resolver: finds the TPUs; ``None`` means those that JAX finds.
-      device_assignment: the cores of each replica; see :meth:`DeviceAssignment.build`. ``None`` means a replica on
-        each core.
+      device_assignment: the cores of each replica, in each slice; see :meth:`DeviceAssignment.build`. ``None`` means
+        a replica on each core.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -80,7 +81,9 @@ class TPUStrategy(Strategy):
 
     @property
     def _hosts(self) -> list[int]:
-        return [int(task) for task in np.unique(self.device_assignment.tasks())]
+        in_slice = np.unique(self.device_assignment.tasks())
+        firsts = range(0, len(self.cluster_resolver.devices), self.device_assignment.topology.num_tasks)
+        return [int(first + task) for first in firsts for task in in_slice]
 
     def get_host_cpu_device(self, host_id: int) -> jax.Device:
         """The CPU of a host, for values that need no TPU.

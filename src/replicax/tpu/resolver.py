@@ -1,4 +1,4 @@
-"""``TPUClusterResolver``: finds TPUs, names those of a slice that is not there, or emulates a slice."""
+"""``TPUClusterResolver``: finds TPUs, names those of slices that are not there, or emulates slices."""
 
 from __future__ import annotations
 
@@ -38,10 +38,14 @@ class TPUClusterResolver(ClusterResolver):
         ``"2x2x1x2"`` for x, y, z and cores of a chip; or a name, ``"v3:2x2"``, which has that generation's cores and
         wrap-around links; or a :class:`Topology`. Call it before anything asks JAX for a device, as
         :func:`use_cpu_devices`, which it calls.
+      slices: how many slices of this topology there are, joined by a data-center network: with ``topology`` or
+        ``emulate``. Real ones are found.
 
     Attributes:
-      topology: the :class:`Topology`.
-      devices: the JAX devices: an array ``[tasks, devices of a task]``, as in ``topology.device_coordinates``.
+      topology: the :class:`Topology` of each slice.
+      slices: how many slices there are, all alike.
+      devices: the JAX devices: an array ``[slices * tasks, devices of a task]``. Tasks are numbered slice by slice; in
+        each slice as in ``topology.device_coordinates``.
       kind: ``"attached"`` if this program's processes drive them, ``"emulated"``, or ``"absent"``: then steps can be
         compiled for them, and not run.
       task_type: the name of the job, ``"worker"``.
@@ -49,7 +53,8 @@ class TPUClusterResolver(ClusterResolver):
 
     Raises:
       RuntimeError: there is no TPU; libtpu is not installed; JAX has made its devices already, and they are too few.
-      ValueError: more than one of the three arguments; no such slice; TPUs of several slices.
+      ValueError: more than one of the first three arguments; no such slice; slices that differ; a number of slices
+        below 1, or for TPUs that are found.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -65,21 +70,24 @@ class TPUClusterResolver(ClusterResolver):
         *,
         topology: str | None = None,
         emulate: str | Topology | None = None,
+        slices: int | None = None,
     ) -> None:
         if sum(bool(argument) for argument in (tpu, topology, emulate)) > 1:
             raise ValueError(
                 "TPUClusterResolver: give one of tpu, topology (to plan) and emulate (to run on CPU devices), got "
                 f"tpu={tpu!r}, topology={topology!r}, emulate={emulate!r}"
             )
+        count = _checked_slices(slices, is_found=emulate is None and topology is None)
         if emulate is not None:
-            self.topology, self.devices = _emulated(emulate)
+            self.topology, self.devices = _emulated(emulate, count)
             self.kind = "emulated"
         elif topology is not None:
-            self.topology, self.devices = topology_of(_absent(topology), topology)
+            self.topology, self.devices = topology_of(_absent(topology, count), topology)
             self.kind = "absent"
         else:
             self.topology, self.devices = topology_of(_attached(tpu))
             self.kind = "attached"
+        self.slices = len(self.devices) // self.topology.num_tasks
         super().__init__(_JOB, jax.process_index() if self.kind == "attached" else 0)
 
     @classmethod
@@ -144,13 +152,13 @@ class TPUClusterResolver(ClusterResolver):
     def _check_task(self, task_type: str | None, task_id: int | None) -> None:
         if task_type not in (None, _JOB):
             raise ValueError(f"there is no job {task_type!r}: the TPUs belong to the job {_JOB!r}")
-        if task_id is not None and not 0 <= task_id < self.topology.num_tasks:
-            raise ValueError(f"there is no worker {task_id}: there are {self.topology.num_tasks}, numbered from 0")
+        if task_id is not None and not 0 <= task_id < len(self.devices):
+            raise ValueError(f"there is no worker {task_id}: there are {len(self.devices)}, numbered from 0")
 
     # --- devices ----------------------------------------------------------------------------------------
 
     def logical_devices(self, assignment: DeviceAssignment) -> np.ndarray:
-        """The JAX devices of an assignment: ``[replicas, logical devices]``.
+        """The JAX devices of an assignment, which each slice follows: ``[slices * replicas, logical devices]``.
 
         Raises:
           ValueError: the assignment is of another topology.
@@ -167,31 +175,61 @@ class TPUClusterResolver(ClusterResolver):
                 f"{self.topology!r}. Build it from resolver.topology."
             )
         cores = assignment.core_assignment
-        return self.devices[self.topology.task_ordinals(cores), self.topology.tpu_device_ordinals(cores)]
+        in_slice, ordinals = self.topology.task_ordinals(cores), self.topology.tpu_device_ordinals(cores)
+        firsts = range(0, len(self.devices), self.topology.num_tasks)
+        return np.concatenate([self.devices[first + in_slice, ordinals] for first in firsts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TPUClusterResolver:
         return self  # it never changes, and devices have no copies
 
     def __repr__(self) -> str:
-        return f"TPUClusterResolver({self.topology!r}, {self.kind})"
+        several = f"{self.slices} × " if self.slices > 1 else ""
+        return f"TPUClusterResolver({several}{self.topology!r}, {self.kind})"
+
+
+def _checked_slices(slices: int | None, is_found: bool) -> int:
+    """How many slices are wanted."""
+    if slices is None:
+        return 1
+    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
+        raise ValueError(f"TPUClusterResolver: slices must be a positive integer, got {slices!r}")
+    if is_found:
+        raise ValueError(
+            f"TPUClusterResolver(slices={slices}): the slices of TPUs that are there are found; leave slices out, or "
+            "say what to plan for (topology=...) or to emulate (emulate=...)"
+        )
+    return slices
 
 
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
-    """The topology of TPU devices, from what they say of themselves, and the devices ``[tasks, devices of a task]``.
+    """The topology of TPU slices, from what their devices say of themselves, and the devices.
 
     Args:
-      devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index`` and ``device_kind``.
+      devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index``, ``device_kind``, and ``slice_index``
+        if there are several slices.
       name: what to call the topology.
 
+    Returns:
+      The topology of each slice, and the devices: ``[slices * tasks, devices of a task]``.
+
     Raises:
-      ValueError: the devices are not TPUs, or of several slices, or processes drive different numbers of them.
+      ValueError: the devices are not TPUs, or of slices that differ, or processes drive different numbers of them.
     """
-    slices = sorted({getattr(d, "slice_index", None) or 0 for d in devices})
-    if len(slices) > 1:
-        raise ValueError(
-            f"a topology is of one slice, and these devices are of {len(slices)}: {slices}. Between slices there are "
-            "no links to lay replicas along."
-        )
+    slices: dict[int, list[jax.Device]] = {}
+    for d in devices:
+        slices.setdefault(getattr(d, "slice_index", None) or 0, []).append(d)
+    (first, (topology, array)), *others = [(i, _one_slice(slices[i], name)) for i in sorted(slices)]
+    for index, (other, _) in others:
+        if other != topology:
+            raise ValueError(
+                f"the slices differ: slice {first} is {topology!r}, and slice {index} is {other!r}. Replicas are laid "
+                "out alike in all slices: use slices of one shape, or those of one of them"
+            )
+    return topology, np.concatenate([array, *(its for _, (_, its) in others)])
+
+
+def _one_slice(devices: Sequence[jax.Device], name: str | None) -> tuple[Topology, np.ndarray]:
+    """The topology of one slice, and its devices ``[tasks, devices of a task]``."""
     if not all(hasattr(d, "coords") for d in devices):
         raise ValueError(f"{devices[0]!r} is not a TPU: it has no coordinates")
     driven: dict[int, list[jax.Device]] = {}
@@ -234,11 +272,12 @@ def _attached(tpu: str | None) -> list[jax.Device]:
         ) from error
 
 
-def _absent(name: str) -> list[jax.Device]:
-    """The devices of a TPU slice by its name, whether or not there is one: XLA compiles for them, but nothing runs.
+def _absent(name: str, slices: int) -> list[jax.Device]:
+    """The devices of TPU slices by their name, whether or not there are any: XLA compiles for them; nothing runs.
 
     Args:
       name: such as ``"v5e:4x4"``.
+      slices: how many.
 
     Raises:
       ValueError: there is no such slice; the message lists some that there are.
@@ -263,11 +302,14 @@ def _absent(name: str) -> list[jax.Device]:
     options: dict[str, Any] = {"chips_per_host_bounds": [min(n, size) for n, size in zip(HOST, shape, strict=True)]}
     if kind.devices_per_chip < kind.cores_per_chip:
         options["chip_config_name"] = "megacore"  # ... and shows v4 as it was before megacore.
+    if slices > 1:
+        options["num_slices"] = slices
     with _environment(alone):
         try:
             return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
         except Exception as error:
-            raise ValueError(f"libtpu knows no TPU slice {name!r}: {error}") from error
+            what = f"TPU slice {name!r}" if slices == 1 else f"{slices} TPU slices {name!r}"
+            raise ValueError(f"libtpu knows no {what}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -282,20 +324,21 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def _emulated(slice_: str | Topology) -> tuple[Topology, np.ndarray]:
+def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray]:
     topology = slice_ if isinstance(slice_, Topology) else _parse_emulated(slice_)
-    n = topology.num_devices
+    n = slices * topology.num_devices
     if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < n:
         use_cpu_devices(n)  # and otherwise as many as were asked for before
     have = jax.local_devices(backend="cpu")
     if len(have) < n:
+        several = f"{slices} × " if slices > 1 else ""
         raise RuntimeError(
-            f"{topology!r} takes {n} CPU devices, but JAX has already made its devices, and {len(have)} of them are "
-            f"CPUs. Make the resolver, or call replicax.use_cpu_devices({n}), at the top of the program."
+            f"{several}{topology!r} takes {n} CPU devices, but JAX has already made its devices, and {len(have)} of "
+            f"them are CPUs. Make the resolver, or call replicax.use_cpu_devices({n}), at the top of the program."
         )
     array = np.empty(n, dtype=object)
     array[:] = have[:n]
-    return topology, array.reshape(topology.device_coordinates.shape[:2])
+    return topology, array.reshape(slices * topology.num_tasks, topology.num_tpus_per_task)
 
 
 def _parse_emulated(text: str) -> Topology:

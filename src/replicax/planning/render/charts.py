@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, *_OTHERS = COLOURS
 _PARTS = {"arguments": _BLUE, "outputs": _GREEN, "temporaries": _YELLOW, "program": _PURPLE}
-_TIMES = {"compute": _BLUE, "memory": _YELLOW, "communication": _RED}
+_TIMES = {"compute": _BLUE, "memory": _YELLOW, "communication": _RED, "between slices": _PURPLE}
 
 
 def memory_picture(plan: Plan) -> Figure:
@@ -57,8 +57,8 @@ def time_picture(plan: Plan) -> Figure:
     """How long each resource is busy in a step."""
     assert plan.estimate is not None
     figure, axes = _figure(1.9)
-    names = ("communication", "memory", "compute")
-    seconds = [float(getattr(plan.estimate, name)) for name in names]
+    names = (*(("between slices",) if plan.slices > 1 else ()), "communication", "memory", "compute")
+    seconds = [float(getattr(plan.estimate, name.replace(" ", "_"))) for name in names]
     scale, unit = unit_of(max(seconds), SECONDS)
     bars = axes.barh(names, [s / scale for s in seconds], color=[_TIMES[name] for name in names], height=0.6)
     axes.bar_label(bars, [seconds_in_words(s) for s in seconds], padding=5, color=INK, fontsize=9)

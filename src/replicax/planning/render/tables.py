@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
+from replicax.hlo.collective_instructions import SLICE_AXIS
 from replicax.planning.report import Plan
 
 _Cells = dict[str, Callable[[Any], str]]
@@ -104,15 +105,23 @@ def _buffers(plan: Plan) -> Section:
 
 def _work(plan: Plan) -> Section:
     cost, estimate = plan.cost, plan.estimate
-    times = ["", "", ""]
+    times = [""] * 4
     if estimate is not None:
-        times = [seconds_in_words(s) for s in (estimate.compute, estimate.memory, estimate.communication)]
+        seconds = (estimate.compute, estimate.memory, estimate.communication, estimate.between_slices)
+        times = [seconds_in_words(s) for s in seconds]
+    between = sum(c.bytes * c.count for c in plan.collectives if SLICE_AXIS in c.axes)
+    inside = sum(c.bytes * c.count for c in plan.collectives) - between
     rows = [
         ("matrix products", f"{count_in_words(cost.matrix_flops)}FLOP", times[0]),
         ("other arithmetic", f"{count_in_words(cost.other_flops)}FLOP", ""),
         ("reads and writes of memory", bytes_in_words(cost.bytes), times[1]),
-        ("collectives", bytes_in_words(sum(c.bytes * c.count for c in plan.collectives)), times[2]),
+        ("collectives", bytes_in_words(inside), times[2]),
     ]
+    if plan.slices > 1:
+        rows[-1:] = [
+            ("collectives inside of each slice", bytes_in_words(inside), times[2]),
+            ("collectives between slices", bytes_in_words(between), times[3]),
+        ]
     notes = []
     if estimate is not None and plan.chip is not None:
         rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
@@ -120,7 +129,8 @@ def _work(plan: Plan) -> Section:
         notes.append(
             f"An estimate, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
             f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
-            f"Bound by {estimate.bound_by}."
+            + (f"Between slices a chip sends {count_in_words(plan.chip.network)}B/s. " if plan.slices > 1 else "")
+            + f"Bound by {estimate.bound_by}."
         )
     if cost.unknown_loops:
         notes.append(
@@ -146,8 +156,8 @@ def _collectives(plan: Plan) -> Section:
 def _scaling(plan: Plan) -> Section:
     cells: _Cells = {
         ">replicas": lambda p: f"{p.replicas:,}",
-        ">chips": lambda p: "x".join(map(str, p.chips)),
-        ">collectives": lambda p: seconds_in_words(p.estimate.communication),
+        ">chips": lambda p: (f"{p.slices} × " if p.slices > 1 else "") + "x".join(map(str, p.chips)),
+        ">collectives": lambda p: seconds_in_words(p.estimate.communication + p.estimate.between_slices),
         ">a step, overlapped": lambda p: seconds_in_words(p.estimate.overlapped),
         ">a step, not overlapped": lambda p: seconds_in_words(p.estimate.sequential),
         ">efficiency": lambda p: f"{p.efficiency:.1%}",
