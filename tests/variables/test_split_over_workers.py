@@ -65,6 +65,9 @@ def test_what_one_worker_does_alone() -> None:
             assert found[key][0] == kind, (key, found[key])
             assert re.search(message, found[key][1], re.DOTALL), (key, found[key])
     for found in (ours, theirs):
+        assert found["sends"] == 0  # what is computed alike is known to be alike
+        for value, chiefs in zip(found["alike"], ours["alike"], strict=True):
+            np.testing.assert_array_equal(value, chiefs)
         np.testing.assert_array_equal(found["still"], whole)
         np.testing.assert_array_equal(found["from an array"], ours["own"])
         np.testing.assert_allclose(found["from a program"], np.tanh(ours["own"]), rtol=1e-6)

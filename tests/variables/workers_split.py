@@ -6,8 +6,10 @@ own process on as many replicas with a copy of each. What they return must be th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +18,13 @@ import numpy as np
 import optax
 
 import replicax
+from replicax.variables import collection
 from replicax.variables.partitioners import over_all
 from tests.many_steps import workers_steps
 from tests.strategies.workers_checks import (
     EXACT,
     exactly,
+    in_a_step,
     message_of,
     rows,
     train_an_mlp,
@@ -34,12 +38,13 @@ everything = over_all(4, min_bytes=0)
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam, clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1)),
     "adamw": lambda: optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 0.1, 1, 10), weight_decay=0.1),
+    "momentum": lambda: optax.sgd(0.05, momentum=0.9),
+    "lamb": lambda: optax.lamb(0.05),
     "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=2),
 }
 
 
-def optimizers(strategy: replicax.Strategy, options: Any = None) -> Any:
-    names = ["adam, clipped"] if options else list(OPTIMIZERS)
+def optimizers(strategy: replicax.Strategy, options: Any = None, names: Sequence[str] = ("adam, clipped",)) -> Any:
     rng = np.random.default_rng(0)
     with strategy.scope():
         models = {
@@ -89,6 +94,24 @@ def row_updates(strategy: replicax.Strategy, options: Any = None) -> Any:
     return values(strategy, [looked_up, table, first, trained])
 
 
+def many_steps(strategy: replicax.Strategy) -> Any:
+    with strategy.scope():
+        w = replicax.Variable(np.ones((3, 5), np.float32), name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+    def step(ctx: replicax.MultiStepContext, x: Any) -> None:
+        loss, gradients = replicax.value_and_grad(
+            lambda: replicax.compute_average_loss(jnp.tanh(x @ w.value).sum(1)), [w]
+        )()
+        optimizer.apply_gradients(zip(gradients, [w], strict=True))
+        ctx.set_last_step_output("loss", loss, "sum")
+
+    data = list(np.random.default_rng(0).normal(size=(4, 8, 3)).astype(np.float32))
+    iterator = iter(strategy.distribute_dataset(data))
+    losses = [strategy.run_steps(step, iterator, 2).last_step_outputs["loss"] for _ in range(2)]
+    return values(strategy, [losses, w, optimizer.variables])
+
+
 def across(strategy: replicax.Strategy) -> Any:
     """What reads and assigns outside a step; and debugging."""
     with strategy.scope():
@@ -110,13 +133,17 @@ def across(strategy: replicax.Strategy) -> Any:
 PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
     "train, exactly": exactly(train_an_mlp),
     "updates": updates,
+    "in a step": in_a_step,
+    "in a step, exactly": exactly(in_a_step),
     "uneven": uneven_steps,
     "uneven, exactly": exactly(uneven_steps),
-    "optimizers": optimizers,
-    "optimizers, exactly": exactly(optimizers),
+    "optimizers": functools.partial(optimizers, names=["adam, clipped", "adamw"]),
+    "all optimizers": functools.partial(optimizers, names=list(OPTIMIZERS)),
+    "an optimizer, exactly": exactly(optimizers),
     "row updates": row_updates,
     "row updates, exactly": exactly(row_updates),
-    "run_steps": workers_steps.train,
+    "run_steps": many_steps,
+    "run_steps, partial batches": workers_steps.train,
     "across": across,
 }
 
@@ -154,6 +181,12 @@ def alone() -> dict[str, Any]:
     found["assigned"] = message_of(lambda: v.assign(whole + worker))
     found["unlike"] = message_of(lambda: make(np.zeros(8 + worker, np.float32)))
     found["still"] = v.numpy()
+    key, initializers = jax.random.key(3), jax.nn.initializers
+    makers: list[Callable[..., Any]] = [initializers.he_normal(), initializers.orthogonal()]
+    makers.append(lambda key, shape: jax.nn.relu(jax.lax.fori_loop(0, 3, lambda i, x: x * i, whole[:6, :1] + 1.0)))
+    with counted_sends() as sends:
+        found["alike"] = [make(lambda init=init: init(key, (6, 5))).numpy() for init in makers]
+    found["sends"] = len(sends)
     # Without a seed each worker has other numbers, in an array as in the program that makes them.
     own = np.random.default_rng(worker).normal(size=(6, 5)).astype(np.float32)
     found["own"] = own
@@ -161,6 +194,23 @@ def alone() -> dict[str, Any]:
     found["from a program"] = make(lambda: jnp.tanh(own)).numpy()
     found["from a program's number"] = make(lambda: jnp.full(5, float(worker))).numpy()
     return found
+
+
+@contextlib.contextmanager
+def counted_sends() -> Iterator[list[Any]]:
+    """The variables of which the chief sends the initial value."""
+    sends: list[Any] = []
+    send = collection._from_first
+
+    def counting(variable: Any, array: Any) -> Any:
+        sends.append(variable)
+        return send(variable, array)
+
+    collection._from_first = counting
+    try:
+        yield sends
+    finally:
+        collection._from_first = send
 
 
 WHOLE = np.random.default_rng(3).normal(size=(250, 41)).astype(np.float32)

@@ -149,7 +149,7 @@ def in_lockstep(
       mine: this worker's devices.
       timeout_seconds: how long to wait for the others.
     """
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _jax.is_absent(mine[0]):  # what is only planned needs nobody
         return Lockstep(Alone(), timeout=timeout_seconds), tuple(mine)
     lockstep = Lockstep(DistributedWorkers(f"replicax/{next(_counter)}"), timeout=timeout_seconds)
     everyones = _agreed_devices(mine, lockstep)

@@ -142,8 +142,10 @@ def meet_to_read(variable: Variable) -> None:
 
     Raises:
       DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
+      VariableLostError: the array is gone.
     """
     if variable.is_spread:
+        variable.stored()
         variable.replicas.lockstep.share("reads the whole of a split variable", None, repr(variable.name))
 
 

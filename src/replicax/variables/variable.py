@@ -105,8 +105,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable with
-        ``trainable=True`` or a partitioner; a partitioner with a wrong result, or with several workers; partition
-        dimensions that don't fit, or together with a partitioner.
+        ``trainable=True`` or a partitioner; a partitioner with a wrong result; partition dimensions that don't fit, or
+        together with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -474,11 +474,24 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return present_array(self.slot, self.describe)
 
     def from_storage(self) -> jax.Array:
-        """The whole value, on every replica, of an on-write variable: gathered if it is split."""
+        """The whole value, on every replica, of an on-write variable: gathered if it is split.
+
+        Raises:
+          WorkerError: the pieces of another worker can't be had.
+        """
         if not isinstance(self.layout, Split):
             return self.stored()
         everywhere = NamedSharding(self.layout.mesh(self.replicas.mesh), self.layout.whole_spec)
-        return jax.device_put(self.layout.whole(self.stored()), everywhere)
+        stored = self.stored()
+        if not self.is_spread:
+            return jax.device_put(self.layout.whole(stored), everywhere)
+        try:
+            return jax.block_until_ready(jax.device_put(self.layout.whole(stored), everywhere))
+        except Exception as error:
+            explained = self.replicas.lockstep.explained(error, f"reading {self.describe()}")
+            if explained is error:
+                raise
+            raise explained from error
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
