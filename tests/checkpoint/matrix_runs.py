@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.strategies.multi_worker import in_lockstep
 from tests.checkpoint.runs import Run
 
 BATCH = 24
@@ -42,8 +41,7 @@ class Placement:
     Attributes:
       workers: how many processes.
       replicas: how many in all of them.
-      kind: ``"mirrored"``, or ``"sharded"``: variables split over the replicas of one process; or over two logical
-        devices of each replica, if there are several processes.
+      kind: ``"mirrored"``, or ``"sharded"``: variables split over the replicas of all processes.
     """
 
     workers: int
@@ -54,26 +52,17 @@ class Placement:
         return f"{self.kind}-{self.replicas}-in-{self.workers}"
 
     @property
-    def splits(self) -> bool:
-        """Whether variables are split over logical devices."""
-        return self.kind == "sharded" and self.workers > 1
-
-    @property
     def devices(self) -> tuple[int, ...]:
         """How many devices of each worker are used; the first workers have the larger shares."""
         quotient, rest = divmod(self.replicas, self.workers)
-        return tuple((quotient + (i < rest)) * (2 if self.splits else 1) for i in range(self.workers))
+        return tuple(quotient + (i < rest) for i in range(self.workers))
 
     def strategy(self) -> replicax.Strategy:
         """On this worker's devices, and those of the others."""
         mine = [f"cpu:{i}" for i in range(self.devices[jax.process_index()])]
-        if self.workers == 1:
-            return replicax.ShardedStrategy(mine) if self.kind == "sharded" else replicax.MirroredStrategy(mine)
-        if not self.splits:
-            return replicax.MultiWorkerMirroredStrategy(mine)
-        lockstep, devices = in_lockstep(jax.local_devices()[: len(mine)])
-        grid = np.array(devices, dtype=object).reshape(self.replicas, 2)
-        return replicax.Strategy(replicax.StrategyExtended(grid, lockstep=lockstep))
+        if self.kind == "sharded":
+            return replicax.ShardedStrategy(mine)
+        return replicax.MirroredStrategy(mine) if self.workers == 1 else replicax.MultiWorkerMirroredStrategy(mine)
 
 
 def write_files(folder: pathlib.Path) -> None:
@@ -114,7 +103,7 @@ class Trained(Run):
         spec = ["devices"] if placement.kind == "sharded" else []
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
         array = jax.make_array_from_callback((48,), sharding, numbers(seed).__getitem__)
-        return cls.of(strategy, seed=seed, splits=placement.splits, data=examples, others=others, array=array)
+        return cls.of(strategy, seed=seed, data=examples, others=others, array=array)
 
     def step(self, x: Any) -> Any:
         key, own = jax.random.split(self.model["key"].value)

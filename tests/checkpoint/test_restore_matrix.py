@@ -29,7 +29,7 @@ SOME = [
     Placement(1, 1, "mirrored"),
     Placement(1, 8, "sharded"),
     Placement(2, 2, "sharded"),
-    Placement(3, 3, "mirrored"),
+    Placement(3, 3, "sharded"),
 ]
 """Each number of replicas, each number of processes and each kind is among them, and so each pair of these before and
 after."""

@@ -98,7 +98,6 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "assign": ("LocalityError", "'w' .* was assigned a plain value, .* worker 1 has another than worker 0"),
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),
         "create or run": ("DeadlockError", "worker 0 creates a variable 'unlike'; worker 1 runs the step 'one'"),
-        "split": ("ValueError", "a variable can be split over the replicas of one process only"),
         "devices": (
             "ValueError",
             "belongs to process .*MultiWorkerMirroredStrategy is the strategy for the devices of",

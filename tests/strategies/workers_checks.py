@@ -318,14 +318,8 @@ def errors() -> dict[str, Any]:
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))
     found["create or run"] = message_of(lambda: [lambda: create(0.0), lambda: strategy.run(one, args=(1.0,))][worker]())
     found["devices"] = message_of(lambda: replicax.MirroredStrategy(jax.devices()))
-    found["split"] = message_of(lambda: create_split(strategy))
     found["afterwards"] = values(strategy, [strategy.run(lambda x: here().all_reduce("sum", x), args=(1.0,)), w])
     return found
-
-
-def create_split(strategy: replicax.Strategy) -> None:
-    with strategy.scope():
-        replicax.ShardedVariable(np.zeros(8, np.float32), name="split")
 
 
 def lateness() -> dict[str, Any]:

@@ -28,6 +28,8 @@ from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import is_leaf, known
 from replicax.values import Local, PerReplica, Stacked, Uneven
+from replicax.variables.layout import Split
+from replicax.variables.slots import exchanging
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 from replicax.workers.lockstep import Lockstep
@@ -127,6 +129,9 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
 def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
     """See :meth:`replicax.Strategy.local_results`."""
     if isinstance(value, Variable) and not value.is_stacked:
+        if isinstance(value.layout, Split) and not context.in_step() and not replicas.is_absent:
+            with exchanging():
+                return tuple(value.layout.pieces_here(value.stored()).values())
         return value.layout.parts(value.read_value(), _seen_here(replicas))
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]

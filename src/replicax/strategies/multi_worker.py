@@ -20,6 +20,7 @@ from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
+from replicax.variables.partitioners import Partitioner
 from replicax.workers.exchange import DEFAULT_TIMEOUT, Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep
 
@@ -27,7 +28,7 @@ _counter = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """A replica on each device of several workers, with a copy of every variable on each.
+    """A replica on each device of several workers, with a copy of every variable on each, or a piece.
 
     A *worker* is a process; workers may share a machine (*host*) or have one each; worker 0 is the *chief*. Each worker
     runs the same program, and drives the replicas on its own devices. The strategy connects them, if
@@ -48,6 +49,8 @@ class MultiWorkerMirroredStrategy(Strategy):
       communication_options: :class:`CommunicationOptions` of all collectives without options of their own: those of
         ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.
       cluster_resolver: tells of the cluster; ``None`` means that the environment does.
+      variable_partitioner: which variables to split over the replicas of all workers, and how; see
+        :class:`ShardedVariable`. By default none. :class:`ShardedStrategy` splits all that are not small.
 
     Attributes:
       cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only which task of
@@ -59,7 +62,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         :func:`initialize_workers`.
       ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't
         support; and as :func:`initialize_workers`.
-      TypeError: ``communication_options`` or ``cluster_resolver`` of another type.
+      TypeError: ``communication_options``, ``cluster_resolver`` or ``variable_partitioner`` of another type.
       TimeoutError: workers can't be reached when they are to be connected; the message names them.
       DeadlockError: a worker does not create a strategy; the message names it.
 
@@ -80,29 +83,61 @@ class MultiWorkerMirroredStrategy(Strategy):
         timeout_seconds: float | None = DEFAULT_TIMEOUT,
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Partitioner | None = None,
+    ) -> None:
+        connected = Connected(type(self).__name__, devices, timeout_seconds, communication_options, cluster_resolver)
+        self.cluster_resolver = connected.cluster_resolver
+        super().__init__(connected.extended(variable_partitioner))
+
+    def __repr__(self) -> str:
+        return on_workers(self)
+
+
+class Connected:
+    """This worker's devices and those of the workers that it has been connected with.
+
+    Args:
+      what: the strategy that is to have them.
+      devices, timeout_seconds, communication_options, cluster_resolver: as for :class:`MultiWorkerMirroredStrategy`,
+        also for the errors.
+
+    Attributes:
+      cluster_resolver: the resolver, or what stands for it.
+      devices: of all workers, in their order.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        devices: Sequence[str | jax.Device] | None,
+        timeout_seconds: float | None,
+        communication_options: CommunicationOptions | None,
+        cluster_resolver: ClusterResolver | None,
     ) -> None:
         if isinstance(devices, ClusterResolver):  # as in the original
-            raise TypeError(
-                f"{type(self).__name__}: the first argument names devices, and got {devices!r}: pass "
-                "cluster_resolver=..."
-            )
+            raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
         mine = resolve_devices(devices)
-        options = checked_options(communication_options, mine[0].platform, type(self).__name__)
-        lockstep, everyones = in_lockstep(mine, timeout_seconds)
-        super().__init__(StrategyExtended(everyones, lockstep=lockstep, communication_options=options))
+        self._options = checked_options(communication_options, mine[0].platform, what)
+        self._lockstep, self.devices = in_lockstep(mine, timeout_seconds)
 
-    def __repr__(self) -> str:
-        extended = self.extended
-        here = ", ".join(
-            f"{d.platform}:{d.local_hardware_id}" for d in (extended.worker_devices[i] for i in extended.local_replicas)
-        )
-        return (
-            f"{type(self).__name__}({extended.num_replicas} replicas on {extended.workers.count} worker(s); here: "
-            f"{here})"
-        )
+    def extended(self, partitioner: Partitioner | None = None) -> StrategyExtended:
+        """The lower level of a strategy that has a replica on each of these devices."""
+        return StrategyExtended(self.devices, partitioner, lockstep=self._lockstep, communication_options=self._options)
+
+
+def on_workers(strategy: Strategy) -> str:
+    """What a strategy is in words: how many replicas and workers it has, and which devices are this worker's."""
+    extended = strategy.extended
+    here = ", ".join(
+        f"{d.platform}:{d.local_hardware_id}" for d in (extended.worker_devices[i] for i in extended.local_replicas)
+    )
+    return (
+        f"{type(strategy).__name__}({extended.num_replicas} replicas on {extended.workers.count} worker(s); here: "
+        f"{here})"
+    )
 
 
 def in_lockstep(
@@ -114,7 +149,7 @@ def in_lockstep(
       mine: this worker's devices.
       timeout_seconds: how long to wait for the others.
     """
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _jax.is_absent(mine[0]):  # what is only planned needs nobody
         return Lockstep(Alone(), timeout=timeout_seconds), tuple(mine)
     lockstep = Lockstep(DistributedWorkers(f"replicax/{next(_counter)}"), timeout=timeout_seconds)
     everyones = _agreed_devices(mine, lockstep)

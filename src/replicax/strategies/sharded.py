@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.devices.selection import resolve_devices
-from replicax.extended import StrategyExtended
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.communication import CommunicationOptions
+from replicax.strategies.multi_worker import Connected, on_workers
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner, over_all
+from replicax.workers.exchange import DEFAULT_TIMEOUT
 
 
 class ShardedStrategy(Strategy):
@@ -20,13 +22,28 @@ class ShardedStrategy(Strategy):
     gathered just before it runs, freed afterwards, and gathered again for the backward pass; the sum of its gradient is
     reduce-scattered. So a device holds a few layers at a time and not the whole model.
 
+    In a program of several workers the replicas are on the devices of all of them, and this strategy connects them:
+    it is :class:`MultiWorkerMirroredStrategy` with a ``variable_partitioner``, and the same things are local and
+    global. To read a split variable outside of a step (``v.numpy()``) takes all workers then, as its pieces are on all;
+    see :meth:`Variable.read_value`.
+
     Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
+      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices. Of several workers each
+        names its own.
       partitioner: which variables to split, and how; see :class:`ShardedVariable`. By default all of at least 1 KiB,
         over all replicas, along the largest dim that divides evenly, or else along the largest dim.
+      timeout_seconds: how many seconds to wait for missing workers; see :class:`MultiWorkerMirroredStrategy`.
+      communication_options: of all collectives without options of their own.
+      cluster_resolver: tells of the cluster; ``None`` means that the environment does.
+      variable_partitioner: the same as ``partitioner``, as other strategies call it.
+
+    Attributes:
+      cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      TypeError: both ``partitioner`` and ``variable_partitioner``.
+      Exception: with several workers, as :class:`MultiWorkerMirroredStrategy`.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019.
 
@@ -39,7 +56,22 @@ class ShardedStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[str | jax.Device] | None = None, partitioner: Partitioner | None = None
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        partitioner: Partitioner | None = None,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT,
+        communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Partitioner | None = None,
     ) -> None:
-        resolved = resolve_devices(devices)
-        super().__init__(StrategyExtended(resolved, partitioner or over_all(len(resolved))))
+        if partitioner is not None and variable_partitioner is not None:
+            raise TypeError(
+                "ShardedStrategy: partitioner and variable_partitioner are two names of one argument: leave one out"
+            )
+        chosen = partitioner if partitioner is not None else variable_partitioner
+        connected = Connected(type(self).__name__, devices, timeout_seconds, communication_options, cluster_resolver)
+        self.cluster_resolver = connected.cluster_resolver
+        super().__init__(connected.extended(over_all(len(connected.devices)) if chosen is None else chosen))
+
+    def __repr__(self) -> str:
+        return on_workers(self) if self.extended.lockstep.several else super().__repr__()

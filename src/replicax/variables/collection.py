@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from replicax import collectives
+from replicax.devices.arrays import put
 from replicax.devices.host_values import is_key, kind_of
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
-from replicax.variables.layout import Copies, Layout
+from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.fingerprints import fingerprint
 from replicax.workers.replicas import Replicas
@@ -75,11 +78,28 @@ class VariableCollection:
         return self._variables[number]
 
 
-def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """What a new variable begins with on this worker.
+
+    Attributes:
+      stored: makes the stored array.
+      whole: makes this worker's own value, whole.
+      print: makes what tells it from another worker's. It is asked of a variable that is split over the replicas: each
+        worker has other pieces then, which can't be compared.
+    """
+
+    stored: Callable[[], jax.Array]
+    whole: Callable[[], Any]
+    print: Callable[[], Any]
+
+
+def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     """The stored array that a new variable starts with: the chief's, if the workers' initial values differ.
 
     Usually all workers compute the same initial value, and only a fingerprint is sent. But ``np.random`` without a seed
-    gives other numbers in every process, and copies that differ at the start would differ for ever.
+    gives other numbers in every process, and copies that differ at the start would differ for ever. Pieces that differ
+    would be those of several values.
 
     Raises:
       ValueError: the workers create different variables here.
@@ -87,11 +107,17 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several:
-        return stored
+        return initial.stored()
+    is_split = isinstance(variable.layout, Split)
+    stored = None if is_split else initial.stored()
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
-    own = isinstance(variable.layout, Copies)  # of these one, as all begin alike
-    parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
-    offer_here = (kind_of(variable), kind, [fingerprint(part) for part in parts.values()], variable.name)
+    if stored is None:
+        prints = [initial.print()]
+    else:
+        own = isinstance(variable.layout, Copies)  # of these one, as all begin alike
+        parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
+        prints = [fingerprint(part) for part in parts.values()]
+    offer_here = (kind_of(variable), kind, prints, variable.name)
     offers = lockstep.share("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
@@ -104,8 +130,23 @@ def agreed_initial(variable: Variable, stored: jax.Array) -> jax.Array:
     variable.name = offers[0][3]
     variable.collection.rename(variable, variable.name)
     if all(offer[:3] == offers[0][:3] for offer in offers):
-        return stored
+        return initial.stored() if stored is None else stored
+    if stored is None:  # for once each device has it whole
+        everywhere = NamedSharding(variable.layout.mesh(variable.replicas.mesh), variable.layout.whole_spec)
+        return _from_first(variable, put(initial.whole(), everywhere))
     return _from_first(variable, stored)
+
+
+def meet_to_read(variable: Variable) -> None:
+    """Before the pieces of a variable are gathered from several workers: raise unless all are about to.
+
+    Raises:
+      DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
+      VariableLostError: the array is gone.
+    """
+    if variable.is_spread:
+        variable.stored()
+        variable.replicas.lockstep.share("reads the whole of a split variable", None, repr(variable.name))
 
 
 def check_agreed(variable: Variable, value: Any) -> None:
@@ -126,10 +167,16 @@ def check_agreed(variable: Variable, value: Any) -> None:
         )
 
 
-def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
-    """Replica 0's stored array, on all (one all-reduce)."""
-    spec = over_replicas(variable.layout.spec)
-    generator = jax.random.key_impl(stored) if is_key(variable.dtype) else None
+def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
+    """What all replicas are to store, from what replica 0 has of ``array`` (one all-reduce).
+
+    Args:
+      variable: which one.
+      array: the stored array; of a split variable the whole value. Workers have different ones.
+    """
+    is_split = isinstance(variable.layout, Split)
+    spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)
+    generator = jax.random.key_impl(array) if is_key(variable.dtype) else None
 
     def first(array: Any) -> Any:
         if generator is None:
@@ -145,4 +192,5 @@ def _from_first(variable: Variable, stored: jax.Array) -> jax.Array:
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    return jax.jit(mapped, out_shardings=variable.sharding)(stored)
+    laid = (lambda whole: variable.layout.stored(mapped(whole))) if is_split else mapped
+    return jax.jit(laid, out_shardings=variable.sharding)(array)

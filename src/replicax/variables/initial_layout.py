@@ -117,14 +117,7 @@ def layout_for(
             return Copies(replicas.count)
         chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
         split = _layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas.count)
-        if isinstance(split, Mirrored):
-            return usual
-        if replicas.lockstep.several:
-            raise ValueError(
-                f"{variable.describe()}: a variable can be split over the replicas of one process only; under "
-                f"{replicas!r} use Variable without a partitioner"
-            )
-        return split
+        return usual if isinstance(split, Mirrored) else split
     if partitioner is not None:
         raise ValueError(
             f"{variable.describe()} can't be split over the replicas and over the logical devices of each: choose one "

@@ -224,6 +224,16 @@ class Split(_Usual):
         bounds = [min(i * self.piece, self.size) for i in range(self.replicas + 1)]
         return tuple(lax.slice_in_dim(whole, bounds[i], bounds[i + 1], axis=self.dim) for i in replicas)
 
+    def pieces_here(self, stored: jax.Array) -> dict[int, jax.Array]:
+        """Copies of the pieces that this worker's devices have, without the filling, by replica."""
+        pieces: dict[int, jax.Array] = {}
+        for shard in stored.addressable_shards:
+            replica = (shard.index[self.dim].start or 0) // self.piece
+            if replica not in pieces:  # each logical device of a replica has the same
+                rows = min(max(self.size - replica * self.piece, 0), self.piece)
+                pieces[replica] = jnp.copy(lax.slice_in_dim(shard.data, 0, rows, axis=self.dim))
+        return {replica: pieces[replica] for replica in sorted(pieces)}
+
     def _on_replicas(self, replicas: int, logical: int) -> str:
         return f"split along dim {self.dim} over {self.replicas} replicas"
 

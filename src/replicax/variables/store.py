@@ -20,7 +20,7 @@ from replicax.devices.logical_axes import constrained
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.collection import VariableCollection, check_agreed
+from replicax.variables.collection import VariableCollection, check_agreed, meet_to_read
 from replicax.variables.slots import exchanging, lent
 from replicax.workers.replicas import Replicas
 
@@ -83,6 +83,7 @@ class ConcreteStore:
             shape = variable.slot.array.shape if variable.is_stacked else variable.shape
             return jnp.zeros(shape, variable.dtype)  # only the shapes of this program are used
         context.check_present(variable.replicas, f"reading {variable.describe()}")
+        meet_to_read(variable)
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:

@@ -40,7 +40,7 @@ from replicax.variables.aggregation import (
     share_of,
 )
 from replicax.variables.array_like import ArrayLike
-from replicax.variables.collection import agreed_initial
+from replicax.variables.collection import Initial, agreed_initial
 from replicax.variables.initial_layout import Stored, layout_for
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
@@ -48,6 +48,7 @@ from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.row_updates import RowUpdates
 from replicax.variables.slots import Slot
 from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
+from replicax.workers.fingerprints import fingerprint
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -104,8 +105,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable with
-        ``trainable=True`` or a partitioner; a partitioner with a wrong result, or with several workers; partition
-        dimensions that don't fit, or together with a partitioner.
+        ``trainable=True`` or a partitioner; a partitioner with a wrong result; partition dimensions that don't fit, or
+        together with a partitioner.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -168,7 +169,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
 
-    def _initialise(self, initial_value: Any, dtype: Any) -> jax.Array:
+    def _initialise(self, initial_value: Any, dtype: Any) -> Initial:
         if isinstance(initial_value, PerReplica):
             raise LocalityError(
                 f"variable {self.name!r}: the initial value must be the same on every replica, got {initial_value!r}"
@@ -179,8 +180,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 "a constant or a callable, and assign what the step computes"
             )
         if isinstance(initial_value, Stored):
-            self._set_kind(initial_value.shape, initial_value.array.dtype, initial_value.layout)
-            return initial_value.array
+            array = initial_value.array  # which all workers have computed together
+            self._set_kind(initial_value.shape, array.dtype, initial_value.layout)
+            return Initial(lambda: array, lambda: array, lambda: None)
         where = f"variable {self.name!r}: the initial value"
         try:
             jax.dtypes.canonicalize_dtype(dtype or float, allow_extended_dtype=True)
@@ -192,15 +194,15 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
             self._set_kind(value.shape, value.dtype)
-            return self.to_storage(value)
+            return Initial(lambda: self.to_storage(value), lambda: value, lambda: fingerprint(value))
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval = _jax.traced_once(
+            program, aval, digest = _jax.traced_once(
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
-            self._set_kind(aval.shape, aval.dtype)
-            return compute(lambda: self.layout.stored(program()), (), self.sharding)
+        self._set_kind(aval.shape, aval.dtype)
+        return Initial(lambda: compute(lambda: self.layout.stored(program()), (), self.sharding), program, digest)
 
     def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
@@ -246,6 +248,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return isinstance(self.layout, Copies)
 
     @property
+    def is_spread(self) -> bool:
+        """Whether the pieces of the value are on several workers, so that all must take part in putting it together."""
+        return isinstance(self.layout, Split) and self.replicas.lockstep.several
+
+    @property
     def sharding(self) -> Sharding:
         """How the stored array lies on the strategy's devices."""
         return self.layout.sharding(self.replicas.mesh)
@@ -266,12 +273,25 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if self.replicas.is_absent:
             return "absent"
         try:
-            value: Any = here(self.from_storage()) if not self.is_stacked else self.stored()
+            value: Any = self.stored()
+            if self.is_spread:
+                return self._shown_pieces(value)
+            if not self.is_stacked:
+                value = here(self.from_storage())
         except VariableLostError:
             return "no value any more"
         if not value.is_fully_addressable:
             value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
-        return str(value) if is_key(self.dtype) else np.array2string(np.asarray(value), threshold=20, edgeitems=2)
+        return str(value) if is_key(self.dtype) else _in_words(value)
+
+    def _shown_pieces(self, stored: jax.Array) -> str:
+        """This worker's pieces, as any worker may print a variable alone."""
+        layout = self.layout
+        assert isinstance(layout, Split)
+        pieces = layout.pieces_here(stored)
+        first, last = (min(i * layout.piece, layout.size) for i in (min(pieces), max(pieces) + 1))
+        whole = np.concatenate([np.asarray(piece) for piece in pieces.values()], layout.dim)
+        return f"here {first}:{last} {_in_words(whole)}"
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -280,10 +300,13 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole value.
 
         Issues no collective, with two exceptions: an on-read variable in cross-replica context (one all-reduce), and a
-        split variable (one all-gather; in a step only if the whole value is needed).
+        split variable (one all-gather; in a step only if the whole value is needed). So with several workers all must
+        read these, also if only the chief makes use of the value: outside a step the workers meet before they gather a
+        split variable. ``repr`` and :meth:`Strategy.local_results` show a worker its own pieces, without the others.
 
         Raises:
           LocalityError: an on-read variable without aggregation is read in cross-replica context.
+          DeadlockError: not all workers read a variable that is split over the replicas of several.
         """
         if self.is_stacked and not self._in_replica():
             return self._read_across()
@@ -451,16 +474,33 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return present_array(self.slot, self.describe)
 
     def from_storage(self) -> jax.Array:
-        """The whole value, on every replica, of an on-write variable: gathered if it is split."""
+        """The whole value, on every replica, of an on-write variable: gathered if it is split.
+
+        Raises:
+          WorkerError: the pieces of another worker can't be had.
+        """
         if not isinstance(self.layout, Split):
             return self.stored()
         everywhere = NamedSharding(self.layout.mesh(self.replicas.mesh), self.layout.whole_spec)
-        return jax.device_put(self.layout.whole(self.stored()), everywhere)
+        stored = self.stored()
+        if not self.is_spread:
+            return jax.device_put(self.layout.whole(stored), everywhere)
+        try:
+            return jax.block_until_ready(jax.device_put(self.layout.whole(stored), everywhere))
+        except Exception as error:
+            explained = self.replicas.lockstep.explained(error, f"reading {self.describe()}")
+            if explained is error:
+                raise
+            raise explained from error
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
 
     __copy__ = __deepcopy__
+
+
+def _in_words(value: Any) -> str:
+    return np.array2string(np.asarray(value), threshold=20, edgeitems=2)
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax import _jax
 from replicax.collectives import PACK_LIMIT, packs
 from replicax.communication import after
 from replicax.devices.mesh import REPLICA_AXIS
@@ -69,7 +70,19 @@ def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
 
 
 def _scattered(array: Any, dim: int) -> Any:
-    return lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
+    def at_once(array: Any) -> Any:
+        return lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
+
+    if _jax.coordination_client() is None:
+        return at_once(array)
+    # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
+    # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no longer.
+    return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, dim), default=at_once)
+
+
+def _own_of_sum(array: Any, dim: int) -> Any:
+    size = array.shape[dim] // lax.axis_size(REPLICA_AXIS)
+    return lax.dynamic_slice_in_dim(lax.psum(array, REPLICA_AXIS), lax.axis_index(REPLICA_AXIS) * size, size, axis=dim)
 
 
 class Gathers:

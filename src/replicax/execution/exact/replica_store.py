@@ -17,6 +17,7 @@ from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
 from replicax.values import Local, PerReplica, slices_of
+from replicax.variables.layout import Split
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas
@@ -51,10 +52,22 @@ class ExactStore:
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
             with _jax.outside_tracing():
-                self.values[variable] = local_value(variable, self.communicator.replica)
+                self.values[variable] = (
+                    self._put_together(variable)
+                    if variable.is_spread
+                    else local_value(variable, self.communicator.replica)
+                )
             self.localities.note(self.values[variable], T if variable.is_stacked else M)
         note_read(self.trace)
         return self.values[variable]
+
+    def _put_together(self, variable: Variable) -> jax.Array:
+        """The whole value, from the pieces that all replicas bring, on whichever worker they are."""
+        layout = variable.layout
+        assert isinstance(layout, Split)
+        mine = layout.pieces_here(variable.stored())[self.communicator.replica]
+        pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
+        return jnp.concatenate(pieces, layout.dim)
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.devices.arrays import put_among
+from replicax.devices.arrays import here, put_among
 from replicax.errors import LocalityError
 from replicax.execution.exact.replica_store import ExactStore, local_value
 from replicax.execution.padding.example_places import Place, joined
@@ -25,7 +25,7 @@ from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
 from replicax.nests import are_equal, is_leaf, known
 from replicax.values import Components, ExampleMask, PerReplica
-from replicax.variables.collection import VariableCollection
+from replicax.variables.collection import VariableCollection, meet_to_read
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 from replicax.workers.codec import declared, dumps, loads
@@ -200,15 +200,24 @@ def new_arrays(
 def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
     replicas = variable.replicas
     devices = [replicas.devices[s.communicator.replica] for s in stores]
-    values = [
-        s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica) for s in stores
-    ]
     if variable.is_stacked:
+        values = [
+            s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica)
+            for s in stores
+        ]
         values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
         return put_among(stack(values, replicas.mesh), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
+    old = None
+    if not all(written):  # which all workers know, so that all put the old value together, where that takes all
+        meet_to_read(variable)
+        old = here(variable.from_storage())
+    values = [
+        s.values[variable] if variable in s.values else _jax.copy_on(d, old)
+        for s, d in zip(stores, devices, strict=True)
+    ]
     print_of = _print_of(replicas.lockstep.several)
-    unwritten = None if all(written) else print_of(local_value(variable, stores[0].communicator.replica))
+    unwritten = None if old is None else print_of(old)
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
     if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):
