@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, HostArray, PartPiece
+from replicax.checkpoint.array_leaves import ArrayLeaf
+from replicax.checkpoint.device_blocks import HostArray, PartPiece
 from replicax.checkpoint.storage.blocks import Block, shape_of, size_of
 
 Place = tuple[str, Block]
