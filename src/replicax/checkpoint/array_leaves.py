@@ -101,9 +101,7 @@ class VariableLeaf:
         self.variable.stored()
 
     def needed(self) -> list[Block]:
-        if self.kind.generator is not None:
-            return [whole_block(self.kind.shape)]
-        return [block for block, devices in self._places() if any(map(is_here, devices))]
+        return _blocks_here(self._places(), self.kind)
 
     def restored(self, read: Read) -> Variable:
         variable = self.variable
@@ -242,9 +240,7 @@ class DeviceArrayLeaf:
         """Nothing is known of the array but what JAX says."""
 
     def needed(self) -> list[Block]:
-        if self.kind.generator is not None:
-            return [whole_block(self.kind.shape)]
-        return [block for block, devices in self._places() if any(map(is_here, devices))]
+        return _blocks_here(self._places(), self.kind)
 
     def restored(self, read: Read) -> jax.Array:
         array = self.array
@@ -306,6 +302,13 @@ def _kind_of_keys(shape: tuple[int, ...], dtype: Any) -> ArrayKind:
 
 
 # --- what is here ---------------------------------------------------------------------------------------
+
+
+def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: ArrayKind) -> list[Block]:
+    """The blocks that this worker reads; of keys, which are small, it is the whole."""
+    if kind.generator is not None:
+        return [whole_block(kind.shape)]
+    return [block for block, devices in places if any(map(is_here, devices))]
 
 
 def _way_to_arrays(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
