@@ -46,9 +46,9 @@ def train(
 ) -> TrainingRun:
     """Run ``step`` for ``steps`` elements of ``dataset``: the training loop.
 
-    With ``checkpoints`` the run goes on where an earlier one of the same folder has come to: variables, optimizer,
-    metrics, callbacks, and the next example of the input. It ends with a checkpoint: after the last step, after Ctrl-C
-    (a second one ends at once), after SIGTERM, a stop file, or ``run.stop()``.
+    With ``checkpoints`` the run goes on where an earlier one in the same folder has ended: with its variables,
+    optimizer, metrics and callbacks, and with the next example of the input. It ends with a checkpoint: after the last
+    step, after Ctrl-C (a second one ends at once), after SIGTERM, a stop file, or ``run.stop()``.
 
     Args:
       step: the step of ``strategy.run(step, args=(batch,))``, written for one replica. It returns what is to be
@@ -56,23 +56,24 @@ def train(
         (T) is this replica's *share*, as :func:`compute_average_loss` makes it: the shares are added up. See
         ``reduce``.
       dataset: a distributed dataset; an iterator of one, which goes on from where it is; or what
-        ``strategy.distribute_dataset`` takes. Passes over it follow each other until there were ``steps`` steps. (For
-        another order in each pass, let the dataset repeat and shuffle itself.)
-      steps: how many there are to be in all, those before a resume included.
+        ``strategy.distribute_dataset`` takes. After its last element a new pass begins, until ``steps`` steps have
+        been run. (For another order in each pass, let the dataset repeat and shuffle itself.)
+      steps: how many steps there are to be in all, those before a resume included.
       checkpoints: a manager; the objects of its checkpoint are restored first, and saved when the manager says, and at
         the end. The loop adds its own under the name ``train``: the place in the input, metrics, callbacks.
       evaluate: a function without arguments, which returns numbers (``strategy.reduce`` combines those of replicas); or
         ``(step, dataset)``, a step that returns numbers like those of ``step``: then each is averaged over all examples
         of one pass.
-      evaluate_every: after how many steps, besides the last one; ``None``: only after that.
-      log_every: after how many steps the numbers of the step are logged, besides the last one.
+      evaluate_every: evaluate each time that so many steps have been run, and after the last one; ``None``: only after
+        the last one.
+      log_every: log the numbers of the step each time that so many steps have been run, and after the last one.
       logs: a folder for ``train.csv``, ``evaluation.csv``, TensorBoard event files (if tensorboardX is installed),
         profiles, and the times of attempts.
       metrics: a list or dict of :class:`Mean` and the like, which ``step`` updates: the result of each interval is
         logged, and then the metric is reset.
       reduce: how numbers in which replicas differ are combined: ``"sum"``, ``"mean"``, or a dict by name.
       callbacks: :class:`Callback` objects, such as :class:`EarlyStopping`.
-      stop_at_nan: raise an error that names the step, when a number of one was NaN or infinite: at the latest one
+      stop_at_nan: raise an error when a number of a step was NaN or infinite, and name the step: at the latest one
         logging interval later, and before anything is saved.
       stop_file: the run ends when there is such a file.
       profile: two steps: ``jax.profiler`` records what happens after the first, until the second, in ``logs``.
@@ -95,7 +96,7 @@ def train(
         before are there.
 
     Values are logged one interval late, so nobody waits for the devices: see ``docs/loop.md``, which also has this
-    loop written by hand. No collective besides the step's, but at logging intervals, one or two.
+    loop written by hand. Issues the collectives of the step, and one or two in each logging interval.
 
     >>> import replicax, numpy as np
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
