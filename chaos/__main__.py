@@ -1,4 +1,4 @@
-"""``python -m chaos``: run it, and say what was done, and what went wrong."""
+"""The command ``python -m chaos``: a run that faults strike, a run without any, and a table that compares them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,31 @@ from chaos.faults import DAMAGES, FILL, SPOTS, Amounts, Fault, alone, faults_of,
 from chaos.launch import launch, seconds_to_end
 from chaos.records import read_records
 
+_DESCRIPTION = (
+    "Run a training of several workers under `replicax launch` while faults strike it, and once more without faults. "
+    "At the end both must have the same parameters, bit by bit, and every epoch must have had each example once."
+)
+_HELP = {
+    "kills": "how many workers to kill",
+    "stops": "how many workers to stop (SIGSTOP), which then hang",
+    "preemptions": "how many preemptions (SIGTERM)",
+    "damages": "how many checkpoints to damage",
+    "fills": "how many times to fill the disk",
+}
+
 SHORT = Amounts(kills=1, stops=0, preemptions=1, damages=1, fills=1)
 
 
 def main() -> int:
     """Run it; the exit status is 0 if nothing went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the list of faults (default: 0)")
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=_DESCRIPTION)
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the list of faults (default: 0)")
     parser.add_argument("--only", type=int, metavar="N", help="only fault number N of the list, as `--list` shows it")
-    parser.add_argument("--list", action="store_true", help="show the faults, and do nothing")
+    parser.add_argument("--list", action="store_true", help="print the list of faults, and run nothing")
     parser.add_argument("--short", action="store_true", help="a few faults on fewer workers, as in `make test`")
-    parser.add_argument("--folder", type=Path, help="where everything is kept (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="the folder of the runs, which is kept (default: a temporary one)")
     for field in dataclasses.fields(Amounts):
-        parser.add_argument(f"--{field.name}", type=int, help=f"how many (default: {field.default})")
+        parser.add_argument(f"--{field.name}", type=int, help=f"{_HELP[field.name]} (default: {field.default})")
     arguments = parser.parse_args()
     if not arguments.list:
         disk.enter_own_mounts()

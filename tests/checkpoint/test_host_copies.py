@@ -15,7 +15,7 @@ from jax.experimental.layout import Format, Layout
 
 import replicax
 from replicax.checkpoint import host_copies
-from replicax.checkpoint.array_leaves import Part, PartPiece
+from replicax.checkpoint.device_blocks import Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier
 from replicax.checkpoint.leaves import Leaves
 from replicax.checkpoint.storage.blocks import whole_block

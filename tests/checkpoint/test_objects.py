@@ -85,12 +85,11 @@ def test_shapes(tmp_path) -> None:
 
 
 def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
-    from replicax.checkpoint import array_leaves, restoration
+    from replicax.checkpoint import device_blocks, restoration
     from replicax.checkpoint.storage import blocks
 
     monkeypatch.setattr(blocks.pieces_of, "__defaults__", (100,))
-    monkeypatch.setattr(array_leaves, "LARGE", 300)
-    monkeypatch.setattr(restoration, "LARGE", 300)
+    monkeypatch.setattr(device_blocks, "LARGE", 300)
     monkeypatch.setattr(restoration, "BATCH", 500)
     values = np.random.default_rng(0).normal(size=(17, 13)).astype(np.float32)
     for source, onto in ((replicax.ShardedStrategy, strategy_of), (strategy_of, replicax.ShardedStrategy)):

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import replicax
 from replicax.loop import step_numbers, training_loop
-from replicax.loop.progress_bar import Progress
+from replicax.loop.logs.progress_bar import Progress
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
 
@@ -249,7 +249,7 @@ def test_event_files(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicax.loop.metric_files.can_write_events", lambda: False)
+    monkeypatch.setattr("replicax.loop.logs.metric_files.can_write_events", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):
         replicax.TensorBoardLog("logs")
 

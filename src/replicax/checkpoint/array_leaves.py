@@ -1,4 +1,4 @@
-"""Arrays that are saved and restored: where their blocks are, and how they are put back.
+"""Arrays that are saved and restored: what is saved of each kind of array, and how its value is put back.
 
 A variable's stored array has one block for each device, and the same block on several devices is saved once. A block
 is described in terms of the variable's *value*, not of its layout, so any layout reads what any other has written.
@@ -16,12 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from replicax.checkpoint.device_blocks import (
+    HostArray,
+    Part,
+    Read,
+    assembled,
+    device_blocks,
+    is_here,
+    is_large,
+    parts_of,
+)
 from replicax.checkpoint.storage.blocks import (
     Block,
-    block_at,
     common,
     inside,
-    pieces_of,
     shape_of,
     size_of,
     whole_block,
@@ -33,57 +41,6 @@ from replicax.variables import Aggregation, Variable
 from replicax.variables.layout import Split
 from replicax.variables.lost_arrays import LostArray
 from replicax.variables.slots import exchanging, lent
-
-HostArray = np.ndarray[Any, Any]
-Read = Callable[[Block], HostArray]
-"""Returns a block of the saved array."""
-
-LARGE = 256 << 20
-"""A block of more bytes goes to its device piece by piece, and the old array is let go before."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A block of an array, as it lies on devices.
-
-    Attributes:
-      block: which one.
-      workers: the indices of the processes that have it.
-      is_here: whether this worker has it.
-      position: which of this worker's devices it is copied from, if it lies on one in just this block.
-      is_filled: whether the device has more, which is no part of the value.
-    """
-
-    block: Block
-    workers: tuple[int, ...]
-    is_here: bool = True
-    position: int | None = None
-    is_filled: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class PartPiece:
-    """A piece of a part.
-
-    Attributes:
-      part: of which.
-      block: which one, in the array.
-      cut: where it is in what the device has; ``None`` if it is all of it.
-    """
-
-    part: Part
-    block: Block
-    cut: tuple[slice, ...] | None
-
-    @property
-    def position(self) -> int:
-        """Which of the arrays that a worker has it is in."""
-        return self.part.position or 0
-
-    @classmethod
-    def of(cls, part: Part, block: Block) -> PartPiece:
-        """The piece of ``part`` that is ``block``."""
-        return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
 
 
 class ArrayLeaf(Protocol):
@@ -132,7 +89,7 @@ class VariableLeaf:
     def parts(self) -> tuple[Part, ...]:
         variable = self.variable
         shape = variable.layout.stored_shape(variable.shape)
-        return _parts(self._places(), variable.sharding, shape, shape != variable.shape)
+        return parts_of(self._places(), variable.sharding, shape, shape != variable.shape)
 
     def here(self) -> Sequence[Any]:
         array = self.variable.slot.array
@@ -144,9 +101,7 @@ class VariableLeaf:
         self.variable.stored()
 
     def needed(self) -> list[Block]:
-        if self.kind.generator is not None:
-            return [whole_block(self.kind.shape)]
-        return [block for block, devices in self._places() if any(map(_is_here, devices))]
+        return _blocks_here(self._places(), self.kind)
 
     def restored(self, read: Read) -> Variable:
         variable = self.variable
@@ -155,16 +110,16 @@ class VariableLeaf:
             _store(variable, variable.to_storage(key))
             return variable
         shape = variable.layout.stored_shape(variable.shape)
-        places = _device_blocks(variable.sharding, shape)
-        _let_go_of_large(variable, [size_of(block) for block, _ in places])
-        stored = _assembled(variable.sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
+        places = device_blocks(variable.sharding, shape)
+        _let_go_of_large(variable, [block for block, _ in places])
+        stored = assembled(variable.sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
         _store(variable, stored)
         return variable
 
     def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
         """The blocks of the value, without what a split one is filled up with, and the devices that have them."""
         variable = self.variable
-        places = _device_blocks(variable.sharding, variable.layout.stored_shape(variable.shape))
+        places = device_blocks(variable.sharding, variable.layout.stored_shape(variable.shape))
         if self.kind.generator is not None:
             return tuple((_with_data_dims(block, self.kind), devices) for block, devices in places)
         if not isinstance(variable.layout, Split) or not variable.layout.filling:
@@ -196,10 +151,10 @@ class CopiesLeaf:
         """This worker's copies, by replica."""
         kind = kind_of_array(self.variable)
         found: dict[int, HostArray] = {}
-        places = _device_blocks(self.variable.sharding, self.variable.layout.stored_shape(self.variable.shape))
+        places = device_blocks(self.variable.sharding, self.variable.layout.stored_shape(self.variable.shape))
         shards = {shard.device: shard.data for shard in self.variable.stored().addressable_shards}
         for block, devices in places:
-            device = next(filter(_is_here, devices), None)
+            device = next(filter(is_here, devices), None)
             if device is None:
                 continue
             data = _on_host(shards[device])
@@ -274,7 +229,7 @@ class DeviceArrayLeaf:
         if self._is_everywhere:
             return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
         places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
-        return _parts(places, self.array.sharding, self.array.shape)
+        return parts_of(places, self.array.sharding, self.array.shape)
 
     def here(self) -> Sequence[Any]:
         if self._is_everywhere:
@@ -285,9 +240,7 @@ class DeviceArrayLeaf:
         """Nothing is known of the array but what JAX says."""
 
     def needed(self) -> list[Block]:
-        if self.kind.generator is not None:
-            return [whole_block(self.kind.shape)]
-        return [block for block, devices in self._places() if any(map(_is_here, devices))]
+        return _blocks_here(self._places(), self.kind)
 
     def restored(self, read: Read) -> jax.Array:
         array = self.array
@@ -296,10 +249,10 @@ class DeviceArrayLeaf:
             if not array.committed:  # it may go wherever it is needed
                 return jnp.array(value)
             return put(value, array.sharding, may_alias=False)
-        return _assembled(array.sharding, array.shape, array.dtype, read)
+        return assembled(array.sharding, array.shape, array.dtype, read)
 
     def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
-        return _device_blocks(self.array.sharding, self.array.shape)
+        return device_blocks(self.array.sharding, self.array.shape)
 
 
 class HostArrayLeaf:
@@ -348,45 +301,14 @@ def _kind_of_keys(shape: tuple[int, ...], dtype: Any) -> ArrayKind:
     return ArrayKind(aval.shape, np.dtype(aval.dtype).name, generators[0])
 
 
-# --- where the blocks are -------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=10_000)
-def _device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
-    """The blocks that an array of ``shape`` is in, each with all devices that have it."""
-    found: dict[Block, list[jax.Device]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        found.setdefault(block_at(index or (), shape), []).append(device)
-    return tuple((block, tuple(devices)) for block, devices in found.items())
-
-
-@functools.lru_cache(maxsize=10_000)
-def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]:
-    """This worker's devices that an array of ``shape`` is on, in the order of its shards."""
-    devices: Iterable[Any] = sharding.devices_indices_map(shape)
-    return {device: position for position, device in enumerate(filter(_is_here, devices))}
-
-
-def _is_here(device: jax.Device) -> bool:
-    return bool(device.process_index == jax.process_index())
-
-
-def _parts(
-    places: Sequence[tuple[Block, tuple[jax.Device, ...]]],
-    sharding: Sharding,
-    shape: tuple[int, ...],
-    is_filled: bool = False,
-) -> tuple[Part, ...]:
-    order = _local_devices(sharding, shape)
-    found = []
-    for block, devices in places:
-        position = next((order[device] for device in devices if device in order), None)
-        workers = tuple(sorted({device.process_index for device in devices}))
-        found.append(Part(block, workers, position is not None, position, is_filled))
-    return tuple(found)
-
-
 # --- what is here ---------------------------------------------------------------------------------------
+
+
+def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: ArrayKind) -> list[Block]:
+    """The blocks that this worker reads; of keys, which are small, it is the whole."""
+    if kind.generator is not None:
+        return [whole_block(kind.shape)]
+    return [block for block, devices in places if any(map(is_here, devices))]
 
 
 def _way_to_arrays(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
@@ -438,9 +360,9 @@ def _store(variable: Variable, stored: jax.Array) -> None:
         lent.discard(variable.slot)
 
 
-def _let_go_of_large(variable: Variable, sizes: Sequence[int]) -> None:
+def _let_go_of_large(variable: Variable, blocks: Sequence[Block]) -> None:
     """Two copies of a large array may be more than there is room for."""
-    if max(sizes, default=0) * variable.dtype.itemsize > LARGE:
+    if any(is_large(block, variable.dtype) for block in blocks):
         with exchanging():
             variable.slot.array = LostArray("it was let go to be restored, and the restore was broken off")
             lent.discard(variable.slot)
@@ -455,35 +377,6 @@ def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
     if real is not None:
         filled[inside(real, block)] = read(real)
     return filled
-
-
-def _assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read) -> jax.Array:
-    """An array with ``sharding`` of what is read; each worker puts together what it has."""
-    shards = []
-    for block, devices in _device_blocks(sharding, shape):
-        here = list(filter(_is_here, devices))
-        if here and size_of(block) * np.dtype(dtype).itemsize > LARGE:
-            shards += [_large(block, dtype, device, read) for device in here]
-        elif here:
-            data = read(block)
-            shards += [jax.device_put(data, device, may_alias=False) for device in here]
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
-    """A block on a device, of which the host never has more than a piece."""
-    array = jax.jit(
-        lambda: jnp.zeros(shape_of(block), dtype), out_shardings=jax.sharding.SingleDeviceSharding(device)
-    )()
-    for piece in pieces_of(block, np.dtype(dtype).itemsize):
-        start = [part.start for part in inside(piece, block)]
-        array = _updated(array, jax.device_put(read(piece), device, may_alias=False), start)
-    return array
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _updated(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
-    return jax.lax.dynamic_update_slice(array, piece, start)
 
 
 def _share(total: HostArray, replica: int, count: int) -> HostArray:

@@ -127,13 +127,12 @@ class Checkpoint:
     def restore(self, path: str | os.PathLike[str], partial: bool = False) -> dict[str, Any]:
         """Give the objects the values that were saved.
 
-        Every byte is checked first, and all names, shapes and dtypes are compared. State of an optimizer that has none
-        yet, because no step has run, is made. Nothing is changed if there is an error.
+        Every byte is checked first, and all names, shapes and dtypes are compared. An optimizer that has no state yet,
+        because no step has run, gets one. Nothing is changed if there is an error.
 
         Args:
           path: the folder of a checkpoint.
-          partial: whether to restore only what is both in the checkpoint and here. What is in both must fit all the
-            same.
+          partial: whether to leave out what is only in the checkpoint, or only here. What is in both still has to fit.
 
         Returns:
           The objects, by name.
@@ -141,7 +140,7 @@ class Checkpoint:
         Raises:
           FileNotFoundError: there is no checkpoint.
           CheckpointError: it is damaged, or unfinished; says what is wrong with it.
-          ValueError: it does not fit; lists everything that is missing, that is more, or that differs.
+          ValueError: it does not fit; lists everything that is missing, left over, or different.
           ContextError: called in a step.
         """
         _check_outside("Checkpoint.restore")

@@ -39,7 +39,7 @@ class CheckpointManager:
       every_steps: save whenever so many steps, or more, have been made; at multiples of it where steps come one by one.
       every_seconds: save when so many seconds have gone by. With both, whichever comes first; with neither, each call
         of :meth:`save` saves.
-      best: the name of a metric, and ``"min"`` or ``"max"``: the best checkpoint is kept besides, however old.
+      best: the name of a metric, and ``"min"`` or ``"max"``: the best checkpoint is kept, too, however old it is.
 
     Raises:
       ValueError: numbers that are not positive; a ``best`` that is not as described.
@@ -102,7 +102,7 @@ class CheckpointManager:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that there is a complete checkpoint of, now; the newest last."""
+        """The steps of which there is a complete checkpoint now, the newest last."""
         return tuple(step for step in self._folder.steps() if step in self._steps)
 
     @property
@@ -117,15 +117,15 @@ class CheckpointManager:
 
     @heartbeat.during(heartbeat_page.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
-        """Save, if it is time to.
+        """Save if a save is due.
 
         Args:
           step: how many steps have been made.
           metrics: numbers by name, which are kept with it.
-          force: save whether it is time to or not, as at the end of a run.
+          force: save also if none is due, as at the end of a run.
 
         Returns:
-          Whether it is being saved.
+          Whether a save has begun.
 
         Raises:
           ValueError: there is a checkpoint of this step, or of a later one: restore the latest first, or use another
@@ -216,7 +216,7 @@ class CheckpointManager:
         self.checkpoint.wait()
 
     def close(self) -> None:
-        """The same, at the end of the run."""
+        """As :meth:`wait`, at the end of the run."""
         self.wait()
 
     def __enter__(self) -> CheckpointManager:

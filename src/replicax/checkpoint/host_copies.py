@@ -1,4 +1,4 @@
-"""Copies on the host: what a save keeps a run from going on for, and so nothing else is done in between.
+"""Copies on the host: the run waits while a save makes them, and so nothing else is done in that time.
 
 All that the devices have is copied into one piece of memory, which the next save gets again. New memory costs as much
 time as the copy itself, because the system clears each page when it is first written. What is where in it is found out
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, HostArray, PartPiece
+from replicax.checkpoint.array_leaves import ArrayLeaf
+from replicax.checkpoint.device_blocks import HostArray, PartPiece
 from replicax.checkpoint.storage.blocks import Block, shape_of, size_of
 
 Place = tuple[str, Block]

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import LARGE, ArrayLeaf, HostArray
+from replicax.checkpoint.array_leaves import ArrayLeaf
+from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf, variables_named
 from replicax.checkpoint.matching import check_fits
-from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of, size_of
+from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of
 from replicax.checkpoint.storage.checkpoint_index import (
     ArrayEntry,
     IteratorEntry,
@@ -184,7 +185,7 @@ class _Reader:
         for name in names:
             leaf, entry = self._arrays[name]
             for block in leaf.needed():
-                if size_of(block) * entry.kind.numpy_dtype.itemsize <= LARGE:
+                if not is_large(block, entry.kind.numpy_dtype):
                     wanted.append((name, block))
         self._read = dict(zip(wanted, self._read_now(wanted), strict=True))
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicax.checkpoint.array_leaves import HostArray
+from replicax.checkpoint.device_blocks import HostArray
 from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.snapshot import Snapshot, as_data
 from replicax.checkpoint.storage import checkpoint_index, manifest

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf, HostArray, Part, PartPiece
+from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf
+from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block

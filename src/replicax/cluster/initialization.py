@@ -31,11 +31,11 @@ def initialize_workers(
     :class:`MultiWorkerMirroredStrategy` calls it. Call it yourself, at the top of the program, if devices are needed
     before the strategy is made. A second call does nothing, and neither does one for a process that is alone.
 
-    The cluster is that of ``cluster_resolver``. Without one it is the first that is there: that of ``TF_CONFIG``; that
-    of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; that which JAX finds by itself, on
-    Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and the workers
-    meet at its address, or at ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is this machine's.
-    ``replicax launch`` sets these variables.
+    The cluster is that of ``cluster_resolver``. Without one it is the first of these that there is: that of
+    ``TF_CONFIG``; that of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; what JAX finds by
+    itself, on Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and
+    the workers meet at its address, or at ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is this
+    machine's. ``replicax launch`` sets these variables.
 
     Args:
       cluster_resolver: tells of the cluster, and which task this process is.

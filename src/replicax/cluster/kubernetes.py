@@ -32,7 +32,7 @@ class KubernetesExecutableLocation(enum.Enum):
 class KubernetesClusterResolver(ClusterResolver):
     """The running pods with certain labels, as the Kubernetes API lists them whenever it is asked.
 
-    You need none of it to train in an indexed Job or a JobSet: without a resolver JAX finds the pods by itself. This
+    You do not need it to train in an indexed Job or a JobSet: without a resolver JAX finds the pods by itself. This
     resolver is for pods of several Jobs, or of none.
 
     The tasks of a job are its pods in the order of their completion indices, where all have one, and otherwise of

@@ -19,7 +19,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class SlurmClusterResolver(ClusterResolver):
     """The tasks of a Slurm job step, by the environment variables that ``srun`` sets.
 
-    You need none of it to train on Slurm: without a resolver JAX finds the step by itself. This resolver tells of it
+    You do not need it to train on Slurm: without a resolver JAX finds the step by itself. This resolver tells of it
     in the original's words, with jobs of your own, and chooses the ports.
 
     Tasks are numbered as Slurm does: node by node, or round the nodes with ``--distribution=cyclic``. The ports of the

@@ -10,7 +10,7 @@ from replicax.old_names import keywords_renamed
 
 
 class UnionClusterResolver(ClusterResolver):
-    """Several resolvers as one: the tasks of all of them, and of everything else what the first says that knows it.
+    """Several resolvers as one: it has the tasks of all; everything else is what the first one says that knows it.
 
     Jobs of the same name are put together. Two equal lists are that list. Two lists without an address in common are
     one after the other. Where tasks are given by index, each index may have one address.
@@ -118,7 +118,7 @@ class UnionClusterResolver(ClusterResolver):
 
     @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """What the first resolver says that knows of any."""
+        """What the first resolver says that has accelerators."""
         found = (r.num_accelerators(task_type, task_id) for r in self._resolvers)
         return next((counts for counts in found if counts), {})
 

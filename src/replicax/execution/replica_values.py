@@ -67,24 +67,6 @@ def place_components(components: Sequence[Any], mesh: Mesh, kinds: Sequence[Kind
     return PerReplica(Components(tuple(arrays), tuple(devices), mesh.shape[REPLICA_AXIS]))
 
 
-def place_stacks(stacks: Sequence[np.ndarray], mesh: Mesh, bare: bool = False) -> list[jax.Array]:
-    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
-
-    Args:
-      stacks: on the host.
-      mesh: the replicas' devices.
-      bare: whether to leave the dim of the replicas out, of which there is one.
-    """
-    if bare:
-        alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], NamedSharding(mesh, PartitionSpec()))
-        return alone
-    n, sharding = mesh.shape[REPLICA_AXIS], NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    if sharding.is_fully_addressable:
-        arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
-        return arrays
-    return [jax.make_array_from_process_local_data(sharding, s, (n, *s.shape[1:])) for s in stacks]
-
-
 def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape in which each of these shapes of one rank has room."""
     return tuple(map(max, zip(*shapes, strict=True)))

@@ -31,13 +31,13 @@ class LaunchSettings:
       log_dir: the folder of the workers' output.
       show: whose output is shown.
       grace: how many seconds workers have to end when they are asked to.
-      hang_timeout: how many seconds a worker may go without a step before it is taken for one that hangs, at least; 0:
+      hang_timeout: how many seconds, at least, a worker may go without a step before it is taken for one that hangs; 0:
         for ever. See :mod:`replicax.launcher.watchdog`.
       finish_timeout: how many seconds the others have to end when one has finished; ``None`` for ever.
       max_restarts: how many faults are followed by another attempt; ``None`` for the default, which also looks at the
         kind of the fault: see :class:`~replicax.launcher.restarts.RestartPolicy`.
-      max_preemptions: how many preemptions are.
-      max_resizes: how many changes of the number of workers are.
+      max_preemptions: how many preemptions are followed by another attempt.
+      max_resizes: how many changes of the number of workers there may be.
       backoff: seconds before the first attempt after a fault, doubled for each further one.
 
     Raises:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from replicax.cluster.addresses import join_address
 from replicax.launcher import LaunchError
 
 LOOPBACK = "127.0.0.1"
@@ -59,7 +60,7 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> Meeting
         found = free_port(host)
         if found not in ports:
             ports.append(found)
-    return MeetingPoint(tuple(_joined(reached_at, p) for p in ports), _joined(host, ports[0]))
+    return MeetingPoint(tuple(join_address(reached_at, p) for p in ports), join_address(host, ports[0]))
 
 
 def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str | None) -> MeetingPoint:
@@ -82,8 +83,8 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
                 "this machine's address in the network first in --hosts, or say with --bind at which to listen"
             )
         check_free(bind or hosts[0], port)
-    addresses = tuple(_joined(host, port + i) for host in hosts for i in range(workers))
-    return MeetingPoint(addresses, _joined(bind or hosts[0], port))
+    addresses = tuple(join_address(host, port + i) for host in hosts for i in range(workers))
+    return MeetingPoint(addresses, join_address(bind or hosts[0], port))
 
 
 def own_number(hosts: Sequence[str]) -> int:
@@ -129,8 +130,8 @@ def check_free(host: str, port: int) -> None:
         taken = is_taken(host, port)
     except OSError as error:
         raise LaunchError(
-            f"the chief can't listen at {_joined(host, port)} ({error.strerror or error}): --bind must be an address "
-            "of this machine"
+            f"the chief can't listen at {join_address(host, port)} ({error.strerror or error}): --bind must be "
+            "an address of this machine"
         ) from error
     if taken:
         raise LaunchError(f"port {port} of {host} is in use by another program: choose another --port")
@@ -155,10 +156,6 @@ def is_taken(host: str, port: int) -> bool:
 
 def _socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_any(host: str) -> bool:

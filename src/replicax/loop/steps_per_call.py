@@ -33,7 +33,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class StepsPerCall:
-    """Chooses it, by what is measured, unless it is given.
+    """How many steps each call has: as many as the user says, or as what is measured makes best.
 
     Args:
       given: by the user; ``None``: to be chosen.

@@ -143,7 +143,7 @@ _has_run = False
 
 
 def since_process_start() -> float:
-    """For how many seconds this process runs, the first time it is asked; later, and where nobody knows, 0.
+    """How many seconds ago this process began, when first asked; 0 at later calls, and where that is not known.
 
     A second run of a process did not wait for its start, and neither did one that somebody starts at a prompt.
     """

@@ -30,9 +30,9 @@ from replicax import _jax
 from replicax.cluster.roll_call import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.connections import connections_to
-from replicax.workers.launch_log import LaunchLog, RunningProgram, first_difference
+from replicax.workers.launch_log import LaunchLog, RunningProgram
 from replicax.workers.lifelines import Lifelines
-from replicax.workers.status_board import Board, End, Recent, Service
+from replicax.workers.status_board import Board, End, Problem, Recent, Service
 
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
@@ -66,13 +66,12 @@ class Liveness:
         self.index, self.count = index, count
         self.launches: dict[str, LaunchLog] = {}
         self._board = Board()
-        self._problem: tuple[type[WorkerError] | type[DeadlockError], str] | None = None
-        self._cause: int | None = None
-        self._since = 0.0  # when the problem was seen
+        self._problem: Problem | None = None
+        self._since = 0.0  # when it was seen
         self._told = self._failed = False
         self._dead: set[int] = set()
         self._answered: set[str] = set()
-        self._posted_stuck: Any = None
+        self._posted_stuck: dict[str, int] = {}
         self._threads = {threading.get_ident()}
         self._numbers = itertools.count()
         self._pid = os.getpid()
@@ -101,8 +100,7 @@ class Liveness:
           DeadlockError: workers run different programs.
         """
         if self._problem is not None:
-            kind, text = self._problem
-            raise kind(text)
+            raise self._problem.kind(self._problem.text)
 
     def check_launch(self, strategy: str) -> None:
         """The same, before a program is launched that all workers launch; one may have ended, too."""
@@ -154,7 +152,7 @@ class Liveness:
         dead = self.silent()
         ends = self._board.ends
         if self._problem is not None:
-            return WorkerError(f"{doing} was broken off, as {self._problem[1]}")
+            return WorkerError(f"{doing} was broken off, as {self._problem.text}")
         for worker in ends:
             return WorkerError(f"{doing} was broken off, as {self._ended(worker, 'ran it')}")
         if dead:
@@ -194,7 +192,8 @@ class Liveness:
         why = f"{type(error).__name__}: {error}"[:2000].rstrip(": ") + f" (raised at {line_of(error)})"
         if isinstance(error, KeyboardInterrupt):
             why = f"it was interrupted, at {line_of(error)}"
-        self._say(True, why, self._cause if isinstance(error, WorkerError | DeadlockError) else None)
+        because_of = self._problem.worker if self._problem is not None else None
+        self._say(True, why, because_of if isinstance(error, WorkerError | DeadlockError) else None)
 
     def _say(self, failed: bool, why: str, because_of: int | None = None) -> None:
         if self._told:
@@ -250,10 +249,10 @@ class Liveness:
                     self._dead.add(worker)
                     self._service.post_end(End(True, why, None, {}), worker)
             elif self._problem is None and not self._told:
-                text = f"worker {worker} of {self.count} (numbered from 0) has failed: {why}"
-                self._since, self._cause, self._problem = time.monotonic(), worker, (WorkerError, text)
+                self._since, self._problem = time.monotonic(), Problem.of_failure(worker, self.count, why)
                 # JAX ends a process that has lost the service, and does not say why.
-                print(f"Replicax, worker {self.index} of {self.count}: {text}", file=sys.stderr, flush=True)
+                said = f"Replicax, worker {self.index} of {self.count}: {self._problem.text}"
+                print(said, file=sys.stderr, flush=True)
 
     def _look_around(self) -> None:
         board = self._look()
@@ -264,9 +263,12 @@ class Liveness:
         now = time.monotonic()
         running = {name: (launches.running_since(), launches) for name, launches in self.launches.items()}
         stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
-        self._post_stuck(stuck)
+        counts = {name: program.count for name, program in stuck.items()}
+        if counts != self._posted_stuck:
+            self._posted_stuck = counts
+            self._service.post_stuck(stuck)
         for name, program in stuck.items():
-            why = self._problem[1] if self._problem is not None else self._left_alone(name, program)
+            why = self._problem.text if self._problem is not None else self._left_alone(name, program)
             since = max(self._since, running[name][0] or now)
             if why is not None and program.meets and now - since > GRACE:
                 self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
@@ -278,34 +280,13 @@ class Liveness:
         """
         board = self._service.read()
         if self._problem is None:
-            self._note_problem(board)
+            found = board.problem(self.index, self.count, self._recent())
+            if found is not None:
+                self._since, self._problem = time.monotonic(), found  # in this order, for the watch
         if board.ends and not self._board.ends:
             self._since = time.monotonic()
         self._board = board
         return board
-
-    def _note_problem(self, board: Board) -> None:
-        failed = [worker for worker, end in sorted(board.ends.items()) if end.failed]
-        if failed:
-            own = [worker for worker in failed if board.ends[worker].because_of is None]
-            self._cause = worker = (own or failed)[0]
-            end = board.ends[worker]
-            self._since = time.monotonic()
-            self._problem = WorkerError, f"worker {worker} of {self.count} (numbered from 0) has failed: {end.why}"
-            return
-        for strategy, launches in self.launches.items():
-            recent = board.recent(strategy) | {self.index: launches.recent()}
-            for (a, ours), (b, theirs) in itertools.combinations(sorted(recent.items()), 2):
-                found = first_difference(ours, theirs)
-                if found is not None:
-                    count, one, other = found
-                    self._since = time.monotonic()
-                    self._problem = (
-                        DeadlockError,
-                        f"the workers do not run the same programs: number {count} is {one!r} on worker {a}, and "
-                        f"{other!r} on worker {b}. All workers must run the same steps in the same order.",
-                    )
-                    return
 
     def _left_alone(self, strategy: str, program: RunningProgram) -> str | None:
         for worker, end in self._board.ends.items():
@@ -319,16 +300,9 @@ class Liveness:
             f"while worker {self.index} {doing}. All workers must run the same program to its end."
         )
 
-    def _post_stuck(self, stuck: dict[str, RunningProgram]) -> None:
-        places = {name: program.count for name, program in stuck.items()}
-        if places == (self._posted_stuck or {}):
-            return
-        self._posted_stuck = places
-        self._service.post_stuck(stuck)
-
     def _end_by_force(self, launches: LaunchLog, why: str) -> None:
         """End this process, whose Python waits inside a program; unless that ends now that others have left."""
-        self._say(True, why, self._cause)
+        self._say(True, why, None if self._problem is None else self._problem.worker)
         with contextlib.suppress(Exception):
             self._depart()
         if launches.running_since() is None:

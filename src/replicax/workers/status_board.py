@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
+from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.codec import declared, dumps, loads
-from replicax.workers.launch_log import RunningProgram
+from replicax.workers.launch_log import RunningProgram, first_difference
 from replicax.workers.lifelines import Home
 
 _ALL = "replicax/ends"
@@ -39,6 +41,26 @@ class End:
         return recent[-1][0] if recent else 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Why the workers can't go on.
+
+    Attributes:
+      kind: of the error that says so.
+      text: what it says.
+      worker: whose failure is the cause; ``None`` if they do not do the same.
+    """
+
+    kind: type[WorkerError] | type[DeadlockError]
+    text: str
+    worker: int | None = None
+
+    @classmethod
+    def of_failure(cls, worker: int, count: int, why: str) -> Problem:
+        """Worker ``worker`` of ``count`` has failed."""
+        return cls(WorkerError, f"worker {worker} of {count} (numbered from 0) has failed: {why}", worker)
+
+
 @dataclasses.dataclass
 class Board:
     """What the workers have posted.
@@ -62,6 +84,32 @@ class Board:
         for answers in self.calls.values():
             told += [(worker, recent.get(strategy, ())) for worker, recent in answers.items()]
         return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # of one that has told several times the latest
+
+    def problem(self, index: int, count: int, launched: Recent) -> Problem | None:
+        """What is wrong by what is posted, if anything is: a worker has failed, or they do not run the same programs.
+
+        Args:
+          index: which worker asks.
+          count: how many there are.
+          launched: what it has launched last itself.
+        """
+        failed = [worker for worker, end in sorted(self.ends.items()) if end.failed]
+        if failed:
+            own = [worker for worker in failed if self.ends[worker].because_of is None]
+            worker = (own or failed)[0]
+            return Problem.of_failure(worker, count, self.ends[worker].why)
+        for strategy, mine in launched.items():
+            recent = self.recent(strategy) | {index: mine}
+            for (a, ours), (b, theirs) in itertools.combinations(sorted(recent.items()), 2):
+                found = first_difference(ours, theirs)
+                if found is not None:
+                    number, one, other = found
+                    text = (
+                        f"the workers do not run the same programs: number {number} is {one!r} on worker {a}, and "
+                        f"{other!r} on worker {b}. All workers must run the same steps in the same order."
+                    )
+                    return Problem(DeadlockError, text)
+        return None
 
 
 class Service:

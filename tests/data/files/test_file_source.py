@@ -220,10 +220,3 @@ def test_positions_are_numbers(tmp_path, number) -> None:
     [file] = write_all(KINDS["text"], tmp_path, [["a"]])
     with pytest.raises(ValueError, match="integers of at least 0"):
         replicax.text_lines(file).with_positions({file: number})
-
-
-def test_how_many_records(tmp_path) -> None:
-    [parquet] = write_all(KINDS["parquet"], tmp_path, [_some("parquet")])
-    [text] = write_all(KINDS["text"], tmp_path, [["a"]])
-    assert replicax.parquet_rows(parquet).count_records(parquet) == 11
-    assert replicax.text_lines(text).count_records(text) is None

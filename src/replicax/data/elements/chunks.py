@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.devices.arrays import put
-from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.many_steps.element_groups import ElementGroup, Masks, Single, joined
-from replicax.execution.replica_values import place_stacks
+from replicax.execution.many_steps.element_groups import ElementGroup, Single, joined
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
@@ -90,17 +86,9 @@ class Staged:
                 buffer[replica, self.count] = leaf
         self.sizes.append(element.sizes)
 
-    def placed(self, mesh: Mesh) -> ElementGroup:
-        """On the devices of ``mesh``."""
-        bare = mesh.shape[REPLICA_AXIS] == 1 and not self.is_padded
-        arrays = place_stacks([b[:, : self.count] for b in self._buffers], mesh, bare)
-        masks = None
-        if self.is_padded:
-            rows, sizes = self._buffers[0].shape[2], np.array(self.sizes)
-            host = np.arange(rows) < sizes.T[:, :, None]
-            counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
-            masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(self.sizes))
-        return ElementGroup(self.tree, arrays, self.count, mesh, bare, masks)
+    def stacks(self) -> list[np.ndarray[Any, Any]]:
+        """For each leaf an array ``[len(parts), count, …]``."""
+        return [buffer[:, : self.count] for buffer in self._buffers]
 
 
 def _kind_of(element: Element) -> Any:

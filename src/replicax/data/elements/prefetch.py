@@ -50,11 +50,11 @@ class Prefetcher:
             if self._depth and self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="replicax-input", daemon=True)
                 self._thread.start()
-            with heartbeat.phase(heartbeat_page.INPUT):
-                if self._thread is not None:
-                    self._changed.wait_for(lambda: self._ready or self._is_over or self._closed)
-                elif not (self._is_over or self._closed):
-                    self._make()
+            if heartbeat.current is None:
+                self._await()
+            else:
+                with heartbeat.phase(heartbeat_page.INPUT):
+                    self._await()
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:
@@ -65,6 +65,13 @@ class Prefetcher:
                 error, traceback = self._error
                 raise error.with_traceback(traceback)
         raise StopIteration
+
+    def _await(self) -> None:
+        """Until there is an element, or none comes any more."""
+        if self._thread is not None:
+            self._changed.wait_for(lambda: self._ready or self._is_over or self._closed)
+        elif not (self._is_over or self._closed):
+            self._make()
 
     def _work(self) -> None:
         try:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.data.elements.chunks import Staged
+from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.replica_values import example_mask, largest_of, padded, place_stacks
+from replicax.execution.many_steps.element_groups import ElementGroup, Masks
+from replicax.execution.replica_values import example_mask, largest_of, padded
 from replicax.values import PerReplica, Stacked, Uneven
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def placer(mesh: Mesh) -> Callable[[Element | Staged], Any]:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return element.placed(mesh) if isinstance(element, Staged) else placed(element, mesh)
+        return _placed_together(element, mesh) if isinstance(element, Staged) else placed(element, mesh)
 
     return place
 
@@ -41,17 +43,47 @@ def placed(element: Element, mesh: Mesh) -> Any:
     leaves: list[Any] = []
     if element.filled:
         mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
-        leaves = padded(place_stacks(element.filled, mesh), mask)
+        leaves = padded(_place_stacks(element.filled, mesh), mask)
     elif element.alike:
         bare = n == 1
-        arrays = place_stacks(_stacks(element), mesh, bare)
+        arrays = _place_stacks(_stacks(element), mesh, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
     else:
         shapes = element.shapes
         stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
-        for array, each in zip(place_stacks(stacks, mesh), shapes, strict=True):
+        for array, each in zip(_place_stacks(stacks, mesh), shapes, strict=True):
             leaves.append(PerReplica(Uneven(array, each) if len(set(each)) > 1 else Stacked(array)))
     return jax.tree_util.tree_unflatten(element.tree, leaves)
+
+
+def _placed_together(staged: Staged, mesh: Mesh) -> ElementGroup:
+    bare = mesh.shape[REPLICA_AXIS] == 1 and not staged.is_padded
+    stacks = staged.stacks()
+    masks = None
+    if staged.is_padded:
+        rows, sizes = stacks[0].shape[2], np.array(staged.sizes)
+        host = np.arange(rows) < sizes.T[:, :, None]
+        counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
+        masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(staged.sizes))
+    return ElementGroup(staged.tree, _place_stacks(stacks, mesh, bare), staged.count, mesh, bare, masks)
+
+
+def _place_stacks(stacks: Sequence[np.ndarray], mesh: Mesh, bare: bool = False) -> list[jax.Array]:
+    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
+
+    Args:
+      stacks: on the host.
+      mesh: the replicas' devices.
+      bare: whether to leave the dim of the replicas out, of which there is one.
+    """
+    if bare:
+        alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], NamedSharding(mesh, PartitionSpec()))
+        return alone
+    n, sharding = mesh.shape[REPLICA_AXIS], NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    if sharding.is_fully_addressable:
+        arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
+        return arrays
+    return [jax.make_array_from_process_local_data(sharding, s, (n, *s.shape[1:])) for s in stacks]
 
 
 def _stacks(element: Element) -> list[Any]:

@@ -73,10 +73,6 @@ class ArrayRecords(BatchedSource):
         """The same over other files, such as one worker's."""
         return ArrayRecords(files, self._counts)
 
-    def count_records(self, file: str) -> int:
-        """How many records ``file`` has."""
-        return self._counts[file] if file in self._counts else _count(file)
-
     def __len__(self) -> int:
         return self._length
 

@@ -66,10 +66,6 @@ class FilesDataset(grain.IterDataset):
         """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
         return self.files[: state["file"]]
 
-    def count_records(self, file: str) -> int | None:
-        """How many records ``file`` has, where its format says so; ``None`` where it would have to be read."""
-        return self._format.count(file)
-
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Every n-th file: how Grain divides a dataset over the processes of a prefetch."""
         self.files = self.files[sl]

@@ -21,10 +21,6 @@ class Format(abc.ABC):
     def open(self, file: str) -> Reader:
         """A reader at the beginning of ``file``."""
 
-    def count(self, file: str) -> int | None:
-        """How many records ``file`` has; ``None`` where that is not known without reading them."""
-        return None
-
 
 class Reader(abc.ABC):
     """Reads one file, record by record.

@@ -103,12 +103,6 @@ class ParquetFormat(Format):
             )
         return ParquetReader(file, tuple(types))
 
-    def count(self, file: str) -> int | None:
-        if not os.path.getsize(file):
-            return 0
-        with opened(file) as parquet_file:
-            return int(parquet_file.metadata.num_rows)
-
     def types(self, file: str) -> dict[str, str] | None:
         """The columns of ``file`` that are read, and the names of their types; None if the file is empty."""
         if not os.path.getsize(file):

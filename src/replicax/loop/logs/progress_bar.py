@@ -104,7 +104,7 @@ class Progress(Callback):
 def described(values: Mapping[str, float]) -> str:
     """Numbers in a few words.
 
-    >>> from replicax.loop.progress_bar import described
+    >>> from replicax.loop.logs.progress_bar import described
     >>> described({"loss": 0.123456, "accuracy": 1.0, "examples_per_second": 12345.6})
     'loss 0.1235   accuracy 1   12,346 examples/s'
     """

@@ -1,0 +1,150 @@
+"""Blocks on devices: which block of an array each device has, and an array put together from blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from replicax.checkpoint.storage.blocks import Block, block_at, inside, pieces_of, shape_of, size_of
+
+HostArray = np.ndarray[Any, Any]
+Read = Callable[[Block], HostArray]
+"""Returns a block of the saved array."""
+
+LARGE = 256 << 20
+"""A block of more bytes goes to its device piece by piece, and the old array is let go before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A block of an array, as it lies on devices.
+
+    Attributes:
+      block: which one.
+      workers: the indices of the processes that have it.
+      is_here: whether this worker has it.
+      position: which of this worker's devices it is copied from, if it lies on one in just this block.
+      is_filled: whether the device has more, which is no part of the value.
+    """
+
+    block: Block
+    workers: tuple[int, ...]
+    is_here: bool = True
+    position: int | None = None
+    is_filled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PartPiece:
+    """A piece of a part.
+
+    Attributes:
+      part: of which.
+      block: which one, in the array.
+      cut: where it is in what the device has; ``None`` if it is all of it.
+    """
+
+    part: Part
+    block: Block
+    cut: tuple[slice, ...] | None
+
+    @property
+    def position(self) -> int:
+        """Which of the arrays that a worker has it is in."""
+        return self.part.position or 0
+
+    @classmethod
+    def of(cls, part: Part, block: Block) -> PartPiece:
+        """The piece of ``part`` that is ``block``."""
+        return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
+
+
+# --- which device has which ----------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=10_000)
+def device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
+    """The blocks that an array of ``shape`` is in, each with all devices that have it."""
+    found: dict[Block, list[jax.Device]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        found.setdefault(block_at(index or (), shape), []).append(device)
+    return tuple((block, tuple(devices)) for block, devices in found.items())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]:
+    """This worker's devices that an array of ``shape`` is on, in the order of its shards."""
+    devices: Iterable[Any] = sharding.devices_indices_map(shape)
+    return {device: position for position, device in enumerate(filter(is_here, devices))}
+
+
+def is_here(device: jax.Device) -> bool:
+    """Whether it is one of this worker's devices."""
+    return bool(device.process_index == jax.process_index())
+
+
+def is_large(block: Block, dtype: Any) -> bool:
+    """Whether a block has more than :data:`LARGE` bytes."""
+    return size_of(block) * np.dtype(dtype).itemsize > LARGE
+
+
+def parts_of(
+    places: Sequence[tuple[Block, tuple[jax.Device, ...]]],
+    sharding: Sharding,
+    shape: tuple[int, ...],
+    is_filled: bool = False,
+) -> tuple[Part, ...]:
+    """The parts that an array of ``shape`` is saved in.
+
+    Args:
+      places: its blocks, each with all devices that have it.
+      sharding: of the array.
+      shape: of what is stored, which may be more than the value.
+      is_filled: whether it is more.
+    """
+    order = _local_devices(sharding, shape)
+    found = []
+    for block, devices in places:
+        position = next((order[device] for device in devices if device in order), None)
+        workers = tuple(sorted({device.process_index for device in devices}))
+        found.append(Part(block, workers, position is not None, position, is_filled))
+    return tuple(found)
+
+
+# --- putting an array together --------------------------------------------------------------------------
+
+
+def assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read) -> jax.Array:
+    """An array with ``sharding`` of what is read; each worker puts together what it has."""
+    shards = []
+    for block, devices in device_blocks(sharding, shape):
+        here = list(filter(is_here, devices))
+        if here and is_large(block, dtype):
+            shards += [_large(block, dtype, device, read) for device in here]
+        elif here:
+            data = read(block)
+            shards += [jax.device_put(data, device, may_alias=False) for device in here]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
+    """A block on a device, of which the host never has more than a piece."""
+    array = jax.jit(
+        lambda: jnp.zeros(shape_of(block), dtype), out_shardings=jax.sharding.SingleDeviceSharding(device)
+    )()
+    for piece in pieces_of(block, np.dtype(dtype).itemsize):
+        start = [part.start for part in inside(piece, block)]
+        array = _updated(array, jax.device_put(read(piece), device, may_alias=False), start)
+    return array
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _updated(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(array, piece, start)

@@ -1,0 +1,1 @@
+"""What is seen of a run: files of its numbers, and the progress bar."""

@@ -1,0 +1,226 @@
+"""``train``: a step, run over a dataset for as long as a run lasts."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax import context
+from replicax.collectives import ReduceOp
+from replicax.data import DistributedDataset, DistributedIterator
+from replicax.execution.run import check_call
+from replicax.loop.callbacks import Callback
+from replicax.loop.step_numbers import Combination
+from replicax.loop.training_loop import TrainingLoop
+from replicax.loop.training_run import TrainingRun
+from replicax.loop.wall_time import WallTime, since_process_start
+from replicax.strategy import Strategy
+
+if TYPE_CHECKING:
+    from replicax.checkpoint import CheckpointManager
+
+
+def train(
+    step: Callable[[Any], Any],
+    dataset: Any,
+    steps: int,
+    *,
+    checkpoints: CheckpointManager | None = None,
+    evaluate: Callable[[], Any] | tuple[Callable[[Any], Any], Any] | None = None,
+    evaluate_every: int | None = None,
+    log_every: int = 100,
+    logs: str | os.PathLike[str] | None = None,
+    metrics: Sequence[Any] | Mapping[str, Any] = (),
+    reduce: ReduceOp | str | Mapping[str, ReduceOp | str] = "sum",
+    callbacks: Sequence[Callback] = (),
+    stop_at_nan: bool = False,
+    stop_file: str | os.PathLike[str] | None = None,
+    profile: tuple[int, int] | None = None,
+    steps_per_call: int | None = None,
+    progress: bool = True,
+    strategy: Strategy | None = None,
+) -> TrainingRun:
+    """Run ``step`` for ``steps`` elements of ``dataset``: the training loop.
+
+    With ``checkpoints`` the run goes on where an earlier one in the same folder has ended: with its variables,
+    optimizer, metrics and callbacks, and with the next example of the input. It ends with a checkpoint: after the last
+    step, after Ctrl-C (a second one ends at once), after SIGTERM, a stop file, or ``run.stop()``.
+
+    Args:
+      step: the step of ``strategy.run(step, args=(batch,))``, written for one replica. It returns what is to be
+        logged: a number, which is called ``"loss"``, a dict of numbers, or ``None``. A number in which replicas differ
+        (T) is this replica's *share*, as :func:`compute_average_loss` makes it: the shares are added up. See
+        ``reduce``.
+      dataset: a distributed dataset; an iterator of one, which goes on from where it is; or what
+        ``strategy.distribute_dataset`` takes. After its last element a new pass begins, until ``steps`` steps have
+        been run. (For another order in each pass, let the dataset repeat and shuffle itself.)
+      steps: how many steps there are to be in all, those before a resume included.
+      checkpoints: a manager; the objects of its checkpoint are restored first, and saved when the manager says, and at
+        the end. The loop adds its own under the name ``train``: the place in the input, metrics, callbacks.
+      evaluate: a function without arguments, which returns numbers (``strategy.reduce`` combines those of replicas); or
+        ``(step, dataset)``, a step that returns numbers like those of ``step``: then each is averaged over all examples
+        of one pass.
+      evaluate_every: evaluate each time that so many steps have been run, and after the last one; ``None``: only after
+        the last one.
+      log_every: log the numbers of the step each time that so many steps have been run, and after the last one.
+      logs: a folder for ``train.csv``, ``evaluation.csv``, TensorBoard event files (if tensorboardX is installed),
+        profiles, and the times of attempts.
+      metrics: a list or dict of :class:`Mean` and the like, which ``step`` updates: the result of each interval is
+        logged, and then the metric is reset.
+      reduce: how numbers in which replicas differ are combined: ``"sum"``, ``"mean"``, or a dict by name.
+      callbacks: :class:`Callback` objects, such as :class:`EarlyStopping`.
+      stop_at_nan: raise an error when a number of a step was NaN or infinite, and name the step: at the latest one
+        logging interval later, and before anything is saved.
+      stop_file: the run ends when there is such a file.
+      profile: two steps: ``jax.profiler`` records what happens after the first, until the second, in ``logs``.
+      steps_per_call: how many steps go to the devices at once; ``None`` to have it chosen by what is measured. It
+        changes the time, and no number.
+      progress: whether the chief shows a bar (a line now and then where there is no terminal), and at the end where the
+        time went.
+      strategy: whose replicas run the step. By default it is the dataset's, or else the current one.
+
+    Returns:
+      The :class:`TrainingRun`: the last step, the last numbers, why it stopped.
+
+    Raises:
+      TypeError, ValueError: an argument that can't be; a step that returns something else; a dataset without elements,
+        or one whose place can't be saved, with ``checkpoints``.
+      FloatingPointError: ``stop_at_nan``; names the step.
+      KeyboardInterrupt: after Ctrl-C, when all is saved.
+      SystemExit: after SIGTERM, when all is saved, with the code :data:`EXIT_PREEMPTED`.
+      Exception: as ``strategy.run``, ``CheckpointManager``, the dataset and callbacks raise. The checkpoints saved
+        before are there.
+
+    Values are logged one interval late, so nobody waits for the devices: see ``docs/loop.md``, which also has this
+    loop written by hand. Issues the collectives of the step, and one or two in each logging interval.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     w = replicax.Variable(0.0, name="w", aggregation="sum")
+    >>> def step(x):
+    ...     w.assign_add(x.sum())
+    ...     return replicax.compute_average_loss(x)
+    >>> dataset = strategy.distribute_dataset([np.arange(4.0), np.arange(4.0, 8.0)])
+    >>> run = replicax.train(step, dataset, steps=4, progress=False)
+    >>> run.step, run.numbers["loss"], float(w)
+    (4, 5.5, 56.0)
+    """
+    wall = WallTime(began=time.perf_counter() - since_process_start())
+    steps = _count(steps, "steps", least=0)
+    _count(log_every, "log_every")
+    if evaluate_every is not None:
+        _count(evaluate_every, "evaluate_every")
+        if evaluate is None:
+            raise ValueError("replicax.train(evaluate_every=…) needs to know how: pass evaluate, too")
+    if profile is not None and logs is None:
+        raise ValueError("replicax.train(profile=…) needs a folder to write to: pass logs, too")
+    strategy = _strategy_of(dataset, strategy)
+    check_call(strategy.extended.replicas, step, (), method="replicax.train")
+    loop = TrainingLoop(
+        strategy=strategy,
+        fn=step,
+        dataset=dataset,
+        steps=steps,
+        wall=wall,
+        checkpoints=checkpoints,
+        folder=None if logs is None else pathlib.Path(logs),
+        log_every=log_every,
+        evaluate=evaluate,
+        evaluate_every=evaluate_every,
+        metrics=_named(metrics),
+        combination=Combination(reduce),
+        callbacks=_checked_callbacks(callbacks),
+        stop_at_nan=stop_at_nan,
+        stop_file=None if stop_file is None else pathlib.Path(stop_file),
+        profile=_checked_profile(profile),
+        steps_per_call=steps_per_call,
+        progress=progress,
+    )
+    return loop.run()
+
+
+# --- arguments ------------------------------------------------------------------------------------------
+
+
+def _strategy_of(dataset: Any, given: Any) -> Strategy:
+    """Whose replicas run the step.
+
+    Raises:
+      TypeError: ``given`` is no strategy.
+      ValueError: the dataset was distributed by another one.
+    """
+    if given is not None and not isinstance(given, Strategy):
+        raise TypeError(f"replicax.train(strategy=…) must be a strategy or None, got {given!r}")
+    if not isinstance(dataset, DistributedDataset | DistributedIterator):
+        return context.get_strategy() if given is None else given
+    owner = dataset._pipeline.workers.owner
+    assert owner is not None
+    if given is not None and given is not owner.strategy:
+        raise ValueError(
+            f"replicax.train(strategy={given!r}): the dataset was distributed by {owner.strategy!r}, whose replicas "
+            "have its elements: leave strategy out, or distribute the dataset with this one"
+        )
+    return owner.strategy
+
+
+def _count(value: Any, name: str, least: int = 1) -> int:
+    """``value`` as an int.
+
+    Raises:
+      ValueError: it is not an int of at least ``least``.
+    """
+    try:
+        count = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise ValueError(f"replicax.train: {name} must be an int of at least {least}, got {value!r}")
+    return count
+
+
+def _named(metrics: Any) -> dict[str, Any]:
+    """Metrics by name.
+
+    Raises:
+      TypeError: one is not a metric.
+      ValueError: two have one name.
+    """
+    pairs = list(metrics.items()) if isinstance(metrics, Mapping) else [(getattr(m, "name", ""), m) for m in metrics]
+    for name, metric in pairs:
+        if not callable(getattr(metric, "result", None)) or not callable(getattr(metric, "reset", None)) or not name:
+            raise TypeError(
+                "replicax.train(metrics=…) takes objects with a name and the methods result() and reset(), such as "
+                f"replicax.Mean, or a dict of those by name, got {metric!r}"
+            )
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"replicax.train(metrics=…): two metrics have one name: {names}. Pass a dict, with other names."
+        )
+    return dict(pairs)
+
+
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    callbacks = list(callbacks)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            hint = ": pass an object, not the class" if isinstance(callback, type) else ""
+            raise TypeError(f"replicax.train(callbacks=…) takes replicax.Callback objects, got {callback!r}{hint}")
+    return callbacks
+
+
+def _checked_profile(profile: Any) -> tuple[int, int] | None:
+    if profile is None:
+        return None
+    if isinstance(profile, tuple | list) and len(profile) == 2:
+        first, last = (_count(step, "profile", least=0) for step in profile)
+        if first < last:
+            return first, last
+    raise ValueError(
+        f"replicax.train(profile=…) takes two steps, the second one larger, as in profile=(10, 20), got {profile!r}"
+    )
