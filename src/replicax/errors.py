@@ -109,6 +109,16 @@ class ExecutorWarning(UserWarning):
 # --- where in the user's code ---------------------------------------------------------------------------
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """``text`` for a message, cut off after ``most`` characters.
+
+    >>> from replicax.errors import shortened
+    >>> shortened("a long message", 7)
+    'a long…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def line_of(error: BaseException) -> str:
     """The user's line that ``error`` comes from."""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):

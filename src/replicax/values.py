@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.errors import LocalityError
+from replicax.errors import LocalityError, shortened
 from replicax.nests import is_leaf, known
 from replicax.old_names import missing
 
@@ -229,8 +229,7 @@ def _shown(component: Any) -> str:
     """A component in a few words: dtype and shape of an array, the ``repr`` of another object."""
     if isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer):
         return f"{component.dtype.name}[{_listed(component.shape)}]"
-    text = repr(component)
-    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    return shortened(repr(component), _MOST)
 
 
 def _listed(shape: tuple[int, ...]) -> str:

@@ -85,7 +85,7 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
                 f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
             )
     pieces = snapshot.pieces([copies for _, copies in everyones], save.worker)
-    keys, files, problem, is_finished = _keys(save, snapshot), {}, None, False
+    keys, files, problem, is_finished = _keys(snapshot), {}, None, False
     try:
         files = _write_own(save, pieces, keys)
     except OSError as error:
@@ -107,7 +107,7 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
         raise
 
 
-def _keys(save: Save, snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
+def _keys(snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
     """Where each piece goes: a folder for each worker, and a number."""
     return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(snapshot.writers.items())}
 

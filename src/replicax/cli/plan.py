@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, why_not_writable, written
+from replicax.errors import shortened
 
 if TYPE_CHECKING:
     import replicax
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         planned = function(strategy)
         if not isinstance(planned, tuple) or len(planned) != 2 or not callable(planned[0]):
             raise _error(
-                f"{args.target} must return (step, element_spec), the step and what it takes; got {_short(planned)}"
+                f"{args.target} must return (step, element_spec), the step and what it takes; got "
+                f"{shortened(repr(planned))}"
             )
         found = replicax.plan(strategy, *planned, chip=chip)
     except CommandError:
@@ -238,11 +240,6 @@ def _last_line(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(here)]
     frames = [f for f in frames if "site-packages" not in f.filename]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."
 
 
 def _error(message: str) -> CommandError:

@@ -79,7 +79,7 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = [join_address(node, port_base + place) for node, place in places]
         self._cluster_spec = ClusterSpec(_by_job(jobs, addresses))
         most = max(nodes.values())
-        gpus_per_node = _gpus_of_this_node(most) if gpus_per_node is None else gpus_per_node
+        gpus_per_node = _gpus_of_this_node() if gpus_per_node is None else gpus_per_node
         self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
         if most * self._gpus_per_task > gpus_per_node:
             raise RuntimeError(
@@ -207,7 +207,7 @@ def _task_of(jobs: Mapping[str, int], rank: int) -> tuple[str, int]:
     raise AssertionError("the ranks are those of the jobs")
 
 
-def _gpus_of_this_node(tasks: int) -> int:
+def _gpus_of_this_node() -> int:
     """How many GPUs the node has, as far as can be told without a driver; 0 if nothing can."""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdigit():

@@ -9,6 +9,7 @@ from typing import Any
 from replicax.cluster.addresses import host_and_port
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.errors import shortened
 
 VARIABLE = "TF_CONFIG"
 _EXAMPLE = '{"cluster": {"worker": ["node0:2222", "node1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -89,9 +90,11 @@ def _read() -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE} is no JSON ({error}): {_short(text)}. Expected such as {_EXAMPLE}") from error
+        raise ValueError(
+            f"{VARIABLE} is no JSON ({error}): {shortened(text, 200)}. Expected such as {_EXAMPLE}"
+        ) from error
     if not isinstance(config, dict):
-        raise ValueError(f"{VARIABLE} must be a JSON object, got {_short(text)}. Expected such as {_EXAMPLE}")
+        raise ValueError(f"{VARIABLE} must be a JSON object, got {shortened(text, 200)}. Expected such as {_EXAMPLE}")
     if config and "cluster" not in config:
         raise ValueError(
             f"{VARIABLE} has no 'cluster'; it has {', '.join(map(repr, config))}. Expected such as {_EXAMPLE}. Unset "
@@ -109,7 +112,7 @@ def _cluster(config: dict[str, Any]) -> ClusterSpec:
                 host_and_port(spec.task_address(job, index), f"the task {job!r} {index}")
     except (TypeError, ValueError) as error:
         message = str(error).removeprefix("ClusterSpec: ")
-        raise ValueError(f"{VARIABLE}, 'cluster': {message}. It is {_short(json.dumps(cluster))}") from error
+        raise ValueError(f"{VARIABLE}, 'cluster': {message}. It is {shortened(json.dumps(cluster), 200)}") from error
     return spec
 
 
@@ -151,7 +154,3 @@ def _text(config: dict[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{VARIABLE}, {key!r}: expected a string, got {value!r}")
     return value
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else text[:197] + "..."

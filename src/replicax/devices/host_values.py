@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.errors import IntegerRangeError
+from replicax.errors import IntegerRangeError, shortened
 
 Where = str | Callable[[], str]
 """What a value is called in a message; or what says so, if it takes time."""
@@ -113,8 +113,7 @@ def check_numbers(value: Any, where: Where) -> None:
         with contextlib.suppress(TypeError, ValueError):  # rows of several lengths
             kind = np.asarray(value).dtype.kind
     if kind in "OSUMm":
-        shown = repr(value)
-        shown = shown if len(shown) < 200 else shown[:200] + "…"
+        shown = shortened(repr(value), 200)
         raise TypeError(f"{where() if callable(where) else where} is {shown}, and not an array of numbers")
 
 

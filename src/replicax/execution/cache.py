@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import PACKAGE, RetraceWarning, stack_level
+from replicax.errors import PACKAGE, RetraceWarning, shortened, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
@@ -154,5 +154,4 @@ def _difference(old: Any, new: Any) -> list[str]:
 def _shown(frozen: Any) -> str:
     if isinstance(frozen, tuple) and len(frozen) == 2 and isinstance(frozen[0], type):
         frozen = frozen[1]
-    text = repr(frozen)
-    return text if len(text) < 80 else text[:77] + "..."
+    return shortened(repr(frozen))

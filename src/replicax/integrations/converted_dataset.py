@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.errors import shortened
 from replicax.nests import known
 
 # Where a class is defined, what it is called, and the room that knows it. Hugging Face's come first, because its
@@ -98,13 +99,10 @@ def check_array(leaf: Any, where: str, cure: str) -> Any:
     if isinstance(leaf, (bool, int, float, complex)):
         return leaf
     if not isinstance(leaf, (np.ndarray, np.generic)):
-        raise TypeError(f"{where} is {type(leaf).__name__} {_short(leaf)}, which is not an array of numbers. {cure}")
+        raise TypeError(
+            f"{where} is {type(leaf).__name__} {shortened(repr(leaf), 60)}, which is not an array of numbers. {cure}"
+        )
     if leaf.dtype.kind in "OSUT":
         kind = "objects, such as rows that differ in length" if leaf.dtype.kind == "O" else "strings"
         raise TypeError(f"{where} is an array of {kind}, which can't be laid on a device. {cure}")
     return leaf
-
-
-def _short(leaf: Any) -> str:
-    text = repr(leaf)
-    return text if len(text) < 60 else text[:57] + "…"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+from replicax.errors import shortened
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
 _PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_PYTHON_CLIENT_")
@@ -18,7 +19,7 @@ def look(seconds: float) -> list[Finding]:
     """The variables that are set, in one line, and one more for each that is likely a mistake."""
     all_ = environment_at_start()
     there = {name: value for name, value in sorted(all_.items()) if name in _NAMES or name.startswith(_PREFIXES)}
-    shown = ", ".join(f"{name}={_short(value)}" for name, value in there.items())
+    shown = ", ".join(f"{name}={shortened(value, _LONGEST)}" for name, value in there.items())
     return [
         ok("environment", shown or "no variable of JAX's, XLA's or NCCL's is set", variables=there),
         *_mistakes(all_),
@@ -73,7 +74,3 @@ def _is_fraction(text: str) -> bool:
         return float(text) > 0
     except ValueError:
         return False
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"

@@ -11,6 +11,7 @@ from replicax.data.files.csv_values import Converter, converters, requested
 from replicax.data.files.file_bytes import Lines, check_encoding
 from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
+from replicax.errors import shortened
 
 # So many rows decide what is in a column.
 _SAMPLE = 100
@@ -192,8 +193,7 @@ class CsvRows:
             except csv.Error as error:
                 raise ValueError(f"{self.file}: line {self.first_line}: {_explained(error)}") from error
         if fields is not None and len(row) != fields:
-            text = self._delimiter.join(row)
-            short = text if len(text) < 80 else text[:77] + "…"
+            short = shortened(self._delimiter.join(row))
             raise ValueError(
                 f"{self.file}: line {self.first_line}: {fields} fields are expected, as there are columns, got "
                 f"{len(row)}: {short!r}"
