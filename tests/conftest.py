@@ -82,6 +82,7 @@ def pytest_sessionfinish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a grid marked ``covering(n)``, leave to ``make soak`` what no combination of n values needs."""
+    items.sort(key=_starts_processes, reverse=True)
     grids: dict[tuple[Any, ...], list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if (mark := item.get_closest_marker("covering")) is not None:
@@ -89,6 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (_, _, strength), grid in grids.items():
         for item in _not_needed(grid, strength):
             item.add_marker(pytest.mark.soak)
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    """Whether a test's file starts processes; they take long, and the quick ones fill what is left at the end.
+
+    A process that has nothing to do takes the last tests of another one: of those, none needs what many share.
+    """
+    module = vars(getattr(item, "module", None) or object)
+    return any(name in module for name in ("processes", "launched", "Launch", "subprocess"))
 
 
 def _not_needed(grid: list[Any], strength: int) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -130,15 +131,25 @@ def _received(connection: socket.socket, size: int) -> bytes:
 # --- the process that is forked -------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork processes as they are asked for; what a forked one is to do, ``None`` when nobody asks any more."""
-    import jax  # noqa: F401
+def load_all() -> None:
+    """Import what processes will need, so that not each of them has to; and leave it out of all their collections."""
+    import grain  # noqa: F401
     import optax  # noqa: F401
 
-    import replicax  # noqa: F401
+    import replicax
+
+    for name in replicax.__all__:  # the package loads them when they are used
+        getattr(replicax, name)
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork processes as they are asked for; what a forked one is to do, ``None`` when nobody asks any more."""
     from tests._jax.contexts import keep_contexts
 
     keep_contexts()
+    load_all()
     folders: dict[int, pathlib.Path] = {}
     wakes, wakened = os.pipe()
     os.set_blocking(wakened, False)

@@ -44,7 +44,8 @@ def strings_in(node: ast.AST) -> Iterator[str]:
 def own_names() -> Iterator[str]:
     """Those of Replicax's own primitives, where these are made."""
     for path in (*INSIDE, *OUTSIDE):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "rimitive(" in text else ():
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                 function = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if function == "Primitive" or function.endswith("_primitive"):

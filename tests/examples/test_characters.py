@@ -20,9 +20,18 @@ from tests.conftest import strategy_of
 from tests.launcher.launches import ROOT, Launch, launched, marked
 
 STEPS = 100
+WIDTH, LENGTH = 32, 24
 GOES_ON = "goes on after step"
+# The example, but for the size of its model: the steps would take most of the time.
+SMALL = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from examples import characters
+characters.WIDTH, characters.LENGTH = {WIDTH}, {LENGTH}
+characters.main()
+"""
 COMMAND = [
-    *("--workers", "2", "--devices-per-worker", "2", "--backoff", "0", str(ROOT / "examples" / "characters.py")),
+    *("--workers", "2", "--devices-per-worker", "2", "--backoff", "0", "train.py"),
     *("--text", str(ROOT / "docs" / "*.md"), "--files", "3", "--steps", str(STEPS), "--checkpoints", "saved"),
 ]
 
@@ -30,7 +39,7 @@ COMMAND = [
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """A launch that nothing happens to."""
-    return launched(tmp_path_factory.mktemp("uninterrupted"), *COMMAND, **HURRIED)
+    return launched(tmp_path_factory.mktemp("uninterrupted"), *COMMAND, script=SMALL, **HURRIED)
 
 
 def test_two_workers_learn_from_real_text(uninterrupted) -> None:
@@ -44,9 +53,10 @@ def test_two_workers_learn_from_real_text(uninterrupted) -> None:
     assert not re.search(r"^\[1\] step", uninterrupted.stdout, re.MULTILINE)
 
 
-def test_killed_workers_end_where_others_do(uninterrupted, tmp_path) -> None:
+def test_killed_workers_end_where_others_do(uninterrupted, tmp_path, monkeypatch) -> None:
     """First the chief is killed, and then the other, each when its attempt has saved."""
-    with Launch(tmp_path, *COMMAND, **HURRIED) as launch:
+    monkeypatch.setattr(characters, "WIDTH", WIDTH)
+    with Launch(tmp_path, *COMMAND, script=SMALL, **HURRIED) as launch:
         began = 0
         for attempt, worker in enumerate((0, 1), start=1):
             launch.wait_until((tmp_path / "saved" / f"step-{began + characters.EVERY:08}").exists)

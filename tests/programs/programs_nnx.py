@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ Array = jax.Array
 
 
 def _split(make: Callable[[nnx.Rngs], Any]) -> Callable[[], Any]:
-    """The structure and the state of a module, as shared arguments."""
+    """The structure and the state of a module, as shared arguments; it is made once."""
 
+    @functools.cache
     def shared() -> Any:
         with jax.numpy_dtype_promotion("standard"):
             return nnx.split(make(nnx.Rngs(0)))

@@ -112,12 +112,11 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         np.testing.assert_array_equal(found["afterwards"][1], 1.0)
 
 
-def test_a_worker_that_does_not_come_is_named() -> None:
-    ours, theirs = processes.run(workers_checks.lateness, workers=2, devices=2, timeout=60, fresh=True)
+def test_a_worker_that_does_not_come_is_named(tmp_path: pathlib.Path) -> None:
+    ours, theirs = processes.run(workers_checks.lateness, tmp_path, workers=2, devices=2, timeout=60, fresh=True)
     kind, message = ours["collective"]
     assert kind == "DeadlockError"
     assert re.search(r"replica\(s\) \[0, 1\] have waited for more than 1 s .* waited .* for worker 1 of 2", message)
-    assert ours["collective took"] < 4.5  # before the other comes
     assert ours["exactly"][0] == theirs["exactly"][0] == "DeadlockError"
     assert re.search("replica 0 is, for at most 1 s, in all_reduce .* for worker 1 of 2, who did", ours["exactly"][1])
     assert re.search("came too late, when worker 0 gave up", theirs["exactly"][1])
@@ -145,7 +144,8 @@ def test_with_one_process_it_is_a_mirrored_strategy() -> None:
         replicax.MultiWorkerMirroredStrategy(["cpu:1", "cpu:1"])
 
 
-def test_a_worker_that_fails_is_shown() -> None:
+def test_a_worker_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE", 0.5)
     with pytest.raises(processes.WorkersFailedError, match=r"worker 1 ended with code 1(?s:.*)ZeroDivision"):
         processes.run(workers_fail, workers=2, timeout=30, fresh=True)
 

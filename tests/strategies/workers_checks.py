@@ -6,6 +6,7 @@ test's own process. What it returns must be the same: results of all workers' re
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -322,38 +323,49 @@ def errors() -> dict[str, Any]:
     return found
 
 
-def lateness() -> dict[str, Any]:
-    """Workers that come late, or not at all, as each of two sees it."""
+def lateness(folder: pathlib.Path) -> dict[str, Any]:
+    """Workers that come late, or not at all, as each of two sees it.
+
+    Who is late comes when the other has given up, which files in the folder say, in whatever time.
+    """
     strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=3)
     worker = strategy.extended.workers.index
     options = replicax.CommunicationOptions(timeout_seconds=1)
     found: dict[str, Any] = {}
 
+    def tell(what: str) -> None:
+        (folder / what).touch()
+
+    def wait_for(what: str) -> None:
+        while not (folder / what).exists():  # the test has a deadline
+            time.sleep(0.01)
+
     def step(x: Any) -> Any:
         return here().all_reduce("sum", x, options)
 
-    def sleepy(x: Any) -> Any:
+    def late(x: Any) -> Any:
         if int(here().replica_id_in_sync_group) == 2:
-            time.sleep(2.5)
+            wait_for("exactly")
         return here().all_reduce("sum", x, options)
 
     for _ in range(4):
         strategy.run(step, args=(1.0,))
     if worker == 0:  # the other does not come to the fifth call
-        start = time.monotonic()
         found["collective"] = message_of(lambda: strategy.run(step, args=(1.0,)))
-        found["collective took"] = time.monotonic() - start
+        tell("collective")
     else:
-        time.sleep(5.0)
+        wait_for("collective")
         strategy.run(step, args=(1.0,))  # which frees the others' devices
-    found["exactly"] = message_of(lambda: strategy.run(sleepy, args=(1.0,), options=EXACT))
-    time.sleep(2.0 * (1 - worker))
+    found["exactly"] = message_of(lambda: strategy.run(late, args=(1.0,), options=EXACT))
+    tell(["exactly", "too late"][worker])
+    wait_for("too late")
     found["afterwards"] = float(strategy.run(step, args=(2.0,)))
     if worker == 0:
         with strategy.scope():
             found["variable"] = message_of(lambda: replicax.Variable(1.0, name="lonely"))
+        tell("variable")
     else:
-        time.sleep(4.0)
+        wait_for("variable")
     return found
 
 

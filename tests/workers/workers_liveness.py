@@ -22,6 +22,7 @@ import numpy as np
 import replicax
 from replicax.workers import liveness
 from tests._jax.contexts import keep_contexts
+from tests.forked import load_all
 from tests.processes import free_port
 
 keep_contexts()
@@ -250,6 +251,7 @@ def forked(names: list[str], folder: pathlib.Path) -> tuple[int, int, str, str] 
     running: dict[int, tuple[str, int]] = {}
     codes: dict[str, dict[int, Any]] = {name: {} for name in names}
     left = list(names)
+    load_all()
     deadline = time.monotonic() + float(sys.argv[1])
     while (left or running) and time.monotonic() < deadline:
         if left and len(running) <= FEW:
