@@ -151,7 +151,8 @@ def in_lockstep(
     """
     if jax.process_count() == 1 or _jax.is_absent(mine[0]):  # what is only planned needs nobody
         return Lockstep(Alone(), timeout=timeout_seconds), tuple(mine)
-    lockstep = Lockstep(DistributedWorkers(f"replicax/{next(_counter)}"), timeout=timeout_seconds)
+    number = next(_counter)  # of the strategy: its programs are not those of another
+    lockstep = Lockstep(DistributedWorkers(f"replicax/{number}"), f"lockstep {number}", timeout=timeout_seconds)
     everyones = _agreed_devices(mine, lockstep)
     _check_collectives(everyones, lockstep)
     return lockstep, everyones

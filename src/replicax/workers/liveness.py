@@ -203,7 +203,7 @@ class Liveness:
             self._service.post_end(End(failed, why, because_of, self._recent()))
 
     def _recent(self) -> Recent:
-        return {name: launches.recent() for name, launches in self.launches.items()}
+        return {name: launches.recent() for name, launches in list(self.launches.items())}
 
     def _install(self) -> Any:
         """Tell of exceptions that nobody catches; not where Python goes on after them, as at a prompt."""
@@ -261,7 +261,7 @@ class Liveness:
                 self._answered.add(call)
                 self._service.answer(call, self._recent())
         now = time.monotonic()
-        running = {name: (launches.running_since(), launches) for name, launches in self.launches.items()}
+        running = {name: (launches.running_since(), launches) for name, launches in list(self.launches.items())}
         stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
         counts = {name: program.count for name, program in stuck.items()}
         if counts != self._posted_stuck:
@@ -336,7 +336,7 @@ class Liveness:
         try:
             if not self._failed and self._all_end():
                 return
-            is_stuck = any(launches.keeps_devices() for launches in self.launches.values())
+            is_stuck = any(launches.keeps_devices() for launches in list(self.launches.values()))
             self._depart()
             if is_stuck:  # nothing can stop that program, and JAX would wait for it
                 sys.stdout.flush()
