@@ -80,7 +80,9 @@ class Evaluation:
             examples += count
         if totals is None or not examples:
             raise ValueError("replicax.train(evaluate=(step, dataset)): the dataset has no examples")
-        return {n: total / examples for n, total in _floats(self._combination.combined(totals, self._strategy)).items()}
+        combined = self._combination.combined(totals, self._strategy)
+        with self._strategy.extended.replicas.lockstep.explaining(f"the evaluation {self._step.__name__!r}"):
+            return {name: total / examples for name, total in _floats(combined).items()}
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:
