@@ -63,7 +63,9 @@ class HangWatch:
         for one in signs:
             self._notice(one)
         trains = [one.worker for one in signs if one.condition not in (Condition.UNKNOWN, Condition.ENDED)]
-        slow = self._stragglers.look({worker: self._monitors[worker].step_times() for worker in trains}, now)
+        monitors = {worker: self._monitors[worker] for worker in trains}
+        are_on_cpu = all(monitor.is_on_cpu for monitor in monitors.values())
+        slow = self._stragglers.look({worker: one.new_steps() for worker, one in monitors.items()}, are_on_cpu)
         if slow is not None:
             self._say(slow)
         return verdict(signs, self._timeout, self._is_alone)
