@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import socket
 
+import pytest
+
 from tests.compiler import HURRIED
 from tests.launcher.launches import launched, said
 
@@ -69,6 +71,77 @@ def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
     stacks = next(tmp_path.glob("replicax-logs/*/attempt-1"))
     assert re.search(r"line \d+ in two_locks", (stacks / "worker-0.log").read_text())
     assert sum("attempt 2: 120" in line for line in launch.stdout.splitlines()) == 2
+
+
+RUN = """
+    import os, signal, sys, threading
+    import jax
+    import numpy as np
+    import replicax
+
+    attempt = int(os.environ["REPLICAX_ATTEMPT"])
+    todo = sys.argv[1].split(",")[attempt]
+
+    def reach(place):
+        if todo == place and os.environ["JAX_PROCESS_ID"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    reach("start")
+    from replicax.checkpoint import checkpoint
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        w = replicax.Variable(np.zeros(4, np.float32), name="w", aggregation="sum")
+
+    carry_out = checkpoint.carry_out
+
+    def carries_out(*args):
+        reach("saving")
+        return carry_out(*args)
+
+    checkpoint.carry_out = carries_out
+    calls = []
+
+    def called(x):
+        calls.append(x)
+        if todo == "callback" and os.environ["JAX_PROCESS_ID"] == "1" and len(calls) == 7:
+            threading.Event().wait()
+        return x
+
+    def train_step(x):
+        reach("compile")
+        y = jax.pure_callback(called, jax.ShapeDtypeStruct((), np.float32), x.sum())
+        w.assign_add(x.sum(axis=0))
+        return replicax.compute_average_loss(x.sum(axis=1) + y)
+
+    def evaluate():
+        reach("evaluation")
+        return {"loss": 0.0}
+
+    manager = replicax.CheckpointManager(replicax.Checkpoint(w=w), f"saved{attempt}", every_steps=10)
+    data = strategy.distribute_dataset([np.ones((2, 4), np.float32)] * 4)
+    run = replicax.train(train_step, data, 20, checkpoints=manager, evaluate=evaluate, evaluate_every=10,
+                         progress=False, steps_per_call=1)
+    print("finished after step", run.step, flush=True)
+"""
+
+
+@pytest.mark.soak
+def test_a_worker_that_hangs_is_found_in_every_phase(tmp_path) -> None:
+    """Of one launch each attempt has a hang in another phase, and the last has none."""
+    phases = ("start", "compile", "evaluation", "saving", "callback", "nothing")
+    words = ("--workers", "2", "--hang-timeout", "2", "--backoff", "0", "--max-restarts", str(len(phases) - 1))
+    launch = launched(tmp_path, *words, "train.py", ",".join(phases), script=RUN, **HURRIED)
+    assert launch.code == 0, launch.stderr
+    found = [message for message in said(launch) if " hangs: " in message]
+    assert all(message.startswith("worker 1 of 2 ") for message in found), found
+    stopped = r"its process is stopped \(SIGSTOP\), for [\d.]+ s, "
+    called = "its program has called Python on the host, which does not return, for "
+    patterns = [f"{stopped}starting", f"{stopped}compiling", f"{stopped}evaluating", stopped, called]
+    assert len(found) == len(patterns), found
+    for message, pattern in zip(found, patterns, strict=True):
+        assert re.search(pattern, message), (message, pattern)
+    assert re.search(r"line \d+ in called", next(tmp_path.glob("replicax-logs/*/attempt-4/worker-1.log")).read_text())
+    assert launch.stdout.count("finished after step 20") == 2
 
 
 def test_who_never_imports_replicax_is_not_judged_and_the_watchdog_can_be_switched_off(tmp_path) -> None:

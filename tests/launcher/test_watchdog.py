@@ -87,6 +87,14 @@ def test_steps_that_are_long_have_five_times_as_long(worker) -> None:
     assert worker.look(0.5).is_overdue
 
 
+def test_an_evaluation_by_steps_is_judged_as_steps_are(worker) -> None:
+    worker.page.numbers[page.PHASE] = page.EVALUATION_STEPS
+    assert not worker.look(9.0).is_overdue
+    late = worker.look(0.5)
+    assert (late.condition, late.is_overdue) == (Condition.IDLE, True)
+    assert late.where == "evaluating step by step, after run 0 of 'train_step'"
+
+
 def test_a_program_has_five_times_as_long_as_its_like_and_longer_if_nobody_knows(worker) -> None:
     worker.page.numbers[page.LAUNCHED] += 1
     worker.page.seconds[page.EXPECTED] = 6.0
@@ -218,6 +226,16 @@ def test_of_workers_in_a_program_the_one_in_a_callback_or_behind_is_named_or_all
     assert verdict([WAITING, signs(1, Condition.WAITING, 5.0)], TIMEOUT) is None
 
 
+def test_python_that_computes_is_judged_after_long_and_only_if_all_others_wait_for_it() -> None:
+    computes = dataclasses.replace(BUSY, worker=1, computes=299.0)
+    assert verdict([WAITING, computes], TIMEOUT) is None
+    computes = dataclasses.replace(computes, computes=300.0)
+    hang = verdict([WAITING, computes, dataclasses.replace(WAITING, worker=2)], TIMEOUT)
+    assert (named(hang), hang.is_certain) == ([1], True)
+    assert verdict([WAITING, computes, dataclasses.replace(BUSY, worker=2)], TIMEOUT) is None
+    assert verdict([computes], TIMEOUT) is None
+
+
 def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> None:
     assert verdict([WAITING], TIMEOUT, is_alone=False) is None
     assert named(verdict([signs(0, Condition.WAITING, 300.0)], TIMEOUT, is_alone=False)) == [0]
@@ -275,8 +293,9 @@ def test_a_straggler_is_named_once_within_twenty_steps_or_a_second_and_when_it_k
 def test_it_is_said_what_makes_a_worker_slow() -> None:
     (message,) = Run().go(60, SLOW._replace(waited=0.01))
     assert "0.01 s more waiting for its input" in message
-    (message,) = Run().go(60, EQUAL._replace(period=0.03, computed=0.028), EQUAL._replace(period=0.03))
-    assert "0.0135 s more computing" in message
+    slow, others = (EQUAL._replace(period=0.09, computed=seconds) for seconds in (0.08, 0.045))
+    (message,) = Run().go(60, slow, others)
+    assert "0.0389 s more computing" in message
 
 
 def test_input_that_comes_late_in_bursts_is_seen_after_a_while() -> None:
@@ -298,8 +317,8 @@ def test_what_is_no_lag_names_nobody() -> None:
     assert Run().go(300, last, EQUAL._replace(host=0.02)) == []
     # It computes more, of which the devices do next to nothing; or of so quick a step that others do so by the way.
     assert Run().go(300, EQUAL._replace(computed=0.004), EQUAL._replace(computed=0.001)) == []
-    quick = EQUAL._replace(period=0.008, gap=0.0, host=0.001, computed=0.004)
-    assert Run().go(500, quick._replace(computed=0.008), quick) == []
+    quick = EQUAL._replace(period=0.02, gap=0.0, host=0.001, computed=0.004)
+    assert Run().go(500, quick._replace(computed=0.015), quick) == []
     # A fraction of a step that is nothing to speak of.
     tiny = EQUAL._replace(period=0.003, gap=0.0015, host=0.0015, computed=0.0)
     assert Run().go(2000, tiny, tiny._replace(gap=0.0, host=0.0)) == []

@@ -196,7 +196,25 @@ def test_the_loop_tells_its_phases_and_steps(beating) -> None:
         steps_per_call=2,
     )
     assert seen == {"callback": (page.CALLBACKS, 8), "evaluation": (page.EVALUATION, 8)}
+
     assert (beating.numbers[page.PHASE], beating.numbers[page.STEP]) == (page.START, -1)
+
+
+def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> None:
+    phases, switch = [], beating.beat.switch
+
+    def switched(phase: int) -> int:
+        phases.append(phase)
+        return switch(phase)
+
+    monkeypatch.setattr(beating.beat, "switch", switched)
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    data = strategy.distribute_dataset([np.ones(4, np.float32)])
+    step = replicax.compute_average_loss
+    replicax.train(lambda x: step(x), data, 1, evaluate=(lambda x: step(x), data), progress=False)
+    begun = phases.index(page.EVALUATION)
+    assert phases[begun + 1] == page.EVALUATION_STEPS
+    assert page.INPUT in phases[begun:]
 
 
 def test_a_page_belongs_to_one_process() -> None:

@@ -29,6 +29,7 @@ _NAME, _NAME_END = 1024, 1280
 _STEPS, _KEPT = 160, 56
 
 STEPS, START, END, PAUSED, MEETING, EXACT, COMPILE, INPUT, EVALUATION, SAVING, RESTORING, LOGGING, CALLBACKS = range(13)
+EVALUATION_STEPS = 13
 """What a worker is about: its phases."""
 
 PHASES: Mapping[int, str] = {
@@ -41,6 +42,7 @@ PHASES: Mapping[int, str] = {
     COMPILE: "compiling",
     INPUT: "waiting for its input",
     EVALUATION: "evaluating",
+    EVALUATION_STEPS: "evaluating step by step",
     SAVING: "saving",
     RESTORING: "restoring",
     LOGGING: "logging",

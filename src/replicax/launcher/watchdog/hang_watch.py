@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
-from replicax.launcher.watchdog.vital_signs import Condition, VitalSigns, WorkerMonitor
+from replicax.launcher.watchdog.vital_signs import LONG_PATIENCE, Condition, VitalSigns, WorkerMonitor
 from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
 
 INTERVAL = 0.25
@@ -79,7 +79,8 @@ class HangWatch:
             self._notices[signs.worker] = 2 * after
             self._say(
                 f"worker {signs.worker} has been computing for {signs.computes:.0f} s {signs.where}, and has not made "
-                "another step; it is not taken for one that hangs, as it uses its processor"
+                f"another step; it is taken for one that hangs after {LONG_PATIENCE * self._timeout:.0f} s, if all "
+                "others wait for it. If that is right, compute in `with replicax.paused():`"
             )
 
     def ask_for_stacks(self, hang: Hang) -> float:

@@ -28,7 +28,7 @@ KEEPS_UP = 1.2
 """And below which it keeps up again."""
 LEAST = 2e-3
 """Seconds of a step that nobody is named for."""
-LEAST_COMPUTED = 5e-3
+LEAST_COMPUTED = 20e-3
 """The same for computing: of a quick step, much of it is what keeps workers connected, most of all the chief."""
 QUICK = 15e-3
 """Steps that take less are looked at for longer: in these a moment is many steps."""
@@ -43,25 +43,25 @@ class Window:
     Attributes:
       steps: so many, at least.
       seconds: and those of so many seconds.
-      seconds_if_quick: or so many, if the steps are quick.
       worst: which part of a worker's steps, the worst ones, may be late by chance.
+      of_quick: whether it is for quick steps; otherwise it is for all others.
     """
 
     steps: int
     seconds: float
-    seconds_if_quick: float
     worst: float
+    of_quick: bool = False
 
     def of(self, steps: Sequence[StepRecord], period: float, now: float) -> list[StepRecord]:
         """Those of a worker that are in it; none if most of them are missing."""
-        seconds = self.seconds if period >= QUICK else self.seconds_if_quick
-        since = now - max(self.steps * period, seconds)
+        since = now - max(self.steps * period, self.seconds)
         found = [step for step in steps if step.at >= since]
         return found if len(found) >= 0.7 * self.steps else []
 
 
-SHORT = Window(14, 0.5, 3.0, 1 / 5)
-LONG = Window(100, 5.0, 5.0, 1 / 20)
+WINDOWS = (Window(14, 0.5, 1 / 4), Window(100, 5.0, 1 / 20), Window(14, 3.0, 1 / 2, of_quick=True))
+CALM = 3.0
+"""For how many seconds a worker must not have been slow to keep up again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +137,9 @@ def _lag(
     theirs = statistics.median(_mean(step.host for step in other) for other in others)
     gap = _mean(step.gap for step in own)
     on_host = max(0.0, min(gap, _mean(step.host for step in own) - theirs))
-    kept = len(own) - round(worst * len(own) + 0.5)
+    kept = max(1, len(own) - round(worst * len(own) + 0.5))
     best_gaps, best_hosts = sorted(step.gap for step in own)[:kept], sorted(step.host for step in own)[:kept]
-    surely = max(0.0, min(sum(best_gaps), sum(best_hosts) - kept * theirs)) / len(own)
+    surely = max(0.0, min(sum(best_gaps), sum(best_hosts) - kept * theirs)) / kept
     waited = statistics.median(_mean(step.waited for step in other) for other in others)
     for_input = max(0.0, _mean(step.waited for step in own) - waited)
     computing = 0.0
@@ -194,7 +194,7 @@ class StragglerWatch:
         if len(new) < 2 or not any(new.values()) or not all(self._steps[worker] for worker in new):
             return None
         now = min(steps[-1].at for steps in self._steps.values())  # until when all are known
-        for window in (SHORT, LONG):
+        for window in WINDOWS:
             lag = self._slowest(window, now, are_on_cpu)
             if lag is not None and lag.is_slow and (lag.worker != self._named or window is self._seen_in):
                 self._slow_at, before = now, self._named
@@ -205,7 +205,7 @@ class StragglerWatch:
         return None
 
     def _keeps_up(self, now: float) -> str | None:
-        if self._named is None or now - self._slow_at < SHORT.seconds_if_quick:
+        if self._named is None or now - self._slow_at < CALM:
             return None
         before, self._named = self._named, None
         for steps in self._steps.values():
@@ -215,5 +215,8 @@ class StragglerWatch:
     def _slowest(self, window: Window, now: float, are_on_cpu: bool) -> Lag | None:
         """Of the steps in a window; ``None`` if there are too few."""
         periods = [statistics.median(step.period for step in list(own)[-9:]) for own in self._steps.values()]
-        steps = {w: window.of(own, statistics.median(periods), now) for w, own in self._steps.items()}
+        period = statistics.median(periods)
+        if (period < QUICK) is not window.of_quick:
+            return None
+        steps = {w: window.of(own, period, now) for w, own in self._steps.items()}
         return slowest(steps, window.worst, are_on_cpu) if all(steps.values()) else None
