@@ -74,7 +74,7 @@ def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
 
 
 RUN = """
-    import os, signal, sys, threading
+    import itertools, os, signal, sys, threading
     import jax
     import numpy as np
     import replicax
@@ -99,11 +99,10 @@ RUN = """
         return carry_out(*args)
 
     checkpoint.carry_out = carries_out
-    calls = []
+    numbers = itertools.count(1)
 
     def called(x):
-        calls.append(x)
-        if todo == "callback" and os.environ["JAX_PROCESS_ID"] == "1" and len(calls) == 7:
+        if next(numbers) == 7 and todo == "callback" and os.environ["JAX_PROCESS_ID"] == "1":
             threading.Event().wait()
         return x
 
@@ -129,7 +128,7 @@ RUN = """
 def test_a_worker_that_hangs_is_found_in_every_phase(tmp_path) -> None:
     """Of one launch each attempt has a hang in another phase, and the last has none."""
     phases = ("start", "compile", "evaluation", "saving", "callback", "nothing")
-    words = ("--workers", "2", "--hang-timeout", "2", "--backoff", "0", "--max-restarts", str(len(phases) - 1))
+    words = ("--workers", "2", "--hang-timeout", "4", "--backoff", "0", "--max-restarts", str(len(phases) - 1))
     launch = launched(tmp_path, *words, "train.py", ",".join(phases), script=RUN, **HURRIED)
     assert launch.code == 0, launch.stderr
     found = [message for message in said(launch) if " hangs: " in message]

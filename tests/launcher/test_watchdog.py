@@ -219,6 +219,8 @@ def test_who_does_nothing_is_named_before_those_that_wait_in_programs() -> None:
 def test_of_workers_in_a_program_the_one_in_a_callback_or_behind_is_named_or_all() -> None:
     called = dataclasses.replace(signs(1, Condition.WAITING), in_callback=True)
     assert named(verdict([WAITING, called], TIMEOUT)) == [1]
+    alone = verdict([signs(0, Condition.MEETING), called], TIMEOUT)
+    assert (named(alone), alone.why) == ([1], "its program has called Python on the host, which does not return")
     behind = dataclasses.replace(signs(1, Condition.WAITING), launched=5)
     assert named(verdict([WAITING, behind], TIMEOUT)) == [1]
     everyone = verdict([WAITING, signs(1, Condition.WAITING)], TIMEOUT)

@@ -162,6 +162,7 @@ class Heartbeat:
 
     def _end(self) -> None:
         self.switch(page.END)
+        self.pulse.stop()
 
 
 # --- of this process ------------------------------------------------------------------------------------

@@ -172,6 +172,8 @@ class Pulse:
     def __init__(self, its_page: HeartbeatPage, calls: Calls, is_wanted: Callable[[], bool]) -> None:
         self._page, self._calls, self._is_wanted = its_page, calls, is_wanted
         self._numbers, self._seconds = its_page.numbers, its_page.seconds
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self._first: Call | None = None
         self._finished = 0
         self._finished_at = 0.0
@@ -179,19 +181,26 @@ class Pulse:
 
     def start(self) -> None:
         """Begin."""
-        threading.Thread(target=self._run, name="replicax-pulse", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="replicax-pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End: a thread that is inside of JAX when Python is gone takes the process along."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while self._is_wanted():
+        while self._is_wanted() and not self._stop.is_set():
             until = time.monotonic() + INTERVAL
             with contextlib.suppress(Exception):  # a page without news is judged by its age
                 self.look()
                 for _ in range(LOOKS):
                     pause = self.look_for_ends()
-                    if time.monotonic() + pause >= until or not self._is_wanted():
+                    if time.monotonic() + pause >= until or self._stop.is_set():
                         break
-                    time.sleep(pause)
-            time.sleep(max(0.01, until - time.monotonic()))
+                    time.sleep(pause)  # an event's wait would cost more
+            self._stop.wait(max(0.01, until - time.monotonic()))
 
     def look_for_ends(self) -> float:
         """Record the steps that have ended; returns for how many seconds not to look again."""

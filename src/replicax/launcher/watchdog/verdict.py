@@ -65,7 +65,7 @@ def verdict(signs: Sequence[VitalSigns], timeout: float, is_alone: bool = True) 
         return None
     why = "its program does not come to its end"
     called = tuple(s for s in waiting if s.in_callback)
-    if called and len(called) < len(waiting):
+    if called and (len(called) < len(waiting) or len(waiting) == 1):
         return Hang(called, "its program has called Python on the host, which does not return")
     behind = min(s.launched for s in waiting)
     late = tuple(s for s in waiting if s.launched == behind)
