@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.launcher.watchdog.stragglers import StepTimes, StragglerWatch, slowest
+from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
 from replicax.launcher.watchdog.vital_signs import ARMED, Condition, VitalSigns, WorkerMonitor
 from replicax.workers import heartbeat_page as page
-from replicax.workers.heartbeat_page import HeartbeatPage, new_page
+from replicax.workers.heartbeat_page import StepRecord, new_page
 
 TIMEOUT, MARGIN = 10.0, 0.75
 
@@ -83,6 +85,14 @@ def test_steps_that_are_long_have_five_times_as_long(worker) -> None:
     worker.page.seconds[page.USUAL] = 4.0
     assert not worker.look(19.0).is_overdue
     assert worker.look(0.5).is_overdue
+
+
+def test_an_evaluation_by_steps_is_judged_as_steps_are(worker) -> None:
+    worker.page.numbers[page.PHASE] = page.EVALUATION_STEPS
+    assert not worker.look(9.0).is_overdue
+    late = worker.look(0.5)
+    assert (late.condition, late.is_overdue) == (Condition.IDLE, True)
+    assert late.where == "evaluating step by step, after run 0 of 'train_step'"
 
 
 def test_a_program_has_five_times_as_long_as_its_like_and_longer_if_nobody_knows(worker) -> None:
@@ -209,11 +219,23 @@ def test_who_does_nothing_is_named_before_those_that_wait_in_programs() -> None:
 def test_of_workers_in_a_program_the_one_in_a_callback_or_behind_is_named_or_all() -> None:
     called = dataclasses.replace(signs(1, Condition.WAITING), in_callback=True)
     assert named(verdict([WAITING, called], TIMEOUT)) == [1]
+    alone = verdict([signs(0, Condition.MEETING), called], TIMEOUT)
+    assert (named(alone), alone.why) == ([1], "its program has called Python on the host, which does not return")
     behind = dataclasses.replace(signs(1, Condition.WAITING), launched=5)
     assert named(verdict([WAITING, behind], TIMEOUT)) == [1]
     everyone = verdict([WAITING, signs(1, Condition.WAITING)], TIMEOUT)
     assert (named(everyone), everyone.is_certain) == ([0, 1], False)
     assert verdict([WAITING, signs(1, Condition.WAITING, 5.0)], TIMEOUT) is None
+
+
+def test_python_that_computes_is_judged_after_long_and_only_if_all_others_wait_for_it() -> None:
+    computes = dataclasses.replace(BUSY, worker=1, computes=299.0)
+    assert verdict([WAITING, computes], TIMEOUT) is None
+    computes = dataclasses.replace(computes, computes=300.0)
+    hang = verdict([WAITING, computes, dataclasses.replace(WAITING, worker=2)], TIMEOUT)
+    assert (named(hang), hang.is_certain) == ([1], True)
+    assert verdict([WAITING, computes, dataclasses.replace(BUSY, worker=2)], TIMEOUT) is None
+    assert verdict([computes], TIMEOUT) is None
 
 
 def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> None:
@@ -224,65 +246,116 @@ def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> No
 
 # --- stragglers -----------------------------------------------------------------------------------------
 
-EQUAL = StepTimes(5, 0.3, waited=0.0, wanted=0.25, gap=(0.01, 0.01), computed=(0.2, 0.2), is_on_cpu=True)
+EQUAL = StepRecord(at=0.0, period=0.02, gap=0.001, host=0.001, waited=0.0, computed=0.015)
+SLOW = EQUAL._replace(period=0.03, gap=0.011, host=0.011)
 
 
-def heard(watch: StragglerWatch, others: StepTimes, own: StepTimes, seconds: float) -> list[str]:
-    """What is said while worker 1 of 3 is like ``own``, step after step."""
-    said, steps = [], getattr(heard, "steps", 0)
-    for _ in range(int(seconds / 0.3)):
-        steps += 1
-        times = {w: dataclasses.replace(own if w == 1 else others, samples=steps) for w in range(3)}
-        message = watch.look(times, 0.3 * steps)
-        said += [] if message is None else [message]
-    heard.steps = steps
-    return said
+class Run:
+    """Steps of three workers, and what is said of them; the launcher looks four times a second."""
+
+    def __init__(self) -> None:
+        self.watch = StragglerWatch()
+        self.now = self.looked_at = 0.0
+        self.steps = 0
+        self._new: dict[int, list[StepRecord]] = {0: [], 1: [], 2: []}
+
+    def go(self, steps: int, own: StepRecord, others: StepRecord | None = None) -> list[str]:
+        """So many steps, in which worker 1 is like ``own``."""
+        others = own._replace(gap=0.001, host=0.001, waited=0.0) if others is None else others
+        said = []
+        for _ in range(steps):
+            self.now += own.period
+            self.steps += 1
+            for worker, new in self._new.items():
+                new.append((own if worker == 1 else others)._replace(at=self.now))
+            if self.now - self.looked_at >= 0.25:
+                self.looked_at = self.now
+                found = self.watch.look(self._new, are_on_cpu=True)
+                said += [] if found is None else [found]
+                self._new = {worker: [] for worker in self._new}
+        return said
 
 
-def test_a_straggler_is_named_once_within_twenty_steps_and_when_it_keeps_up_again() -> None:
-    watch = StragglerWatch()
-    slow = dataclasses.replace(EQUAL, gap=(0.11, 0.12))
-    assert heard(watch, EQUAL, EQUAL, 30.0) == []
-    assert heard(watch, EQUAL, slow, 6.0) == [
-        "worker 1 takes 1.5 times as long as the others for a step: 0.1 s more on its host, between two steps; all "
-        "others wait for it"
-    ]
-    assert heard(watch, EQUAL, slow, 60.0) == []
-    assert heard(watch, EQUAL, EQUAL, 6.0) == ["worker 1 keeps up with the others again"]
+@pytest.mark.parametrize("seconds", [0.02, 0.1, 0.3, 2.0])
+def test_a_straggler_is_named_once_within_twenty_steps_or_a_second_and_when_it_keeps_up_again(seconds) -> None:
+    run = Run()
+    equal = EQUAL._replace(period=seconds)
+    slow = equal._replace(period=1.5 * seconds, gap=0.001 + 0.5 * seconds, host=0.001 + 0.5 * seconds)
+    assert run.go(300, equal) == []
+    (message,) = run.go(max(20, math.ceil(1.0 / slow.period)), slow)
+    assert re.match(
+        r"worker 1 takes 1\.[45] times as long as the others for a step: [\d.]+ s more on its host, between two steps; "
+        "all others wait for it",
+        message,
+    )
+    assert run.go(300, slow) == []
+    assert run.go(max(20, math.ceil(5.0 / seconds)), equal) == ["worker 1 keeps up with the others again"]
 
 
 def test_it_is_said_what_makes_a_worker_slow() -> None:
-    def why(**more: object) -> str:
-        return str(slowest({0: EQUAL, 1: dataclasses.replace(EQUAL, **more), 2: EQUAL}))
+    (message,) = Run().go(60, SLOW._replace(waited=0.01))
+    assert "0.01 s more waiting for its input" in message
+    slow, others = (EQUAL._replace(period=0.09, computed=seconds) for seconds in (0.08, 0.045))
+    (message,) = Run().go(60, slow, others)
+    assert "0.0389 s more computing" in message
 
-    assert "0.1 s more waiting for its input" in why(gap=(0.11, 0.11), waited=0.1)
-    assert "0.145 s more computing" in why(computed=(0.4, 0.4))
-    assert slowest({0: EQUAL, 1: EQUAL}).ratio == 1.0
-    # On other devices the processors tell nothing, nor where they have next to nothing to do.
-    device = dataclasses.replace(EQUAL, is_on_cpu=False)
-    assert slowest({0: device, 1: dataclasses.replace(device, computed=(0.4, 0.4))}).ratio == 1.0
-    quick = dataclasses.replace(EQUAL, period=0.02, gap=(0.0, 0.0), computed=(0.005, 0.005))
-    assert slowest({0: dataclasses.replace(quick, computed=(0.015, 0.015)), 1: quick}).ratio == 1.0
-    small = dataclasses.replace(EQUAL, computed=(0.02, 0.02), wanted=0.02)
-    assert slowest({0: small, 1: dataclasses.replace(small, computed=(0.05, 0.05), wanted=0.05)}).ratio == 1.0
+
+def test_input_that_comes_late_in_bursts_is_seen_after_a_while() -> None:
+    run = Run()
+    late = EQUAL._replace(period=0.1, gap=0.085, host=0.085, waited=0.085)
+    said = []
+    for _ in range(50):  # one late step, and then seven that have their input at once
+        said += run.go(1, late)
+        said += run.go(7, EQUAL)
+    assert len(said) == 1
+    assert "waiting for its input" in said[0]
+
+
+def test_what_is_no_lag_names_nobody() -> None:
+    # Its host takes long, and is ahead of its devices all the same.
+    assert Run().go(300, EQUAL._replace(gap=0.0, host=0.015)) == []
+    # All hosts take long: the one that comes last is no slower than the others.
+    last = EQUAL._replace(gap=0.019, host=0.02)
+    assert Run().go(300, last, EQUAL._replace(host=0.02)) == []
+    # It computes more, of which the devices do next to nothing; or of so quick a step that others do so by the way.
+    assert Run().go(300, EQUAL._replace(computed=0.004), EQUAL._replace(computed=0.001)) == []
+    quick = EQUAL._replace(period=0.02, gap=0.0, host=0.001, computed=0.004)
+    assert Run().go(500, quick._replace(computed=0.015), quick) == []
+    # A fraction of a step that is nothing to speak of.
+    tiny = EQUAL._replace(period=0.003, gap=0.0015, host=0.0015, computed=0.0)
+    assert Run().go(2000, tiny, tiny._replace(gap=0.0, host=0.0)) == []
 
 
 def test_who_is_late_for_a_moment_is_no_straggler() -> None:
+    run = Run()
+    for _ in range(40):  # much later than half a step, but in single steps
+        assert run.go(2, SLOW._replace(period=0.05, gap=0.03, host=0.03)) == []
+        assert run.go(38, EQUAL) == []
+    quick = EQUAL._replace(period=0.005, gap=0.0, host=0.001)
+    for _ in range(10):  # and in many quick ones
+        assert run.go(60, quick._replace(gap=0.004, host=0.004), quick) == []
+        assert run.go(600, quick) == []
+
+
+def test_one_worker_alone_and_workers_without_steps_are_not_compared() -> None:
     watch = StragglerWatch()
-    slow = dataclasses.replace(EQUAL, gap=(0.2, 0.2))
-    assert slowest({0: EQUAL, 1: dataclasses.replace(EQUAL, gap=(0.01, 0.2))}).ratio == 1.0  # now and then
-    for _ in range(20):
-        assert heard(watch, EQUAL, slow, 1.2) == []
-        assert heard(watch, EQUAL, EQUAL, 1.8) == []
+    steps = [SLOW._replace(at=0.03 * i) for i in range(100)]
+    assert watch.look({1: steps}, are_on_cpu=True) is None
+    assert watch.look({0: [], 1: steps}, are_on_cpu=True) is None
 
 
-def test_times_come_out_of_the_page() -> None:
+def test_steps_come_out_of_the_page_as_long_as_they_are_there() -> None:
     file, its_page = new_page()
     os.close(file)
-    assert isinstance(its_page, HeartbeatPage)
-    its_page.numbers[page.SAMPLES], its_page.numbers[page.ON_CPU] = 5, 1
-    for place, value in ((page.PERIOD, 0.3), (page.WANTED, 0.25)):
-        its_page.seconds[place] = value
-    its_page.seconds[page.GAP_LOW] = its_page.seconds[page.GAP_HIGH] = 0.01
-    its_page.seconds[page.COMPUTED_LOW] = its_page.seconds[page.COMPUTED_HIGH] = 0.2
-    assert StepTimes.of(its_page) == EQUAL
+    monitor = WorkerMonitor(1, its_page, TIMEOUT, MARGIN)
+    assert monitor.new_steps() == []
+    its_page.name = "x" * 1000
+    for number in range(70):
+        its_page.record(EQUAL._replace(at=float(number)))
+        if number == 2:
+            assert [step.at for step in monitor.new_steps()] == [0.0, 1.0, 2.0]
+    kept = [step.at for step in monitor.new_steps()]
+    assert kept == [float(number) for number in range(70 - len(kept), 70)]
+    assert 50 <= len(kept) < 60
+    assert monitor.new_steps() == []
+    assert its_page.name == "x" * 256

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.workers import heartbeat
+from replicax.workers import heartbeat, pulse
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat import Heartbeat
-from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page, new_page, path_of
+from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord, claimed_page, new_page, path_of
 
 
 class Beating:
@@ -36,7 +36,7 @@ class Beating:
         deadline = time.monotonic() + 60
         while not seen():
             assert time.monotonic() < deadline
-            self.beat._look()
+            self.beat.pulse.look()
             time.sleep(0.001)
 
 
@@ -99,7 +99,7 @@ def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beati
     beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED])
     go.clear()
     here.clear()
-    monkeypatch.setattr(heartbeat, "STALLED", 0.0)
+    monkeypatch.setattr(pulse, "STALLED", 0.0)
     thread = threading.Thread(target=strategy.run, args=(step,))
     thread.start()
     assert here.wait(60)
@@ -196,7 +196,25 @@ def test_the_loop_tells_its_phases_and_steps(beating) -> None:
         steps_per_call=2,
     )
     assert seen == {"callback": (page.CALLBACKS, 8), "evaluation": (page.EVALUATION, 8)}
+
     assert (beating.numbers[page.PHASE], beating.numbers[page.STEP]) == (page.START, -1)
+
+
+def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> None:
+    phases, switch = [], beating.beat.switch
+
+    def switched(phase: int) -> int:
+        phases.append(phase)
+        return switch(phase)
+
+    monkeypatch.setattr(beating.beat, "switch", switched)
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    data = strategy.distribute_dataset([np.ones(4, np.float32)])
+    step = replicax.compute_average_loss
+    replicax.train(lambda x: step(x), data, 1, evaluate=(lambda x: step(x), data), progress=False)
+    begun = phases.index(page.EVALUATION)
+    assert phases[begun + 1] == page.EVALUATION_STEPS
+    assert page.INPUT in phases[begun:]
 
 
 def test_a_page_belongs_to_one_process() -> None:
@@ -210,18 +228,130 @@ def test_a_page_belongs_to_one_process() -> None:
     assert claimed_page(f"/proc/{os.getpid()}/fd/{file}") is None
 
 
-def test_samples_tell_a_host_that_its_devices_wait_for() -> None:
-    from replicax.workers.step_samples import StepSamples
+class Program:
+    """What a program returns, when a test says so."""
 
-    samples = StepSamples()
-    for step in range(12):
-        ended = 0.3 * step
-        samples.add(step, ended, ended + 0.1, waited=0.08)
-    assert samples.count == 11
-    assert samples.medians()[:2] == pytest.approx((0.3, 0.08))
-    assert samples.gaps() == pytest.approx((0.1, 0.1))
-    samples.interrupted()
-    samples.add(100, 60.0, 59.0, waited=0.0)  # launched before: the devices had something to do
-    samples.add(101, 60.3, 60.4, waited=0.5)
-    assert samples.count == 12
-    assert samples._samples[-1].waited == pytest.approx(0.1)
+    def __init__(self) -> None:
+        self.ended = False
+
+    def is_ready(self) -> bool:
+        return self.ended
+
+
+class Clocked:
+    """Calls of programs, and what is recorded of them, by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        file, self.page = new_page()
+        os.close(file)
+        self.now = 100.0
+        self.calls = pulse.Calls()
+        self.steps = pulse.StepWatch(self.page, self.calls)
+        self.waited = 0.0
+        self.pace = self.calls.new_pace("step", None)
+        self.breaks = 0
+        monkeypatch.setattr(pulse.time, "monotonic", lambda: self.now)
+
+    def launch(self) -> Program:
+        program = Program()
+        self.calls.begin(self.pace, self.now, self.waited, 0.0, self.breaks)
+        self.calls.returned(program)
+        return program
+
+    def run(self, seconds: float) -> None:
+        """Time passes, in which it is looked as often as it is wanted."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + min(self.steps.look(self.now), 1e-3))
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return self.page.recorded(0)[0]
+
+
+def test_a_host_that_its_devices_wait_for_is_recorded_step_by_step(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    for _ in range(12):
+        program = clocked.launch()
+        clocked.run(0.02)
+        program.ended = True
+        clocked.run(0.008)
+        clocked.waited += 0.008
+        clocked.run(0.002)
+    assert len(clocked.records) == 10  # the first has nothing before it, and after the last comes nothing
+    for step in clocked.records:
+        assert step.period == pytest.approx(0.03, abs=0.002)
+        assert step.gap == pytest.approx(0.01, abs=0.002)
+        assert step.host == pytest.approx(0.03, abs=0.002)  # nobody has seen it wait for the program
+        assert step.waited == pytest.approx(0.008)
+
+
+def test_of_a_host_that_waits_for_its_programs_only_what_comes_then_is_its_own_time(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    monkeypatch.setattr(pulse, "_is_in_jax", lambda thread: True)
+    for _ in range(12):
+        program = clocked.launch()
+        clocked.run(0.02)
+        program.ended = True
+        clocked.run(0.01)
+    assert all(step.host == pytest.approx(0.01, abs=0.002) for step in clocked.records)
+
+
+def test_a_host_that_waits_for_programs_of_a_while_ago_is_busy_in_between(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    monkeypatch.setattr(pulse, "_is_in_jax", lambda thread: True)
+    programs = [clocked.launch(), clocked.launch()]
+    for _ in range(12):
+        clocked.run(0.02)
+        programs.pop(0).ended = True
+        clocked.run(0.005)
+        programs.append(clocked.launch())
+    assert len(clocked.records) >= 10
+    assert all(step.gap == 0.0 for step in clocked.records)
+    assert all(step.host == pytest.approx(0.005, abs=0.002) for step in clocked.records)
+
+
+def test_a_host_that_is_ahead_has_no_gap_and_what_is_no_step_is_left_out(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    programs = [clocked.launch() for _ in range(12)]
+    for program in programs:
+        clocked.run(0.02)
+        program.ended = True
+    clocked.run(0.02)
+    assert len(clocked.records) == 10
+    assert all(step.gap == 0.0 for step in clocked.records)
+    clocked.breaks += 1  # an evaluation
+    clocked.run(5.0)
+    for _ in range(3):
+        program = clocked.launch()
+        clocked.run(0.02)
+        program.ended = True
+        clocked.run(0.01)
+    assert len(clocked.records) == 11
+    assert clocked.records[-1].period == pytest.approx(0.03, abs=0.002)
+
+
+def test_a_thread_that_waits_for_a_program_is_in_jax() -> None:
+    works = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: jnp.tanh(y @ y), x).sum())
+    done = threading.Event()
+
+    def wait() -> None:
+        while not done.is_set():
+            float(works(jnp.eye(100)))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not pulse._is_in_jax(thread.ident):
+        assert time.monotonic() < deadline
+    done.set()
+    thread.join()
+    assert not pulse._is_in_jax(threading.get_ident())
+
+
+def test_the_time_of_threads_of_python_is_not_that_of_the_devices() -> None:
+    before = pulse._processor_seconds()
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+    assert pulse._processor_seconds() - before < 0.1

@@ -96,6 +96,7 @@ ELSEWHERE = (
         ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),
         ("killed", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
         ("killed", 1, -signal.SIGKILL, ""),
+        ("killed in a run", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
         ("killed of three", 0, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
         ("killed of three", 1, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
         ("killed when waited for", 0, 1, f"CAUGHT WorkerError: {SEEN.format(2)}"),

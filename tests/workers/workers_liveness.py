@@ -118,6 +118,25 @@ def killed(worker: Worker) -> None:
     worker.caught(lambda: worker.step(10_000))
 
 
+def killed_in_a_run(worker: Worker) -> None:
+    """The last step has been launched, so its numbers are what is waited for."""
+
+    class Dies(replicax.Callback):
+        def on_log(self, run: Any, step: int, values: Any) -> None:
+            if step == 2 and worker.index == 1:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def train(x: Any) -> Any:  # of so much work that its launch does not wait for its end
+        y = jax.lax.fori_loop(0, 20, lambda _, y: jax.numpy.tanh(y @ y), jax.numpy.eye(100) * x.mean())
+        return replicax.get_replica_context().all_reduce("sum", y.sum())
+
+    data = worker.strategy.distribute_dataset([np.ones((4, 3), np.float32)] * 4)
+    worker.caught(
+        lambda: replicax.train(train, data, 4, log_every=1, steps_per_call=1, callbacks=[Dies()], progress=False)
+    )
+
+
 def killed_of_three(worker: Worker) -> None:
     if worker.index == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -229,6 +248,7 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "exits": (2, 0.5, exits),
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
+    "killed in a run": (2, NEVER, killed_in_a_run),
     "killed of three": (3, NEVER, killed_of_three),
     "killed when waited for": (3, NEVER, killed_when_waited_for),
     "exits at once": (2, NEVER, exits_at_once),

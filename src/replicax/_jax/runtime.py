@@ -28,6 +28,7 @@ from jaxlib import _jax as _jaxlib
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+_FOLDER = os.path.dirname(jax.__file__) + os.sep
 _COMPILATION = (_dispatch.JAXPR_TRACE_EVENT, _dispatch.JAXPR_TO_MLIR_MODULE_EVENT, _dispatch.BACKEND_COMPILE_EVENT)
 
 
@@ -203,6 +204,11 @@ def is_on_cpu(array: Any) -> bool:
 def is_host_callback(code: CodeType) -> bool:
     """Whether it is of what JAX calls where a program calls Python on the host."""
     return code.co_filename == _callback.__file__
+
+
+def is_of_jax(code: CodeType) -> bool:
+    """Whether it is JAX's own Python."""
+    return code.co_filename.startswith(_FOLDER)
 
 
 def coordination_port() -> int:

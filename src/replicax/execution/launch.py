@@ -88,8 +88,8 @@ def launch(
         except BaseException as error:
             if not returned:
                 _tell_what_is_left(executable, error)
-            if several and isinstance(error, Exception):
-                _explain(error, lockstep, executable)
+            if several:
+                lockstep.explain(error, f"the step {executable.label.name!r}")
             raise
         finally:
             if returned:
@@ -166,19 +166,6 @@ def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.FastCall |
     donated, *others = args
     worth_it = donated and _FEW * sum(map(len, others)) <= len(donated)
     return _jax.fast_call(executable.call, args) if worth_it else None
-
-
-def _explain(error: Exception, lockstep: Lockstep, executable: Executable) -> None:
-    """Raise what ``error`` means, if that is another worker's end.
-
-    Raises:
-      WorkerError: another worker has failed, ended or died; says what has become of the variables.
-    """
-    explained = lockstep.explained(error, f"the step {executable.label.name!r}")
-    if explained is not error:
-        for note in getattr(error, "__notes__", ()):
-            explained.add_note(note)
-        raise explained from error
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:

@@ -27,7 +27,7 @@ NOTICE = 60.0
 """After how many seconds it is said for whom a worker that has finished waits; then after twice as many, and so on."""
 UNKILLABLE = 20.0
 """After how many seconds a process that was killed, and is still there, is given up."""
-_TICK = 0.5
+_TICK = 0.25
 _PIECE = 1 << 16
 
 

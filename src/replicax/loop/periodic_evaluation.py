@@ -15,6 +15,7 @@ from replicax.loop.endless_input import examples_in
 from replicax.loop.step_numbers import Combination, named_numbers
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function, checked_result
+from replicax.workers import heartbeat, heartbeat_page
 
 
 class InterruptedEvaluation(Exception):  # noqa: N818
@@ -74,13 +75,16 @@ class Evaluation:
             numbers = named_numbers(checked_result(self._function(), self._function, "replicax.train"), name)
             return _floats(numbers)
         totals, examples = None, 0
-        for batch, count in self._batches():
-            weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
-            totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
-            examples += count
+        with heartbeat.phase(heartbeat_page.EVALUATION_STEPS):  # as the steps of training, these have to get on
+            for batch, count in self._batches():
+                weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
+                totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
+                examples += count
         if totals is None or not examples:
             raise ValueError("replicax.train(evaluate=(step, dataset)): the dataset has no examples")
-        return {n: total / examples for n, total in _floats(self._combination.combined(totals, self._strategy)).items()}
+        combined = self._combination.combined(totals, self._strategy)
+        with self._strategy.extended.replicas.lockstep.explaining(f"the evaluation {self._step.__name__!r}"):
+            return {name: total / examples for name, total in _floats(combined).items()}
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -217,7 +218,8 @@ class TrainingLoop:
         ctx = self._launched(count)
         if ctx.steps not in self._lengths or (self._step.traces > traces and not self._calls.is_exact):
             self._lengths.add(ctx.steps)
-            jax.block_until_ready(ctx.last_step_outputs[DONE])
+            with self._fetching():
+                jax.block_until_ready(ctx.last_step_outputs[DONE])
             wall.count_as("compile")
         if not self._outputs:
             self._combination.check(ctx.last_step_outputs)
@@ -226,7 +228,12 @@ class TrainingLoop:
         heartbeat.made(run.step)
         run.examples = self._input.examples
         self._evaluated = None
-        self._calls.ran(self._outputs[DONE], self._input.bytes_per_step, run.steps - run.step)
+        with self._fetching():
+            self._calls.ran(self._outputs[DONE], self._input.bytes_per_step, run.steps - run.step)
+
+    def _fetching(self) -> AbstractContextManager[None]:
+        """Around all that waits for what steps compute: only there it shows that another worker's end broke one off."""
+        return self._strategy.extended.replicas.lockstep.explaining(f"the step {self._step.__name__!r}")
 
     @_jax.outside_meshes
     def _launched(self, count: int) -> MultiStepContext:
@@ -269,7 +276,7 @@ class TrainingLoop:
             return
         pending, self._pending = self._pending, None
         asked = wall.training
-        with wall.on("steps"):
+        with wall.on("steps"), self._fetching():
             values = pending.values()
         # Who had to wait knows when the step was done. Otherwise the devices keep up with the launches.
         came = wall.training
@@ -322,7 +329,7 @@ class TrainingLoop:
 
     def _wait(self) -> None:
         """Wait for the devices, so that what follows is not charged for the steps before it."""
-        with self._wall.on("steps"):
+        with self._wall.on("steps"), self._fetching():
             if self._outputs:
                 jax.block_until_ready(self._outputs[DONE])
 

@@ -13,21 +13,23 @@ import fcntl
 import mmap
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 VARIABLE = "REPLICAX_HEARTBEAT"
 """Of a worker's environment: the path of its page."""
 SIZE = 4096
 
 # Whole numbers, by their place.
-PID, SIGNAL, THREAD, LAUNCHED, PHASE, STEP, RUNS, CALLS, FINISHED, CALLBACK, SAMPLES, ON_CPU = range(12)
+PID, SIGNAL, THREAD, LAUNCHED, PHASE, STEP, RUNS, CALLS, FINISHED, CALLBACK, RECORDED, ON_CPU = range(12)
 # Numbers of seconds, by their place.
 PROGRESS, TICK, FINISHED_AT, EXPECTED, USUAL = range(32, 37)
-# And those of the samples of steps: medians, and a low and a high quartile where it matters how sure they are.
-PERIOD, WAITED, WANTED, GAP_LOW, GAP_HIGH, COMPUTED_LOW, COMPUTED_HIGH = range(37, 44)
 # The name of the program, in bytes.
 _NAME, _NAME_END = 1024, 1280
+# The last steps, in a ring.
+_STEPS, _KEPT = 160, 56
 
 STEPS, START, END, PAUSED, MEETING, EXACT, COMPILE, INPUT, EVALUATION, SAVING, RESTORING, LOGGING, CALLBACKS = range(13)
+EVALUATION_STEPS = 13
 """What a worker is about: its phases."""
 
 PHASES: Mapping[int, str] = {
@@ -40,6 +42,7 @@ PHASES: Mapping[int, str] = {
     COMPILE: "compiling",
     INPUT: "waiting for its input",
     EVALUATION: "evaluating",
+    EVALUATION_STEPS: "evaluating step by step",
     SAVING: "saving",
     RESTORING: "restoring",
     LOGGING: "logging",
@@ -48,6 +51,26 @@ PHASES: Mapping[int, str] = {
 """In words."""
 UNKNOWN = -1.0
 """Of ``EXPECTED``: nobody knows how long the program takes, as it has never come to its end."""
+
+
+class StepRecord(NamedTuple):
+    """One step, from the end of a program to the end of the next one; in seconds.
+
+    Attributes:
+      at: its end.
+      period: how long it took.
+      gap: for how long the devices have had nothing to do after it.
+      host: for how long the host was busy then, or waited for something else than its devices.
+      waited: for how much of this it has waited for input.
+      computed: for how long processors have worked on it.
+    """
+
+    at: float
+    period: float
+    gap: float
+    host: float
+    waited: float
+    computed: float
 
 
 class HeartbeatPage:
@@ -76,6 +99,28 @@ class HeartbeatPage:
     def name(self, name: str) -> None:
         room = _NAME_END - _NAME
         self._memory[_NAME:_NAME_END] = name.encode(errors="replace")[:room].ljust(room, b"\0")
+
+    def record(self, step: StepRecord) -> None:
+        """Write down a step."""
+        count, seconds = self.numbers[RECORDED], self.seconds
+        start = _place(count)
+        for i, value in enumerate(step):
+            seconds[start + i] = value
+        self.numbers[RECORDED] = count + 1  # last: from now on it counts
+
+    def recorded(self, since: int) -> tuple[list[StepRecord], int]:
+        """The steps from number ``since`` on that are still there, and how many there were in all."""
+        count = self.numbers[RECORDED]
+        found = [(i, self._at(_place(i))) for i in range(max(since, count - _KEPT), count)]
+        oldest = self.numbers[RECORDED] - _KEPT  # older ones, and perhaps this one, have been written over meanwhile
+        return [step for i, step in found if i > oldest], count
+
+    def _at(self, start: int) -> StepRecord:
+        return StepRecord(*self.seconds[start : start + len(StepRecord._fields)])
+
+
+def _place(step: int) -> int:
+    return _STEPS + step % _KEPT * len(StepRecord._fields)
 
 
 def new_page() -> tuple[int, HeartbeatPage]:

@@ -11,9 +11,10 @@ import contextlib
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from replicax.errors import DeadlockError, line_of
+from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
@@ -143,9 +144,29 @@ class Lockstep:
         if self.workers.liveness is not None:
             self.workers.liveness.check_launch(self._name)
 
-    def explained(self, error: Exception, doing: str) -> Exception:
-        """What an error means that was raised while ``doing`` something: it may be that another worker is gone."""
-        return error if self.workers.liveness is None else self.workers.liveness.explained(error, doing)
+    def explain(self, error: BaseException, doing: str) -> None:
+        """Raise what an error means that was raised while ``doing`` something, if that is another worker's end.
+
+        Raises:
+          WorkerError: another worker has failed, ended or died.
+        """
+        liveness = self.workers.liveness
+        if liveness is None or not isinstance(error, Exception) or isinstance(error, WorkerError | DeadlockError):
+            return
+        explained = liveness.explained(error, doing)
+        if explained is not error:
+            for note in getattr(error, "__notes__", ()):
+                explained.add_note(note)
+            raise explained from error
+
+    @contextlib.contextmanager
+    def explaining(self, doing: str) -> Iterator[None]:
+        """The same for whatever is raised in a ``with`` block, such as one that waits for what devices compute."""
+        try:
+            yield
+        except Exception as error:
+            self.explain(error, doing)
+            raise
 
     def fail(self, error: BaseException, who: str) -> None:
         """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
-from replicax.launcher.watchdog.vital_signs import Condition, VitalSigns, WorkerMonitor
+from replicax.launcher.watchdog.vital_signs import LONG_PATIENCE, Condition, VitalSigns, WorkerMonitor
 from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
 
 INTERVAL = 0.25
@@ -63,7 +63,9 @@ class HangWatch:
         for one in signs:
             self._notice(one)
         trains = [one.worker for one in signs if one.condition not in (Condition.UNKNOWN, Condition.ENDED)]
-        slow = self._stragglers.look({worker: self._monitors[worker].step_times() for worker in trains}, now)
+        monitors = {worker: self._monitors[worker] for worker in trains}
+        are_on_cpu = all(monitor.is_on_cpu for monitor in monitors.values())
+        slow = self._stragglers.look({worker: one.new_steps() for worker, one in monitors.items()}, are_on_cpu)
         if slow is not None:
             self._say(slow)
         return verdict(signs, self._timeout, self._is_alone)
@@ -77,7 +79,8 @@ class HangWatch:
             self._notices[signs.worker] = 2 * after
             self._say(
                 f"worker {signs.worker} has been computing for {signs.computes:.0f} s {signs.where}, and has not made "
-                "another step; it is not taken for one that hangs, as it uses its processor"
+                f"another step; it is taken for one that hangs after {LONG_PATIENCE * self._timeout:.0f} s, if all "
+                "others wait for it. If that is right, compute in `with replicax.paused():`"
             )
 
     def ask_for_stacks(self, hang: Hang) -> float:

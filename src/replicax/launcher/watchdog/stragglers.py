@@ -1,71 +1,67 @@
 """Stragglers: workers for which all others wait, step after step.
 
 Workers meet in each step, so all take equally long for it. How much longer than the others one of them takes by itself
-follows from what each has measured (:mod:`replicax.workers.step_samples`): the devices of a slow host have nothing to
-do between two steps for as long as the others wait for it, and on CPUs the processors of one that computes more work
-for longer.
+follows from what each has measured (:mod:`replicax.workers.pulse`): the devices of a slow host have nothing to do
+between two steps for as long as the others wait for it, and on CPUs the processors of one that computes more work for
+longer.
+
+On a busy machine any worker may be late for a moment, and much so. So a worker is named for what is left when its worst
+steps are left out. Input that comes in bursts looks alike, one late step and then many in time; of that a longer while
+is looked at.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from replicax.workers import heartbeat_page as page
-from replicax.workers.heartbeat_page import HeartbeatPage
+from replicax.workers.heartbeat_page import StepRecord
 
 SLOW = 1.4
-"""From how many times the others' time on a worker is named: 1.5, less what a measurement may be wrong by."""
+"""From how many times the others' time on a worker is named: 1.5, less what is missing while not all steps that are
+looked at are slow ones."""
+SURELY_SLOW = 1.2
+"""And from how many times without its worst steps."""
 KEEPS_UP = 1.2
 """And below which it keeps up again."""
-LEAST = 1e-3
+LEAST = 2e-3
 """Seconds of a step that nobody is named for."""
 LEAST_COMPUTED = 20e-3
 """The same for computing: of a quick step, much of it is what keeps workers connected, most of all the chief."""
-SAMPLES = 5
-"""How many steps must have been looked at."""
-CONFIRMED = 3
-"""How many times in a row the same worker must be found, each time by other steps."""
-SECONDS = 3.0
-"""And for how many seconds, at least: on a busy machine any worker may be late for a moment."""
+QUICK = 15e-3
+"""Steps that take less are looked at for longer: in these a moment is many steps."""
+KEPT = 400
+"""How many steps of a worker are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTimes:
-    """What a worker has measured of its steps, in seconds: medians, or a low and a high quartile.
+class Window:
+    """Which steps are looked at.
 
     Attributes:
-      samples: how many steps it has looked at so far.
-      period: from step to step.
-      waited: how much of the gap it waits for its input.
-      wanted: for how long the threads of the devices work on a step, or would, had they the processors.
-      gap: for how long its devices have nothing to do in between.
-      computed: for how long processors work on a step.
-      is_on_cpu: whether the devices are these processors.
+      steps: so many, at least.
+      seconds: and those of so many seconds.
+      worst: which part of a worker's steps, the worst ones, may be late by chance.
+      of_quick: whether it is for quick steps; otherwise it is for all others.
     """
 
-    samples: int
-    period: float
-    waited: float
-    wanted: float
-    gap: tuple[float, float]
-    computed: tuple[float, float]
-    is_on_cpu: bool
+    steps: int
+    seconds: float
+    worst: float
+    of_quick: bool = False
 
-    @classmethod
-    def of(cls, its_page: HeartbeatPage) -> StepTimes:
-        """What is in a page."""
-        numbers, seconds = its_page.numbers, its_page.seconds
-        return cls(
-            numbers[page.SAMPLES],
-            seconds[page.PERIOD],
-            seconds[page.WAITED],
-            seconds[page.WANTED],
-            (seconds[page.GAP_LOW], seconds[page.GAP_HIGH]),
-            (seconds[page.COMPUTED_LOW], seconds[page.COMPUTED_HIGH]),
-            bool(numbers[page.ON_CPU]),
-        )
+    def of(self, steps: Sequence[StepRecord], period: float, now: float) -> list[StepRecord]:
+        """Those of a worker that are in it; none if most of them are missing."""
+        since = now - max(self.steps * period, self.seconds)
+        found = [step for step in steps if step.at >= since]
+        return found if len(found) >= 0.7 * self.steps else []
+
+
+WINDOWS = (Window(14, 0.5, 1 / 4), Window(100, 5.0, 1 / 20), Window(14, 3.0, 1 / 2, of_quick=True))
+CALM = 3.0
+"""For how many seconds a worker must not have been slow to keep up again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +71,7 @@ class Lag:
     Attributes:
       worker: which.
       ratio: how many times as long.
+      sure: the same without its worst steps.
       on_host: by how many seconds, between two steps.
       for_input: how many of these it waits for input.
       computing: by how many seconds, inside of a step.
@@ -82,78 +79,144 @@ class Lag:
 
     worker: int
     ratio: float
+    sure: float
     on_host: float
     for_input: float
     computing: float
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is to be named."""
+        return self.ratio >= SLOW and self.sure >= SURELY_SLOW
+
     def __str__(self) -> str:
-        parts = []
         if self.on_host >= self.computing:
             what = "waiting for its input" if self.for_input > self.on_host / 2 else "on its host, between two steps"
-            parts.append(f"{self.on_host:.3g} s more {what}")
+            more = f"{self.on_host:.3g} s more {what}"
         else:
-            parts.append(f"{self.computing:.3g} s more computing")
+            more = f"{self.computing:.3g} s more computing"
         return (
-            f"worker {self.worker} takes {self.ratio:.1f} times as long as the others for a step: {', '.join(parts)}; "
+            f"worker {self.worker} takes {self.ratio:.1f} times as long as the others for a step: {more}; "
             "all others wait for it"
         )
 
 
-def slowest(times: Mapping[int, StepTimes]) -> Lag:
+def slowest(steps: Mapping[int, Sequence[StepRecord]], worst: float, are_on_cpu: bool) -> Lag:
     """The worker that takes longest, of several.
 
-    >>> from replicax.launcher.watchdog.stragglers import StepTimes, slowest
-    >>> equal = StepTimes(9, 0.3, waited=0.0, wanted=0.2, gap=(0.0, 0.0), computed=(0.2, 0.2), is_on_cpu=True)
-    >>> slow = StepTimes(9, 0.3, waited=0.1, wanted=0.2, gap=(0.1, 0.1), computed=(0.2, 0.2), is_on_cpu=True)
-    >>> print(slowest({0: equal, 1: slow, 2: equal}))
+    Args:
+      steps: the last ones of each worker; at least one.
+      worst: which part of a worker's steps, the worst ones, may be late by chance.
+      are_on_cpu: whether the processors do the devices' work.
+
+    >>> from replicax.launcher.watchdog.stragglers import slowest
+    >>> from replicax.workers.heartbeat_page import StepRecord
+    >>> equal = [StepRecord(at=0.3 * i, period=0.3, gap=0.0, host=0.01, waited=0.0, computed=0.2) for i in range(14)]
+    >>> slow = [step._replace(gap=0.1, host=0.11, waited=0.1) for step in equal]
+    >>> print(slowest({0: equal, 1: slow, 2: equal}, worst=0.2, are_on_cpu=True))
     worker 1 takes 1.5 times as long as the others for a step: 0.1 s more waiting for its input; all others wait for it
     """
-    period = statistics.median(one.period for one in times.values())
-    lags = [_lag(worker, own, [o for w, o in times.items() if w != worker], period) for worker, own in times.items()]
+    period = statistics.median(_mean(step.period for step in own) for own in steps.values())
+    lags = [
+        _lag(worker, own, [other for w, other in steps.items() if w != worker], period, worst, are_on_cpu)
+        for worker, own in steps.items()
+    ]
     return max(lags, key=lambda lag: lag.ratio)
 
 
-def _lag(worker: int, own: StepTimes, others: Sequence[StepTimes], period: float) -> Lag:
-    # Three quarters of its steps against three quarters of theirs: on a busy machine medians differ by chance.
-    on_host = max(0.0, own.gap[0] - statistics.median(other.gap[1] for other in others))
-    for_input = max(0.0, own.waited - statistics.median(other.waited for other in others))
-    inside = max(0.0, period - own.gap[0])
+def _lag(
+    worker: int,
+    own: Sequence[StepRecord],
+    others: Sequence[Sequence[StepRecord]],
+    period: float,
+    worst: float,
+    are_on_cpu: bool,
+) -> Lag:
+    # A host that is ahead of its devices keeps nobody waiting, however long it takes; nor is one slow that comes last,
+    # and takes no longer than the others.
+    theirs = statistics.median(_mean(step.host for step in other) for other in others)
+    gap = _mean(step.gap for step in own)
+    on_host = max(0.0, min(gap, _mean(step.host for step in own) - theirs))
+    kept = max(1, len(own) - round(worst * len(own) + 0.5))
+    best_gaps, best_hosts = sorted(step.gap for step in own)[:kept], sorted(step.host for step in own)[:kept]
+    surely = max(0.0, min(sum(best_gaps), sum(best_hosts) - kept * theirs)) / kept
+    waited = statistics.median(_mean(step.waited for step in other) for other in others)
+    for_input = max(0.0, _mean(step.waited for step in own) - waited)
     computing = 0.0
+    inside = max(0.0, period - gap)
+    least, _ = _quartiles([step.computed for step in own])
     # Where the processors do little for a step, it does not consist of computing.
-    if own.is_on_cpu and own.computed[0] > 0 and own.wanted >= inside / 2:
-        theirs = statistics.median(other.computed[1] for other in others)
-        computing = inside * max(0.0, 1.0 - theirs / own.computed[0])
+    if are_on_cpu and least >= inside / 3:
+        most = statistics.median(_quartiles([step.computed for step in other])[1] for other in others)
+        computing = inside * max(0.0, 1.0 - most / least) if least > 0 else 0.0
         computing = computing if computing >= LEAST_COMPUTED else 0.0
     more = on_host + computing
     if more < LEAST:
-        return Lag(worker, 1.0, on_host, for_input, computing)
-    return Lag(worker, period / max(period - more, period / 100), on_host, for_input, computing)
+        return Lag(worker, 1.0, 1.0, on_host, for_input, computing)
+    return Lag(worker, _times(period, more), _times(period, surely + computing), on_host, for_input, computing)
+
+
+def _times(period: float, more: float) -> float:
+    """How many times as long a step takes as it would if it took so many seconds less."""
+    return period / max(period - more, period / 100)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    quarter = (len(ordered) - 1) // 4
+    return ordered[quarter], ordered[-1 - quarter]
 
 
 class StragglerWatch:
     """Says who is slow: once when it is found, and when that changes."""
 
     def __init__(self) -> None:
+        self._steps: dict[int, collections.deque[StepRecord]] = {}
         self._named: int | None = None
-        self._suspect: int | None = None
-        self._since = 0.0
-        self._times = 0
-        self._counted: dict[int, int] = {}
+        self._seen_in: Window | None = None
+        self._slow_at = 0.0
 
-    def look(self, times: Mapping[int, StepTimes], now: float) -> str | None:
-        """What is to be said, given the times of all workers that train, if anything is."""
-        if len(times) < 2 or any(one.samples < SAMPLES or one.period <= 0 for one in times.values()):
+    def look(self, new: Mapping[int, Sequence[StepRecord]], are_on_cpu: bool) -> str | None:
+        """What is to be said, if anything is.
+
+        Args:
+          new: the steps of all workers that train, since the last look.
+          are_on_cpu: whether the processors do the devices' work.
+        """
+        for worker, steps in new.items():
+            self._steps.setdefault(worker, collections.deque(maxlen=KEPT)).extend(steps)
+        for worker in set(self._steps) - set(new):
+            del self._steps[worker]
+        if len(new) < 2 or not any(new.values()) or not all(self._steps[worker] for worker in new):
             return None
-        counted = {worker: one.samples for worker, one in times.items()}
-        if any(count < self._counted.get(worker, 0) + 2 for worker, count in counted.items()):
+        now = min(steps[-1].at for steps in self._steps.values())  # until when all are known
+        for window in WINDOWS:
+            lag = self._slowest(window, now, are_on_cpu)
+            if lag is not None and lag.is_slow and (lag.worker != self._named or window is self._seen_in):
+                self._slow_at, before = now, self._named
+                self._named, self._seen_in = lag.worker, window
+                return None if before == lag.worker else str(lag)
+            if lag is not None and lag.ratio < KEEPS_UP and window is self._seen_in:
+                return self._keeps_up(now)
+        return None
+
+    def _keeps_up(self, now: float) -> str | None:
+        if self._named is None or now - self._slow_at < CALM:
             return None
-        self._counted = counted
-        lag = slowest(times)
-        found = lag.worker if lag.ratio >= SLOW else None if lag.ratio < KEEPS_UP else self._named
-        if found != self._suspect or not self._times:
-            self._suspect, self._since, self._times = found, now, 0
-        self._times += 1
-        if found == self._named or self._times < CONFIRMED or now - self._since < SECONDS:
+        before, self._named = self._named, None
+        for steps in self._steps.values():
+            steps.clear()  # the slow ones are over
+        return f"worker {before} keeps up with the others again"
+
+    def _slowest(self, window: Window, now: float, are_on_cpu: bool) -> Lag | None:
+        """Of the steps in a window; ``None`` if there are too few."""
+        periods = [statistics.median(step.period for step in list(own)[-9:]) for own in self._steps.values()]
+        period = statistics.median(periods)
+        if (period < QUICK) is not window.of_quick:
             return None
-        before, self._named = self._named, found
-        return str(lag) if found is not None else f"worker {before} keeps up with the others again"
+        steps = {w: window.of(own, period, now) for w, own in self._steps.items()}
+        return slowest(steps, window.worst, are_on_cpu) if all(steps.values()) else None

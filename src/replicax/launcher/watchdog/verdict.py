@@ -30,7 +30,8 @@ def verdict(signs: Sequence[VitalSigns], timeout: float, is_alone: bool = True) 
 
     Two conditions are certain, whatever others do: a stopped process, and one that runs no Python any more. In all
     others a worker may wait for another one, be it in a way that nobody sees. So nobody is judged as long as another
-    worker gets on, or has a reason not to, unless that takes very long.
+    worker gets on, or has a reason not to, unless that takes very long. Who computes in Python has that long, too: it
+    may be an endless loop, or work that nobody has told of.
 
     Args:
       signs: of all workers that have not ended.
@@ -44,8 +45,11 @@ def verdict(signs: Sequence[VitalSigns], timeout: float, is_alone: bool = True) 
         found = tuple(s for s in signs if s.condition is condition and s.is_overdue)
         if found:
             return Hang(found, why)
-    idle = [s for s in signs if s.condition is Condition.IDLE and s.is_overdue]
     inside = [s for s in signs if s.condition is Condition.WAITING]
+    computing = tuple(s for s in signs if s.computes >= LONG_PATIENCE * timeout)
+    if computing and inside and len(computing) + len(inside) == len(signs):
+        return Hang(computing, "its Python computes, and makes no step for which the others wait")
+    idle = [s for s in signs if s.condition is Condition.IDLE and s.is_overdue]
     waiting = [s for s in inside if s.is_overdue]
     others = [s for s in signs if s not in idle and s not in inside and s.condition not in _WITHOUT_EXCUSE]
     if idle:
@@ -61,7 +65,7 @@ def verdict(signs: Sequence[VitalSigns], timeout: float, is_alone: bool = True) 
         return None
     why = "its program does not come to its end"
     called = tuple(s for s in waiting if s.in_callback)
-    if called and len(called) < len(waiting):
+    if called and (len(called) < len(waiting) or len(waiting) == 1):
         return Hang(called, "its program has called Python on the host, which does not return")
     behind = min(s.launched for s in waiting)
     late = tuple(s for s in waiting if s.launched == behind)

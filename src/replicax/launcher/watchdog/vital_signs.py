@@ -8,9 +8,8 @@ import os
 import time
 from pathlib import Path
 
-from replicax.launcher.watchdog.stragglers import StepTimes
 from replicax.workers import heartbeat_page as page
-from replicax.workers.heartbeat_page import HeartbeatPage
+from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord
 
 ARMED = 5
 """After how many calls of one program a worker is judged. What it runs before its first step it runs once."""
@@ -95,6 +94,7 @@ class WorkerMonitor:
         self._looked_at = time.monotonic()
         self._progress: tuple[float, ...] = ()
         self._tick = 0.0
+        self._steps = 0  # recorded ones that have been seen
         self._cpu: tuple[float, float] | None = None
         self._still = self._stopped = self._mute = self._silent = self._idle = self._lazy = self._computing = 0.0
 
@@ -108,9 +108,15 @@ class WorkerMonitor:
         """What makes it print its stacks; 0 if nothing does."""
         return self._page.numbers[page.SIGNAL]
 
-    def step_times(self) -> StepTimes:
-        """What it has measured of its steps."""
-        return StepTimes.of(self._page)
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether its devices are the processors."""
+        return bool(self._page.numbers[page.ON_CPU])
+
+    def new_steps(self) -> list[StepRecord]:
+        """What it has recorded of its steps since the last time that this was asked for."""
+        steps, self._steps = self._page.recorded(self._steps)
+        return steps
 
     def look(self, now: float) -> VitalSigns:
         """What is seen of it at ``now``."""
