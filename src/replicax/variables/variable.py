@@ -485,13 +485,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         stored = self.stored()
         if not self.is_spread:
             return jax.device_put(self.layout.whole(stored), everywhere)
-        try:
+        with self.replicas.lockstep.explaining(f"reading {self.describe()}"):
             return jax.block_until_ready(jax.device_put(self.layout.whole(stored), everywhere))
-        except Exception as error:
-            explained = self.replicas.lockstep.explained(error, f"reading {self.describe()}")
-            if explained is error:
-                raise
-            raise explained from error
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
