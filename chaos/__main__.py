@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -48,6 +49,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.list:
         disk.enter_own_mounts()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the launch is ended, too
     workers, devices = (2, 1) if arguments.short else (3, 2)
     given = {f.name: n for f in dataclasses.fields(Amounts) if (n := getattr(arguments, f.name)) is not None}
     amounts = dataclasses.replace(SHORT if arguments.short else Amounts(), **given)
