@@ -38,7 +38,7 @@ INTERVAL = 0.25
 """Seconds between two looks how far the devices are."""
 STALLED = 2.0
 """After how many seconds without a sign of progress it is looked for threads in host callbacks."""
-LOOKS = 36
+LOOKS = 20
 """How often it is looked for the ends of programs in between, at most."""
 QUICKEST, SLOWEST = 1e-3, 0.05
 """Seconds between two of these looks, when a program is about to end: at least, and at most."""
