@@ -299,6 +299,41 @@ def test_the_gradient_of_a_stack_is_scattered_layer_by_layer(used_again: bool) -
     assert (temporaries > 12) == used_again
 
 
+@pytest.mark.parametrize("between", ["a cast", "a number"])
+def test_what_is_between_a_gradient_and_its_sum_happens_layer_by_layer(between: str) -> None:
+    """Casts, as of parameters in bfloat16, and numbers: they are applied to each layer's gradient, and it is summed."""
+    data = RNG.normal(size=(8, 64)).astype(np.float32)
+    initial = RNG.normal(size=(12, 64, 64)).astype(np.float32) * 0.1
+
+    def train(strategy: replicax.Strategy) -> tuple[np.ndarray, Any]:
+        with strategy.scope():
+            stack = replicax.Variable(initial)
+            optimizer = replicax.Optimizer(optax.sgd(100.0))
+
+        def step(x: Any) -> None:
+            dtype = jnp.bfloat16 if between == "a cast" else jnp.float32
+
+            def loss() -> Any:
+                layers = stack.value.astype(dtype)
+                h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x.astype(dtype), layers)
+                return replicax.compute_average_loss(jnp.square(h.astype(jnp.float32)).mean(-1))
+
+            _, [gradient] = replicax.value_and_grad(loss, [stack])()
+            optimizer.apply_gradients([(3.0 * gradient if between == "a number" else gradient, stack)])
+
+        [batch] = strategy.distribute_dataset([data])
+        strategy.run(step, args=(batch,))
+        return stack.numpy(), strategy.extended.trace(step, args=(batch,))
+
+    mine, program = train(sharded(4))
+    theirs, _ = train(strategy_of(4))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert np.abs(mine - initial).max() > 1e-3
+    layer = 64 * 64 * 4
+    assert {c.bytes for c in program.collectives() if c.kind == "reduce-scatter"} == {layer // 4}  # float32
+    assert program.compiled().memory_analysis().temp_size_in_bytes < 12 * layer
+
+
 def test_values_that_differ_between_replicas_are_never_in_pieces() -> None:
     strategy = sharded(2)
     with strategy.scope():

@@ -54,6 +54,27 @@ class _Later:
     operands: Sequence[Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sum:
+    """How a loop sums its slices of a value over the replicas, each as soon as it has it.
+
+    Attributes:
+      split: which pieces of the stack of all slices are needed.
+      before: the operations, each of one value and element by element, that are between the loop and the sum: they
+        are applied to each slice instead. So a gradient that is cast to a wider dtype is summed in that one.
+    """
+
+    split: Split
+    before: tuple[Any, ...] = ()
+
+    def slice(self, array: Any) -> Any:
+        """One slice, as it is to be summed."""
+        for equation in self.before:
+            operands = [v.val if isinstance(v, _jax.Literal) else array for v in equation.invars]
+            [array] = _jax.bind(equation, operands)
+        return array
+
+
 class Partition:
     """The pass over one program.
 
@@ -126,6 +147,8 @@ class Partition:
             return self.run(called, operands, [hints.get(v) for v in equation.outvars])
         if not in_pieces:
             return _jax.bind(equation, operands)
+        if name in ELEMENTWISE and (summed := [v for v in operands if isinstance(v, Piece) and v.summed]):
+            return summed  # the loop has done it
         if name in ELEMENTWISE and self.all_mirrored(equation):
             return [self.elementwise(equation, operands, hints)]
         if name in MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
@@ -209,7 +232,7 @@ class Partition:
                 results[i] = total
         return results
 
-    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, Split]) -> list[Any]:
+    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, _Sum]) -> list[Any]:
         """A loop over slices of a split variable, such as a stack of layers.
 
         Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
@@ -222,9 +245,7 @@ class Partition:
         summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
         if not any(splits) and not any(summed):
             return self.on_whole(equation, operands)
-        inner, parts = (
-            [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in outer] for outer in (splits, summed)
-        )
+        inner = [None if s is None else _of_slice(s) for s in splits]
         consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -232,8 +253,10 @@ class Partition:
             slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
             results = passed.run(loop.body, [*consts, *carry, *slices], [])
             results = [passed.whole(v) for v in results]
-            rows = zip(results[n_carry:], parts, strict=True)
-            return results[:n_carry], [x if s is None else summed_pieces([x], [s])[0] for x, s in rows]
+            rows = results[n_carry:]
+            sums = [(s.slice(x), _of_slice(s.split)) for x, s in zip(rows, summed, strict=True) if s is not None]
+            pieces = iter(summed_pieces([x for x, _ in sums], [s for _, s in sums]))
+            return results[:n_carry], [x if s is None else next(pieces) for x, s in zip(rows, summed, strict=True)]
 
         carry, stacked = lax.scan(
             body,
@@ -243,7 +266,8 @@ class Partition:
             reverse=loop.reverse,
             unroll=loop.unroll,
         )
-        return [*carry, *(x if s is None else Piece(x, s, summed=True) for x, s in zip(stacked, summed, strict=True))]
+        rows = zip(stacked, summed, strict=True)
+        return [*carry, *(x if s is None else Piece(x, s.split, summed=True) for x, s in rows)]
 
 
 def _is_small_or_in_pieces(value: Any) -> bool:
@@ -286,22 +310,41 @@ def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split
     return hints
 
 
-def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
-    """What a loop may sum and scatter slice by slice, as nothing else happens to it before it is summed."""
+def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, _Sum]:
+    """What a loop may sum and scatter slice by slice, as no other value is needed before it is summed."""
     uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
     uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
-    sunk: dict[Any, Split] = {}
+    sunk: dict[Any, _Sum] = {}
     for equation in reversed(jaxpr.eqns):
+        found: list[_Sum | None]
         if equation.primitive is all_reduce_p and _may_scatter(equation):
-            goals: Mapping[Any, Split] = hints
+            found = [_Sum(hints[v]) if v in hints else None for v in equation.outvars]
         elif equation.primitive is mark_p:
-            goals = sunk
+            found = [sunk.get(v) for v in equation.outvars]
+        elif _is_of_one_value(equation) and (later := sunk.get(equation.outvars[0])) is not None:
+            found = [dataclasses.replace(later, before=(equation, *later.before))] * len(equation.invars)
         else:
             continue
-        for v, result in zip(equation.invars, equation.outvars, strict=True):
-            if result in goals and not isinstance(v, _jax.Literal) and uses[v] == 1 and goals[result].dim > 0:
-                sunk[v] = goals[result]
+        for v, total in zip(equation.invars, found, strict=True):
+            if total is not None and not isinstance(v, _jax.Literal) and uses[v] == 1 and total.split.dim > 0:
+                sunk[v] = total
     return sunk
+
+
+def _is_of_one_value(equation: Any) -> bool:
+    """Whether an operation computes each element from the one in its place of a single value, and from numbers."""
+    values = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+    return (
+        equation.primitive.name in ELEMENTWISE
+        and len(values) == 1
+        and _shape(values[0]) == _shape(equation.outvars[0])
+        and all(v is values[0] or not _shape(v) for v in equation.invars)
+    )
+
+
+def _of_slice(split: Split) -> Split:
+    """The split of each slice of a stack that is split so."""
+    return dataclasses.replace(split, dim=split.dim - 1)
 
 
 def _changes_rows(equation: Any, target: Any) -> bool:
