@@ -1,67 +1,236 @@
-"""A language model of 1.3 billion parameters, to plan with: will it fit, and how fast could it be?
+"""A language model like Llama 2: a tiny one learns from real text here, and one of 70 billion parameters is planned.
 
-    replicax plan examples/language_model.py --topology v5p:8x8x8
+    python examples/language_model.py --devices 4
+    replicax plan examples/language_model.py --topology v5p:4x8x8 --strategy sharded --with size=70b
 
-Nothing here knows of TPUs. The strategy says where the step is to run, whether or not that is there, and `plan`
-returns the step and the shapes of what one replica gets of each batch.
+The model has what Llama 2 has: RMS norms, rotary embeddings, attention in which several heads of queries share one of
+keys and values, and SwiGLU. The first line trains it on bytes of the Python standard library's source code (or of what
+you name, ``--text "notes/*.txt"``) on four emulated devices. The second compiles the same step for 256 TPU chips, which
+need not be there.
+
+Parameters are float32, and products are computed in bfloat16. A layer is computed again in the backward pass, so of
+its values only what goes in is kept. The step is written for ONE replica, and is the same for every placement: with
+all parameters on each device (``mirrored``), with a piece of each (``sharded``), and with each replica spread over
+several devices (``replicax plan ... --logical 1x2x2x1``).
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import glob
+import math
+import os
+import pathlib
+import random
+import sysconfig
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import replicax
 
-LAYERS, WIDTH, HEADS, WORDS = 24, 2048, 16, 32_000
-LENGTH, BATCH = 2048, 4  # of one REPLICA: 4 texts of 2,048 words, and the word after
+TEXT = os.path.join(sysconfig.get_paths()["stdlib"], "*.py")
+QUERIES = 512  # of which attention is computed at once
+EVERY = 20  # after so many steps a row is logged, and after ten times as many the run is saved
 
 
-def build():
-    """The variables and the step. Call it in ``strategy.scope()``."""
-    normal = jax.nn.initializers.normal(0.02)
-    shapes = {
-        "embedding": (WORDS, WIDTH),
-        "qkv": (LAYERS, WIDTH, 3 * WIDTH),  # those of all layers in one, as the step goes through them in a scan
-        "out": (LAYERS, WIDTH, WIDTH),
-        "up": (LAYERS, WIDTH, 4 * WIDTH),
-        "down": (LAYERS, 4 * WIDTH, WIDTH),
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a model is. Words are whatever the text is cut into: here bytes, in Llama 2 parts of words."""
+
+    layers: int
+    width: int
+    heads: int
+    groups: int  # heads of keys, and of values; heads // groups heads of queries share each
+    hidden: int
+    words: int
+    length: int  # of a text, in words
+
+
+SIZES = {
+    "tiny": Size(layers=2, width=128, heads=4, groups=2, hidden=352, words=256, length=128),
+    "7b": Size(layers=32, width=4096, heads=32, groups=32, hidden=11_008, words=32_000, length=4096),
+    "13b": Size(layers=40, width=5120, heads=40, groups=40, hidden=13_824, words=32_000, length=4096),
+    "70b": Size(layers=80, width=8192, heads=64, groups=8, hidden=28_672, words=32_000, length=4096),
+}
+
+
+def shapes(size):
+    """Of each parameter. Those of all layers are one array, as the model goes through them in a scan."""
+    head = size.width // size.heads
+    layer = {
+        "attention_norm": (size.width,),
+        "query": (size.width, size.heads, head),
+        "key": (size.width, size.groups, head),
+        "value": (size.width, size.groups, head),
+        "out": (size.heads, head, size.width),
+        "mlp_norm": (size.width,),
+        "gate": (size.width, size.hidden),
+        "up": (size.width, size.hidden),
+        "down": (size.hidden, size.width),
     }
-    # Given a function, a variable is initialised right where it will live. In a plan it has a shape and no value.
-    variables = [
-        replicax.Variable(lambda key=key, shape=shape: normal(jax.random.key(key), shape), name=name)
-        for key, (name, shape) in enumerate(shapes.items())
-    ]
-    optimizer = replicax.Optimizer(optax.adamw(1e-4))
-
-    def norm(x):
-        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-
-    @jax.checkpoint  # what a layer computes is computed again in the backward pass, and not kept
-    def block(x, layer):
-        qkv, out, up, down = layer
-        q, k, v = jnp.split((norm(x) @ qkv).reshape(*x.shape[:2], 3 * HEADS, -1), 3, axis=2)
-        x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ out
-        return x + jax.nn.gelu(norm(x) @ up) @ down, None
-
-    def train_step(words):  # one replica's
-        def loss():
-            embedding, *layers = (v.value.astype(jnp.bfloat16) for v in variables)
-            x, _ = jax.lax.scan(block, embedding[words[:, :-1]], layers)
-            logits = (norm(x) @ embedding.T).astype(jnp.float32)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, words[:, 1:])
-            return replicax.compute_average_loss(losses.mean(axis=-1))
-
-        share, gradients = replicax.value_and_grad(loss, variables)()
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return share
-
-    return train_step
+    layers = {name: (size.layers, *shape) for name, shape in layer.items()}
+    return {"embedding": (size.words, size.width), **layers, "norm": (size.width,), "head": (size.width, size.words)}
 
 
-def plan(strategy):
-    """The step, and one replica's shapes of what it takes."""
+# Which dim of a parameter is split, if a replica has several devices: heads, hidden units, and the embedding's width.
+SPLIT = {"embedding": 1, "query": 2, "key": 2, "value": 2, "out": 1, "gate": 2, "up": 2, "down": 1, "head": 1}
+
+
+# --- the model: functions of arrays -------------------------------------------------------------------------
+
+
+def rms_norm(x, scale):
+    """Each vector at a length of √width, times ``scale``; in float32, as squares of small numbers get lost."""
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale
+
+
+def rotary(x):
+    """Turn the pairs of numbers of each head by angles that grow with the place in the text, each pair at its speed.
+
+    The product of a query and a key then depends on how far they are apart, and not on where they are. ``x`` is
+    ``[texts, length, heads, head]``; number i and number i + head / 2 are a pair.
+    """
+    half = x.shape[-1] // 2
+    speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * speeds
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(x.dtype)
+
+
+def attention(query, key, value):
+    """What each place takes from itself and from those before it.
+
+    ``query`` is ``[texts, length, heads, head]``; the heads of ``key`` and ``value`` may be fewer, and are shared. It
+    is computed for some queries at a time, and again in the backward pass: the scores of all would be the largest
+    array of the step by far.
+    """
+    texts, length, *heads = query.shape
+    size = max(n for n in range(1, min(QUERIES, length) + 1) if length % n == 0)
+
+    @jax.checkpoint
+    def some(first, queries):
+        is_seen = first + jnp.arange(size)[:, None] >= jnp.arange(length)
+        return first + size, jax.nn.dot_product_attention(queries, key, value, mask=is_seen[None, None])
+
+    _, taken = jax.lax.scan(some, 0, query.reshape(texts, -1, size, *heads).swapaxes(0, 1))
+    return taken.swapaxes(0, 1).reshape(query.shape)
+
+
+def swiglu(x, gate, up, down):
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+
+@jax.checkpoint
+def layer(x, weights):
+    y = rms_norm(x, weights["attention_norm"])
+    query, key, value = (jnp.einsum("btd,dhe->bthe", y, weights[name]) for name in ("query", "key", "value"))
+    x = x + jnp.einsum("bthe,hed->btd", attention(rotary(query), rotary(key), value), weights["out"])
+    return x + swiglu(rms_norm(x, weights["mlp_norm"]), weights["gate"], weights["up"], weights["down"]), None
+
+
+def model(weights, words):
+    """Logits (float32) of the word behind each of ``words``, ``[texts, length]``."""
+    x = weights["embedding"][words]
+    x, _ = jax.lax.scan(layer, x, {k: w for k, w in weights.items() if k not in ("embedding", "norm", "head")})
+    return (rms_norm(x, weights["norm"]) @ weights["head"]).astype(jnp.float32)
+
+
+# --- training: variables, which have a place, and a step ----------------------------------------------------
+
+
+def build(size, parts=1, dtype=jnp.bfloat16, learning_rate=3e-4):
+    """What is saved, what is logged, and the step. Call it in ``strategy.scope()``, which places what is made here.
+
+    ``parts`` is the number of devices of a replica.
+    """
+
+    def variable(key, name, shape):
+        def initial():
+            return jnp.ones(shape) if name.endswith("norm") else 0.02 * jax.random.normal(key, shape)
+
+        is_split = parts > 1 and name in SPLIT
+        parts_of = [parts if dim == SPLIT[name] else 1 for dim in range(len(shape))] if is_split else None
+        # Given a function, a variable is initialised right where it will live. In a plan it has a shape and no value.
+        return replicax.Variable(initial, name=name, partition_dimensions=parts_of)
+
+    wanted = shapes(size)
+    keys = jax.random.split(jax.random.key(0), len(wanted))
+    variables = {name: variable(key, name, wanted[name]) for key, name in zip(keys, wanted, strict=True)}
+    rule = optax.adamw(learning_rate, b2=0.95, weight_decay=0.1)
+    optimizer = replicax.Optimizer(optax.chain(optax.clip_by_global_norm(1.0), rule))
+    bits = replicax.Mean("bits per word")
+
+    def train_step(text):  # this replica's, [texts, length + 1]
+        def loss_fn():
+            logits = model({name: v.value.astype(dtype) for name, v in variables.items()}, text[:, :-1])
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean(axis=-1)
+            bits.update(losses / math.log(2))
+            return replicax.compute_average_loss(losses)  # the share of the mean over the GLOBAL batch
+
+        loss, gradients = replicax.value_and_grad(loss_fn, variables)()
+        optimizer.apply_gradients(gradients, variables)
+        return loss
+
+    return replicax.Checkpoint(model=variables, optimizer=optimizer), bits, train_step
+
+
+def texts_in(pattern, files, length):
+    """The bytes of some files, ``[texts, length + 1]``; always the same files on the same machine."""
+    names = sorted(glob.glob(pattern))
+    chosen = random.Random(0).sample(names, min(files, len(names)))
+    data = b"\n".join(pathlib.Path(name).read_bytes() for name in chosen)
+    return np.frombuffer(data[: len(data) // (length + 1) * (length + 1)], np.uint8).reshape(-1, length + 1)
+
+
+def train(strategy, size, texts, folder, steps, batch=32, **options):
+    """So many steps, with what an earlier run in the same folder has made of them. ``batch`` is the GLOBAL one."""
     with strategy.scope():
-        train_step = build()
-    return train_step, jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32)
+        checkpoint, bits, train_step = build(size, **options)
+    dataset = strategy.make_numpy_dataset(texts.astype(np.int32)).seed(0).shuffle().repeat().batch(batch)
+    with replicax.CheckpointManager(checkpoint, os.path.join(folder, "saved"), every_steps=10 * EVERY) as manager:
+        return replicax.train(
+            train_step,
+            strategy.distribute_dataset(dataset),
+            steps,
+            metrics=[bits],
+            log_every=EVERY,
+            logs=folder,
+            checkpoints=manager,
+        )
+
+
+def plan(strategy, size="7b", batch=4, length=None):
+    """The step, and what one REPLICA of it takes: so many texts of so many words (by default, the size's)."""
+    with strategy.scope():
+        *_, train_step = build(SIZES[size], parts=strategy.extended.num_logical_devices)
+    return train_step, jax.ShapeDtypeStruct((batch, (length or SIZES[size].length) + 1), jnp.int32)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--strategy", choices=("mirrored", "sharded"), default="sharded")
+    parser.add_argument("--devices", type=int, help="so many emulated CPU devices; without it, those that are there")
+    parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
+    parser.add_argument("--files", type=int, default=60, help="how many of them")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=32, help="texts of a step, of all replicas together")
+    parser.add_argument("--folder", default="runs/language_model", help="for the log and the checkpoints")
+    args = parser.parse_args()
+    if args.devices:
+        replicax.use_cpu_devices(args.devices)
+    texts = texts_in(args.text, args.files, SIZES[args.size].length)
+    if not len(texts):
+        parser.error(f"--text {args.text}: there are no such files, or they are too short")
+    strategy = replicax.ShardedStrategy() if args.strategy == "sharded" else replicax.MirroredStrategy()
+    train(strategy, SIZES[args.size], texts, args.folder, args.steps, args.batch, learning_rate=3e-3)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,6 +43,10 @@ def leaves(strategy):
     raise SystemExit(0)
 def refused(strategy):
     return (lambda x: jnp.linalg.eig(x)[0]), jax.ShapeDtypeStruct((8, 8), "float32")
+def sized(strategy, size, *, kind="small"):
+    global SIZE
+    SIZE = {"small": 2, "large": 3}[kind] * size
+    return plan(strategy)
 NUMBER = 3
 """
 
@@ -119,6 +123,13 @@ def in_place(monkeypatch, tmp_path):
     sys.modules.pop("model", None)
 
 
+@pytest.mark.parametrize(("given", "width"), [(["size=32"], 64), (["size=32", "kind=large"], 96)])
+def test_arguments_of_the_function(model, capsys, in_place, given: list[str], width: int) -> None:
+    options = [text for one in given for text in ("--with", one)]
+    assert main(["plan", f"{model}:sized", "--topology", "v5e:2x2", *options]) == 0
+    assert f"float32[{width},{width}]" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -163,6 +174,10 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
             "can't go together",
         ),
         (["{model}", "--replicas", "128"], "comes too late"),  # the devices of this process are made already
+        (["{model}:sized", "--with", "size"], "--with: must be NAME=VALUE, such as size=70b, got 'size'"),
+        (["{model}:sized", "--with", "size=1", "--with", "size=2"], "--with gives an argument twice: size"),
+        (["{model}:sized", "--with", "kind=x"], "sized does not take these arguments: missing a required argument"),
+        (["{model}", "--with", "size=1"], "does not take these arguments: got an unexpected keyword argument 'size'"),
         (["{model}", "--html", "nowhere/plan.html"], "there is no folder nowhere"),
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -30,6 +33,9 @@ the step takes, with a jax.ShapeDtypeStruct of one replica's shape for each arra
         with strategy.scope():
             w = replicax.Variable(lambda: jnp.zeros((784, 10)), name="w")
         return (lambda x: x @ w), jax.ShapeDtypeStruct((32, 784), "float32")
+
+If it has further arguments, as in def plan(strategy, size="7b", batch=4), --with gives them: --with size=70b --with
+batch=2. What Python reads as a number, True, False, None, a list or a string is that; anything else is text.
 
 Exit status: 0 if the step fits, or if it is not known how much memory there is; 1 if it does not fit, or can't be
 traced or compiled; 2 if the input was wrong, and nothing was compiled; 3 if a file could not be written after all.
@@ -74,6 +80,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--replicas", type=positive_int, metavar="N", help="emulated CPU devices, without --topology (default: 8)"
     )
+    parser.add_argument(
+        "--with",
+        dest="keywords",
+        type=_keyword,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the function, such as size=70b; as often as you like",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with pictures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.set_defaults(run=run)
@@ -82,7 +97,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if the step does not fit or can't be compiled, or 3 if a file can't be written."""
     _check(args)
-    function = _load(args.target)
+    function = _with_keywords(_load(args.target), args)
     strategy = _make_strategy(args)
     chip = _chip(args)
 
@@ -124,6 +139,30 @@ def _shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2,3}", text):
         raise argparse.ArgumentTypeError(f"must be cores along x, y, z and on a chip, such as 1x2x2x1, got {text!r}")
     return tuple(int(size) for size in text.split("x"))
+
+
+def _keyword(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, such as size=70b, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _with_keywords(function: Callable[..., Any], args: argparse.Namespace) -> Callable[[Any], Any]:
+    """The function with the arguments that ``--with`` gives it."""
+    names = [name for name, _ in args.keywords]
+    keywords = dict(args.keywords)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise _error(f"--with gives an argument twice: {', '.join(twice)}")
+    if keywords:
+        try:
+            inspect.signature(function).bind(None, **keywords)
+        except TypeError as error:
+            raise _error(f"--with: {args.target} does not take these arguments: {error}") from error
+    return functools.partial(function, **keywords)
 
 
 def _positive_float(text: str) -> float:
