@@ -30,13 +30,13 @@ class Chunk:
     mask: list[int] | None
 
 
-def input_workers(workers: int, replicas: int | tuple[int, ...]) -> list[InputWorkers]:
-    """Of ``workers``, each with ``replicas`` replicas, or with so many."""
+def input_workers(workers: int, replicas: int | tuple[int, ...], timeout: float = 20.0) -> list[InputWorkers]:
+    """Of ``workers``, each with ``replicas`` replicas, or with so many; ``timeout`` in seconds."""
     everyone: Any = SimulatedWorkers.of(workers) if workers > 1 else [Alone()]
     counts = (replicas,) * workers if isinstance(replicas, int) else replicas
     ranges = tuple(range(sum(counts[:w]), sum(counts[: w + 1])) for w in range(workers))
     name = f"test {next(_numbers)}"
-    return [InputWorkers(Lockstep(worker, name, timeout=20.0), ranges, lambda: _taken, name) for worker in everyone]
+    return [InputWorkers(Lockstep(worker, name, timeout=timeout), ranges, lambda: _taken, name) for worker in everyone]
 
 
 def _taken(element: Any) -> Any:
@@ -63,10 +63,11 @@ class Run:
       workers, replicas: how many there are, and how many replicas each has.
       options: the input options.
       from_function: whether ``make`` goes to ``distribute_datasets_from_function``.
+      timeout: how many seconds workers wait for each other.
     """
 
-    def __init__(self, make, workers=1, replicas=1, options=None, from_function=False) -> None:
-        self.everyone = input_workers(workers, replicas)
+    def __init__(self, make, workers=1, replicas=1, options=None, from_function=False, timeout=20.0) -> None:
+        self.everyone = input_workers(workers, replicas, timeout)
         options = options or InputOptions()
 
         def dataset(mine):

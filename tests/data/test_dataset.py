@@ -198,6 +198,21 @@ def test_a_buffer_that_is_filled_again(rows, replicas) -> None:
         np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((rows, 1000), i))
 
 
+def test_a_buffer_that_is_filled_again_for_each_replica(pair) -> None:
+    def refilled():
+        buffer = np.zeros(2, np.float32)
+        for i in range(5):
+            buffer[:] = i
+            yield buffer
+
+    elements = pair.distribute_datasets_from_function(lambda context: refilled)
+    assert [[np.asarray(x).tolist() for x in element.values] for element in elements] == [
+        [[0, 0], [1, 1]],
+        [[2, 2], [3, 3]],
+        [[4, 4], []],
+    ]
+
+
 @pytest.mark.parametrize("mode", ["exact", "pad"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_batch_of_one_example_is_a_copy(replicas, mode) -> None:

@@ -17,14 +17,7 @@ import pytest
 
 from replicax import InputOptions
 from tests import processes
-from tests.sources import Slow
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from tests.sources import Slow, wait_until
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -265,7 +258,7 @@ def test_a_program_may_end_with_iterators_open() -> None:
     program = """
 import numpy as np
 import replicax
-from tests.sources import Slow
+from tests.sources import Slow, wait_until
 
 replicax.use_cpu_devices(2)
 batches = replicax.MirroredStrategy().distribute_dataset([np.zeros(4)] * 100)

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 import replicax
+from replicax.data.elements.agreed_elements import MOST_AHEAD
 from tests import processes
 from tests.data import workers_input
 from tests.data.workers_input import local_ids, sources
@@ -69,6 +70,19 @@ def test_each_worker_made_its_own_dataset(results) -> None:
     assert told == [[replicax.InputContext(2, i, 4)] for i in range(2)]
     ids = [sorted(result["from_function"][1]) for result in results]
     assert ids == [list(range(0, SIZE, 2)), list(range(1, SIZE, 2))]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_streams_of_their_own_are_agreed_on_with_few_exchanges(workers, prefetch) -> None:
+    count = 70
+    told = processes.run(workers_input.agreed, prefetch, count, workers=workers, devices=1)
+    for index, (sizes, exchanges, error) in enumerate(told):
+        assert sizes == [4] * (count - index) + [0] * index
+        # A few while the streams are not read ahead yet; then one is about all that is ready, or all but one.
+        assert exchanges <= 3 + -(-count // (MOST_AHEAD - 1)) if prefetch else exchanges == count + 1
+        other = f"RuntimeError: worker {workers - 1} could not read element 2: "
+        assert error == ("" if index == workers - 1 else other) + "OSError: disk on fire"
 
 
 @pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
+from unittest import mock
 
 import grain
 import jax
@@ -12,6 +13,9 @@ import numpy as np
 
 import replicax
 from replicax import InputOptions
+from replicax.data.elements.agreed_elements import MOST_AHEAD
+from replicax.workers.exchange import DistributedWorkers
+from tests.sources import Stream, wait_until
 
 
 def number(record):
@@ -123,6 +127,44 @@ def padded_on_both_executors():
         whole = np.asarray(strategy.gather(values, axis=0)).tolist()
         results.append((float(strategy.reduce("sum", share)), whole, own))
     return results
+
+
+def agreed(prefetch, count):
+    """Of streams of so many elements and fewer: sizes of what this worker got, and how many exchanges there were.
+
+    And what it is told of a stream whose third element can't be read.
+    """
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    index, workers = strategy.extended.workers.index, strategy.num_replicas_in_sync
+    options = InputOptions(prefetch=prefetch)
+    exchange, topics = DistributedWorkers.exchange, []
+
+    def counted(self, topic, *others):
+        topics.append(topic)
+        return exchange(self, topic, *others)
+
+    def dataset(stream):
+        return strategy.distribute_datasets_from_function(lambda context: stream, options)
+
+    batch = np.zeros(4, np.float32)
+    stream = Stream([batch] * (count - index))
+    sizes = []
+
+    def is_read_ahead() -> bool:
+        return stream.made == min(count - index, len(sizes) + prefetch + MOST_AHEAD)
+
+    with mock.patch.object(DistributedWorkers, "exchange", counted):
+        for element in dataset(stream):
+            sizes += [len(np.asarray(value)) for value in strategy.local_results(element)]
+            if prefetch:
+                wait_until(is_read_ahead)
+    exchanges = sum(", element/" in topic for topic in topics)
+    third = OSError("disk on fire") if index == workers - 1 else batch
+    try:
+        for _ in dataset(Stream([batch, batch, third])):
+            pass
+    except Exception as error:
+        return sizes, exchanges, f"{type(error).__name__}: {error}"
 
 
 def everything(files, size, batch):

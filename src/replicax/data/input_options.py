@@ -51,7 +51,8 @@ class InputOptions(Renamed):
     Args:
       auto_shard_policy: what each of several workers reads; see :class:`AutoShardPolicy`.
       partial_batch: what to do with a last batch that is not full; see :class:`PartialBatch`.
-      prefetch: how many elements wait on the devices, at least 0; with 0 nothing happens in the background.
+      prefetch: how many elements wait on the devices, at least 0; with 0 nothing happens in the background. Where
+        several workers agree on each element, up to 32 more (of 16 MiB together) wait on each worker's host.
 
     Raises:
       ValueError: an unknown policy or mode; a prefetch depth that is not a natural number.

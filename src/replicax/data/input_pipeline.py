@@ -17,7 +17,8 @@ from replicax.data.dataset_agreement import check_same_dataset
 from replicax.data.elements.agreed_elements import ElementsOfOneStream, ElementsOfOwnStreams
 from replicax.data.elements.announcements import Announcement, check_read
 from replicax.data.elements.batch_rows import BatchRows, Checker, own_rows
-from replicax.data.elements.elements import WHY_EMPTY, Division, Elements
+from replicax.data.elements.elements import WHY_EMPTY, Elements
+from replicax.data.elements.portions import Division, PortionsOfOneStream, PortionsOfOwnStream
 from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.input_workers import InputContext, InputWorkers
 from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
@@ -198,11 +199,14 @@ class InputPipeline:
         batches = self.reading.opened(streams[0 if shared else workers.index], own)
         # Where all go through one stream, and its length was compared beforehand, there is nothing to agree on.
         agrees = (self.whole or workers.count > 1) and not (shared and self.reading.length is not None)
-        arguments = batches, self._division(batch, agrees), workers.placer(), position
+        division, place = self._division(batch, agrees), workers.placer()
         if not agrees:
-            return Elements(*arguments)
+            return Elements(PortionsOfOneStream(batches, division), division, place, position)
         exchange = workers.series(f"pass {next(self._numbers)}, element")
-        return (ElementsOfOneStream if shared else ElementsOfOwnStreams)(exchange, *arguments)
+        ahead = self.options.prefetch > 0 and workers.count > 1
+        portions = (PortionsOfOneStream if shared else PortionsOfOwnStream)(batches, division, ahead)
+        kind = ElementsOfOneStream if shared else ElementsOfOwnStreams
+        return kind(exchange, ahead, portions, division, place, position)
 
     def _division(self, batch: int | None, agrees: bool) -> Division:
         partial = PartialBatch.DROP if self._drops else self.options.partial_batch

@@ -101,10 +101,11 @@ def estimate_of(
       slices: how many, if fewer than there are.
     """
     between = [use for use in uses if SLICE_AXIS in use.axes]
+    inside = [use for use in uses if SLICE_AXIS not in use.axes]
     return Estimate(
         compute=cost.matrix_flops / device.flops,
         memory=cost.bytes / device.bandwidth,
-        communication=sum(use.count * network.seconds(use, grid) for use in uses if use not in between),
+        communication=sum(use.count * network.seconds(use, grid) for use in inside),
         between_slices=sum(use.count * network.seconds_between(use, slices or network.slices) for use in between),
     )
 
@@ -113,8 +114,9 @@ def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network:
     """Estimates from one replica to a slice and then to all; none if a slice's replicas fill no box of chips."""
     if network.grid is None:
         return ()
-    between = [use for use in uses if REPLICA_AXIS in use.axes or SLICE_AXIS in use.axes]
-    inside = [use for use in uses if use not in between]
+    outer = {REPLICA_AXIS, SLICE_AXIS}
+    between = [use for use in uses if not outer.isdisjoint(use.axes)]
+    inside = [use for use in uses if outer.isdisjoint(use.axes)]
     alone = estimate_of(cost, inside, device, network)
     counted = [(1, (1,) * len(network.grid), 1, alone)]
     one_slice = [(grid, 1) for grid in _grids(network.grid)]

@@ -36,6 +36,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
+from replicax.tpu.topology import slice_of
 
 HOP = 1e-6
 """Seconds."""
@@ -104,7 +105,7 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
 
 def slices_of(devices: np.ndarray) -> int:
     """How many slices the devices are of."""
-    return len({getattr(d, "slice_index", None) for d in devices.flat})
+    return len({slice_of(d) for d in devices.flat})
 
 
 class Network:

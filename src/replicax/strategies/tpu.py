@@ -82,8 +82,7 @@ class TPUStrategy(Strategy):
     @property
     def _hosts(self) -> list[int]:
         in_slice = np.unique(self.device_assignment.tasks())
-        firsts = range(0, len(self.cluster_resolver.devices), self.device_assignment.topology.num_tasks)
-        return [int(first + task) for first in firsts for task in in_slice]
+        return [int(first + task) for first in self.cluster_resolver.first_tasks for task in in_slice]
 
     def get_host_cpu_device(self, host_id: int) -> jax.Device:
         """The CPU of a host, for values that need no TPU.

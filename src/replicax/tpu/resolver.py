@@ -19,7 +19,7 @@ from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.devices.selection import use_cpu_devices
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice
-from replicax.tpu.topology import Topology
+from replicax.tpu.topology import Topology, slice_of
 
 _JOB = "worker"
 """The job of the processes that drive TPUs."""
@@ -176,8 +176,17 @@ class TPUClusterResolver(ClusterResolver):
             )
         cores = assignment.core_assignment
         in_slice, ordinals = self.topology.task_ordinals(cores), self.topology.tpu_device_ordinals(cores)
-        firsts = range(0, len(self.devices), self.topology.num_tasks)
-        return np.concatenate([self.devices[first + in_slice, ordinals] for first in firsts])
+        return np.concatenate([self.devices[first + in_slice, ordinals] for first in self.first_tasks])
+
+    @property
+    def first_tasks(self) -> range:
+        """For each slice the number of its first task.
+
+        >>> import replicax
+        >>> replicax.TPUClusterResolver(emulate=replicax.Topology.from_name("v5e:1x1"), slices=2).first_tasks
+        range(0, 2)
+        """
+        return range(0, len(self.devices), self.topology.num_tasks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TPUClusterResolver:
         return self  # it never changes, and devices have no copies
@@ -217,7 +226,7 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
     """
     slices: dict[int, list[jax.Device]] = {}
     for d in devices:
-        slices.setdefault(getattr(d, "slice_index", None) or 0, []).append(d)
+        slices.setdefault(slice_of(d), []).append(d)
     (first, (topology, array)), *others = [(i, _one_slice(slices[i], name)) for i in sorted(slices)]
     for index, (other, _) in others:
         if other != topology:

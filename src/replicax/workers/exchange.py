@@ -203,11 +203,23 @@ class Series:
         self._numbers = itertools.count()
 
     def exchange(
-        self, data: bytes, timeout: float | None = None, called_off: Callable[[], bool] = never
+        self,
+        data: bytes,
+        timeout: float | None = None,
+        called_off: Callable[[], bool] = never,
+        number: int | None = None,
     ) -> list[bytes]:
-        """The next one; see :meth:`Workers.exchange`."""
+        """The next one; see :meth:`Workers.exchange`.
+
+        Args:
+          data: what this worker brings.
+          timeout: how many seconds to wait for the others, if not as long as usual.
+          called_off: asked now and then while waiting; if it says so, the wait ends.
+          number: of what it is about, larger than the last; ``None``: they are counted.
+        """
         timeout = self._timeout if timeout is None else timeout
-        return self.workers.exchange(f"{self._name}/{next(self._numbers)}", data, timeout, called_off)
+        number = next(self._numbers) if number is None else number
+        return self.workers.exchange(f"{self._name}/{number}", data, timeout, called_off)
 
 
 def absent(topic: str, timeout: float, missing: Sequence[int], count: int) -> str:

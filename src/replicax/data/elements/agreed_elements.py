@@ -1,12 +1,17 @@
-"""Elements on which workers agree one by one, so that all take the same number of steps.
+"""Elements on which workers agree, so that all take the same number of steps.
 
 Each tells the others what it has (an :class:`~replicax.data.elements.announcements.Announcement`), or that it could not
-read its part, as they would wait for it.
+read its part, as they would wait for it. An exchange may take as long as several small steps. So it is about all that a
+worker has ready when it comes to it: while one exchange is under way, each worker reads on, and tells of that in the
+next. Nobody waits for a second element in order to tell of a first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
+import collections
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from replicax.data.elements.announcements import (
@@ -17,73 +22,125 @@ from replicax.data.elements.announcements import (
     in_words,
     structure_of_others,
 )
-from replicax.data.elements.batch_rows import BatchRows, Leaf, no_rows, shares
-from replicax.data.elements.elements import NO_BATCH, Element, Elements
+from replicax.data.elements.batch_rows import Leaf, no_rows
+from replicax.data.elements.elements import Element, Elements
+from replicax.data.elements.portions import END, Portion, Portions
+from replicax.data.elements.prefetch import Prefetcher
 from replicax.data.input_options import PartialBatch
 from replicax.workers.codec import dumps, loads
-from replicax.workers.exchange import Series
+from replicax.workers.exchange import CalledOff, Series
+
+MOST_AHEAD = 32
+"""How many portions may wait on the host: with so many to an exchange, its time hardly matters."""
+_MOST_BYTES = 16 * 1024 * 1024
+"""And how large they may be together. Steps on larger ones take longer than an exchange."""
 
 
-class AgreedElements(Elements):
+class AgreedElements(Elements, abc.ABC):
     """Elements on which workers agree.
 
     Args:
       exchange: how workers tell each other.
+      ahead: whether to read on while workers exchange; if not, there is an exchange for each element.
+      portions: what this worker reads.
       others: as :class:`Elements` takes them.
     """
 
-    def __init__(self, exchange: Series, *others: Any) -> None:
-        super().__init__(*others)
+    _portions: Prefetcher
+
+    def __init__(self, exchange: Series, ahead: bool, portions: Portions, *others: Any) -> None:
+        super().__init__(Prefetcher(portions, MOST_AHEAD if ahead else 0, _MOST_BYTES), *others)
         self._exchange = exchange
+        self._settled = 0
+        # Of each worker what it has told, and what is not settled yet. The last that it can tell stays there.
+        self._told: list[collections.deque[Announcement]] = [collections.deque() for _ in range(exchange.workers.count)]
 
-    def _or_told(self, take: Callable[[], Any]) -> Any:
-        """What ``take`` gives; if it fails the others are told."""
-        try:
-            return take()
-        except Exception as error:
-            self._tell(Announcement.of_error(error))
-            raise
-
-    def _told(self, announcement: Announcement) -> list[Announcement]:
-        """What all workers have, if all could read their part."""
-        everyone = self._tell(announcement)
+    def _agreed(self) -> list[Announcement]:
+        """What all workers have for the next element, if all could read it."""
+        while not all(self._told):  # all workers know the same, so either all come to an exchange or nobody does
+            self._tell()
+        everyone = [told[0] if told[0].is_over else told.popleft() for told in self._told]
         check_read(everyone, self._where())
+        self._settled += 1
         return everyone
 
-    def _tell(self, announcement: Announcement) -> list[Announcement]:
-        everyone = self._exchange.exchange(dumps(announcement), called_off=lambda: self.closing)
-        return [loads(data) for data in everyone]
+    def _tell(self) -> None:
+        """Tell the others what there is, also that it can't be read, and hear what they have."""
+        try:
+            news = self._news()
+        except CalledOff:
+            raise
+        except Exception as error:
+            self._exchanged([Announcement.of_error(error)])
+            raise
+        self._exchanged(news)
+
+    def _news(self) -> list[Announcement]:
+        """What there is that the others don't know: something, unless they know of an element that is not settled.
+
+        An error waits until its element is the next one: only then its number is known, as elements may be left out.
+        """
+        told = self._told[self._exchange.workers.index]
+        if told and told[-1].is_over:
+            return []
+        portions = self._portions.waiting(0 if told else 1)
+        if self.closing:
+            raise CalledOff
+        if not portions:
+            self._portion()  # raises what the dataset has raised
+        new = portions[len(told) :]
+        return [self._ending() if portion is END else self._announcement(portion) for portion in new]
+
+    def _exchanged(self, news: Sequence[Announcement]) -> None:
+        runs = [(announcement, len(list(alike))) for announcement, alike in itertools.groupby(news)]
+        everyone = self._exchange.exchange(dumps(runs), called_off=lambda: self.closing, number=self._settled)
+        for told, data in zip(self._told, everyone, strict=True):
+            told.extend(announcement for announcement, count in loads(data) for _ in range(count))
+
+    @abc.abstractmethod
+    def _announcement(self, portion: Portion) -> Announcement:
+        """What the others are told of it."""
+
+    @abc.abstractmethod
+    def _ending(self) -> Announcement:
+        """What the others are told of every element after the last portion."""
 
 
 class ElementsOfOneStream(AgreedElements):
     """The elements of batches that all workers should have alike; whether they do, and when they end, is compared."""
 
-    def _rows_of_all(self) -> tuple[BatchRows, tuple[int, ...]] | None:
-        taken = self._or_told(super()._rows_of_all)
-        rows, sizes = taken or (None, ())
-        own = Announcement(sizes, () if rows is None else (rows.kinds(),), taken is None)
-        check_same_batch(self._told(own), self._where())
-        return taken
+    def _divided(self) -> Element | None:
+        check_same_batch(self._agreed(), self._where())
+        return super()._divided()
+
+    def _announcement(self, portion: Portion) -> Announcement:
+        return Announcement(portion.sizes, (portion.parts[0].kinds(),), is_over=False)
+
+    def _ending(self) -> Announcement:
+        return Announcement()
 
 
 class ElementsOfOwnStreams(AgreedElements):
     """The elements where each worker reads batches of its own. A worker whose stream has ended has parts of size 0."""
 
-    def __init__(self, exchange: Series, *others: Any) -> None:
-        super().__init__(exchange, *others)
-        self._kinds: tuple[Leaf, ...] | None = None
-        self._is_first = True
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._last: tuple[Any, tuple[Leaf, ...]] | None = None  # structure and kinds of what was told of last
+        self._first_kinds: tuple[Leaf, ...] | None = None
+        self._empty: Portion | None = None
 
     def _divided(self) -> Element | None:
         division = self._division
-        parts, is_over = self._or_told(self._own)
-        announcements = self._agreed(parts, is_over)
+        announcements = self._agreed()
+        if self._first_kinds is None:
+            check_same_structure(announcements, self._where())
         over = [worker.is_over for worker in announcements]
         if all(over) or (any(over) and division.partial is PartialBatch.DROP):
             return None
+        if self._first_kinds is None:
+            self._first_kinds = next(kind for worker in announcements for kind in worker.kinds)
         sizes = tuple(size for worker in announcements for size in worker.sizes)
-        some = next(kind for worker in announcements for kind in worker.kinds)
-        kinds = tuple(kind for w in announcements for kind in w.kinds_of_replicas(some))
+        kinds = tuple(kind for worker in announcements for kind in worker.kinds_of_replicas(self._first_kinds))
         same_rows = len(set(kinds)) == 1
         if not same_rows and division.partial is PartialBatch.PAD:
             there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
@@ -94,42 +151,28 @@ class ElementsOfOwnStreams(AgreedElements):
             )
         if self._rows is None:
             self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
-        parts = parts or self._nothing(announcements)
+        portion = self._portion()
+        if portion is END:
+            portion = self._nothing(announcements)
         if same_rows:
-            return Element(self._checker.tree, parts, sizes, len(set(sizes)) == 1)
-        return Element(self._checker.tree, parts, sizes, False, kinds)
+            return Element(portion.tree, portion.parts, sizes, len(set(sizes)) == 1, together=portion.together)
+        return Element(portion.tree, portion.parts, sizes, False, kinds)
 
-    def _own(self) -> tuple[list[BatchRows], bool]:
-        """The parts of this worker's replicas (none, if there never were any), and whether there are no more."""
-        mine = self._division.mine
-        wanted = len(mine) if self._division.whole else 1
-        batches: list[BatchRows] = []
-        while len(batches) < wanted and (batch := next(self._batches, NO_BATCH)) is not NO_BATCH:
-            batches.append(self._checker.rows(batch, self._where()))
-        parts = batches
-        if batches and not self._division.whole:
-            parts = batches[0].cut(shares(batches[0].size, len(mine)))
-        if parts:
-            self._kinds = parts[0].kinds()
-        if self._kinds is not None:
-            parts = parts + [no_rows(self._kinds)] * (len(mine) - len(parts))
-        return parts, not batches
+    def _announcement(self, portion: Portion) -> Announcement:
+        kinds = tuple(part.kinds() for part in portion.parts)
+        announcement = Announcement(portion.sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over=False)
+        if self._last is None:
+            announcement = announcement.with_structure(portion.tree, portion.parts[0])
+        self._last = portion.tree, kinds[0]
+        return announcement
 
-    def _agreed(self, parts: list[BatchRows], is_over: bool) -> list[Announcement]:
-        """What all workers have for this element."""
-        tree = self._checker.tree
-        sizes = tuple(part.size for part in parts) or (0,) * len(self._division.mine)
-        kinds = tuple(part.kinds() for part in parts)
-        announcement = Announcement(sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over)
-        if self._is_first and tree is not None:
-            announcement = announcement.with_structure(tree, parts[0])
-        everyone = self._told(announcement)
-        if self._is_first:
-            check_same_structure(everyone, self._where())
-            self._is_first = False
-        return everyone
+    def _ending(self) -> Announcement:
+        return Announcement((0,) * len(self._division.mine), () if self._last is None else (self._last[1],))
 
-    def _nothing(self, announcements: Sequence[Announcement]) -> list[BatchRows]:
-        """Size-0 arrays for this worker's replicas, which never had anything."""
-        self._checker.tree, self._kinds = structure_of_others(announcements, self._where())
-        return [no_rows(self._kinds)] * len(self._division.mine)
+    def _nothing(self, announcements: Sequence[Announcement]) -> Portion:
+        """Arrays of size 0, like the last that this worker had; if it never had any, like the first of others."""
+        if self._empty is None:
+            tree, kinds = self._last or structure_of_others(announcements, self._where())
+            count = len(self._division.mine)
+            self._empty = Portion(tree, [no_rows(kinds)] * count, (0,) * count, None, [])
+        return self._empty

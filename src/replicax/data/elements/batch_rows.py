@@ -32,6 +32,21 @@ class BatchRows:
     size: int
     is_example: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the rows take, in bytes."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether all arrays are NumPy's."""
+        return all(isinstance(leaf, np.ndarray) for leaf in self.leaves)
+
+    def copied(self) -> BatchRows:
+        """The same rows in arrays of their own, which whoever has made them can't fill again."""
+        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in self.leaves]
+        return BatchRows(leaves, self.size, self.is_example)
+
     def part(self, start: int, size: int) -> BatchRows:
         """``size`` rows from ``start`` on."""
         if size == self.size and not start:

@@ -7,37 +7,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax._grain.nodes import OwnRows
-from replicax.data.elements.batch_rows import BatchRows, Checker, Filler, Leaf, shares
+from replicax.data.elements.batch_rows import BatchRows, Filler, Leaf
 from replicax.data.elements.chunks import Chunk, Staged
+from replicax.data.elements.portions import END, Division, Portion, Portions, UnfitBatchError
+from replicax.data.elements.prefetch import Prefetcher
 from replicax.data.input_options import PartialBatch
 from replicax.execution.many_steps.element_groups import Single
 from replicax.workers.exchange import CalledOff
-
-
-@dataclasses.dataclass(frozen=True)
-class Division:
-    """How batches are divided.
-
-    Attributes:
-      source: what the dataset is, for messages.
-      replicas: how many there are on all workers.
-      mine: which of them are this worker's.
-      partial: what to do with a batch that is not full.
-      whole: whether a batch is one replica's, rather than one for all.
-      examples: whether it is one example of a replica's, whose arrays need have no rows.
-      rows: what each replica gets of a full batch; ``None``: as much as of the first.
-      new: whether each batch is in new arrays that nobody else has.
-    """
-
-    source: str
-    replicas: int
-    mine: range
-    partial: PartialBatch
-    whole: bool = False
-    examples: bool = False
-    rows: tuple[int, ...] | None = None
-    new: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +55,6 @@ class Element:
         ]
 
 
-NO_BATCH: Any = object()
-"""Stands for the end of the batches. ``None`` can't: a dataset may give it, and that is an error."""
-
 WHY_EMPTY = (
     "(partial_batch='drop' and drop_remainder=True leave nothing of fewer examples than a batch; a filter may let "
     "nothing through.)"
@@ -92,19 +65,22 @@ class Elements:
     """The elements of one pass over batches that all workers have alike, each given to ``place``.
 
     Args:
-      batches: a Grain iterator over what this worker reads. It is closed with the elements.
+      portions: what this worker reads. They are closed with the elements.
       division: how batches are divided over the replicas.
       place: what becomes of each :class:`Element`.
       position: the number of the first element.
     """
 
     def __init__(
-        self, batches: Any, division: Division, place: Callable[[Element | Staged], Any], position: int = 0
+        self,
+        portions: Portions | Prefetcher,
+        division: Division,
+        place: Callable[[Element | Staged], Any],
+        position: int = 0,
     ) -> None:
-        self._batches = batches
+        self._portions = portions
         self._division = division
         self._place = place
-        self._checker = Checker(division.replicas, division.examples)
         self._filler = Filler()
         self._rows = division.rows
         self._position = position
@@ -112,7 +88,7 @@ class Elements:
         self._left = 0
         self._held: tuple[Element | Exception, bytes] | None = None
         self.closing = False
-        """Set by whoever ends the pass: the element that is being made is not wanted any more."""
+        """Whether the pass has been called off."""
         self.is_placing = False
         """Whether ``place`` is at work."""
         self.steps: int | None = None
@@ -188,42 +164,41 @@ class Elements:
         return Chunk(self._placed(staged), states)
 
     def state(self) -> bytes:
-        """Where the pass is, pickled: Grain may go on to change the parts of a state."""
+        """Where the pass is, pickled: after the element that was given last."""
         if self._held is not None:
             return self._held[1]
         rows = None if self._rows is None else list(self._rows)
-        return pickle.dumps({"batches": self._batches.get_state(), "position": self._position, "rows": rows})
+        return pickle.dumps({"batches": self._portions.state(), "position": self._position, "rows": rows})
+
+    def call_off(self) -> None:
+        """The element that is being made is not wanted any more. Called from any thread."""
+        self.closing = True
+        self._portions.call_off()
 
     def close(self) -> None:
         """End what reads the batches."""
-        self._batches.close()
+        self._portions.close()
 
     # --- dividing ---------------------------------------------------------------------------------------
 
     def _divided(self) -> Element | None:
         """The next batch, divided over the replicas; ``None`` at the end."""
-        taken = self._rows_of_all()
-        if taken is None:
+        portion = self._portion()
+        if portion is END:
             return None
-        rows, sizes = taken
+        sizes = portion.sizes
         if self._rows is None:
             self._rows = sizes
-        parts = rows.cut(sizes[self._division.mine.start : self._division.mine.stop])
-        # Grain makes a batch of one example without copying it.
-        together = rows if self._division.new and rows.size > 1 else None
-        return Element(self._checker.tree, parts, sizes, len(set(sizes)) == 1, together=together)
+        return Element(portion.tree, portion.parts, sizes, len(set(sizes)) == 1, together=portion.together)
 
-    def _rows_of_all(self) -> tuple[BatchRows, tuple[int, ...]] | None:
-        """This worker's rows of a batch that all workers have, and how many each replica gets."""
-        batch = next(self._batches, NO_BATCH)
-        if batch is NO_BATCH:
-            return None
-        own = isinstance(batch, OwnRows)
-        rows = self._checker.rows(batch.rows if own else batch, self._where())
-        sizes = shares(batch.size if own else rows.size, self._division.replicas)
-        mine = self._division.mine
-        start = 0 if own else sum(sizes[: mine.start])
-        return rows.part(start, sum(sizes[mine.start : mine.stop])), tuple(sizes)
+    def _portion(self) -> Portion:
+        """What this worker has read for the next element."""
+        try:
+            portion: Portion = next(self._portions, END)
+            return portion
+        except UnfitBatchError as error:
+            unfit = error
+        raise unfit.named(self._where())
 
     def _filled(self, element: Element) -> Element:
         assert self._rows is not None

@@ -84,7 +84,8 @@ class PassReader:
 
     def get_state(self) -> Any:
         """The state after the element that was given last."""
-        return pickle.loads(self._prefetcher.state if self._state is None else self._state)
+        state = pickle.loads(self._prefetcher.state() if self._state is None else self._state)
+        return {**state, "batches": pickle.loads(state["batches"])}
 
     def end(self) -> None:
         """End the threads, and let go of what they have read."""
@@ -92,13 +93,13 @@ class PassReader:
         self._left.clear()
 
     def _received(self, staged: bool) -> Chunk:
-        before = self._prefetcher.state
+        before = self._prefetcher.state()
         element = next(self._prefetcher)
         if isinstance(element, Chunk):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return Chunk(group, [before, self._prefetcher.state])
+        return Chunk(group, [before, self._prefetcher.state()])
 
     def _first(self, most: int) -> Chunk:
         chunk = self._left.popleft()
