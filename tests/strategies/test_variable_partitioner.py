@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 
 RNG = np.random.default_rng(11)
@@ -37,6 +38,7 @@ PLACES = {
 PARTITIONERS = {
     "four pieces": replicax.FixedShardsPartitioner(4),
     "columns": replicax.FixedShardsPartitioner(4, dim=-1),
+    "pairs": replicax.GroupPartitioner(2, over_all(2, min_bytes=0)),
 }
 
 

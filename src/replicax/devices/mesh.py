@@ -34,6 +34,32 @@ def logical_axes(count: int) -> dict[str, int]:
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
 
 
+def slices_of(devices: np.ndarray) -> int:
+    """How many slices the devices are of: a slice's devices are linked with each other more closely than with others.
+
+    >>> import jax, numpy as np
+    >>> from replicax.devices.mesh import slices_of
+    >>> slices_of(np.array(jax.devices()))
+    1
+    """
+    return len({getattr(d, "slice_index", None) for d in devices.flat})
+
+
+def in_groups(mesh: Mesh, groups: int) -> Mesh:
+    """The same devices with a further axis in front: ``groups`` of neighbouring replicas; ``replica`` is in a group.
+
+    >>> import jax
+    >>> from replicax.devices.mesh import in_groups, replica_mesh
+    >>> dict(in_groups(replica_mesh(jax.devices()[:6]), 3).shape)
+    {'group': 3, 'replica': 2}
+    """
+    if groups == 1:
+        return mesh
+    sizes = (groups, mesh.shape[REPLICA_AXIS] // groups, *mesh.devices.shape[1:])
+    axes = ("group", *mesh.axis_names)
+    return Mesh(mesh.devices.reshape(sizes), axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
 def in_logical_mesh() -> bool:
     """Whether what is traced now is for replicas with several logical devices.
 

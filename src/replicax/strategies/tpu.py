@@ -70,7 +70,8 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        super().__init__(StrategyExtended(devices, variable_partitioner, lockstep=_lockstep(resolver, devices)))
+        lockstep = _lockstep(resolver, devices)
+        super().__init__(StrategyExtended(devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices))
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
 
