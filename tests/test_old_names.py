@@ -87,6 +87,14 @@ VALUE = np.float32(1)
         (lambda s, v: replicax.MirroredStrategy(num_gpus=2), r"MirroredStrategy: 'num_gpus'.*devices=\['gpu:0'"),
         (lambda s, v: replicax.MirroredStrategy(cross_device_ops=1), "replicax.CommunicationOptions"),
         (lambda s, v: replicax.MultiWorkerMirroredStrategy(num_gpus_per_worker=1), r"devices=\['gpu:0'"),
+        (
+            lambda s, v: replicax.CentralStorageStrategy(variable_partitioner=1),
+            r"MirroredStrategy\(.*variable_partition",
+        ),
+        (
+            lambda s, v: replicax.OneDeviceStrategy("cpu:0", variable_partitioner=1),
+            "leave it out: there is one replica",
+        ),
         (lambda s, v: replicax.TPUStrategy(steps_per_run=3), "'steps_per_run'.*strategy.run_steps"),
         (lambda s, v: replicax.TPUStrategy(experimental_device_assignment=3), "here it is 'device_assignment'"),
         (lambda s, v: replicax.MultiStepContext().set_last_step_output("x", 1, aggregation="sum"), "it is 'reduce_op'"),

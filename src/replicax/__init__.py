@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from replicax.variables import (
         Aggregation,
         FixedShardsPartitioner,
+        GroupPartitioner,
         MaxSizePartitioner,
         MinSizePartitioner,
         ShardedVariable,
@@ -136,6 +137,7 @@ __all__ = [
     "Executable",
     "ExecutorWarning",
     "FixedShardsPartitioner",
+    "GroupPartitioner",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
@@ -231,6 +233,7 @@ _LATER = {
     "Executable": "replicax.execution",
     "ExecutorWarning": "replicax.errors",
     "FixedShardsPartitioner": "replicax.variables",
+    "GroupPartitioner": "replicax.variables",
     "IndexedSlices": "replicax.indexed_slices",
     "InputContext": "replicax.data",
     "InputOptions": "replicax.data",

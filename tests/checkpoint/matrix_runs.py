@@ -41,7 +41,8 @@ class Placement:
     Attributes:
       workers: how many processes.
       replicas: how many in all of them.
-      kind: ``"mirrored"``, or ``"sharded"``: variables split over the replicas of all processes.
+      kind: ``"mirrored"``; ``"sharded"``: variables split over the replicas of all processes; or ``"groups"``: over
+        pairs of them.
     """
 
     workers: int
@@ -62,6 +63,8 @@ class Placement:
         mine = [f"cpu:{i}" for i in range(self.devices[jax.process_index()])]
         if self.kind == "sharded":
             return replicax.ShardedStrategy(mine)
+        if self.kind == "groups":
+            return replicax.ShardedStrategy(mine, replicax.GroupPartitioner(2))
         return replicax.MirroredStrategy(mine) if self.workers == 1 else replicax.MultiWorkerMirroredStrategy(mine)
 
 

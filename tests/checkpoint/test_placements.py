@@ -134,6 +134,27 @@ def test_without_aggregation_each_replica_has_its_own_again(tmp_path, replicas) 
         replicax.Checkpoint(v=w).restore(tmp_path / "a")
 
 
+@pytest.mark.parametrize("kind", ["mirrored", "sharded"])
+def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_path, kind) -> None:
+    pairs = replicax.GroupPartitioner(2)
+    runs = {
+        "groups": Run.of(replicax.ShardedStrategy([f"cpu:{i}" for i in range(6)], pairs), batch=12),
+        kind: Run.of(strategy_named(kind, 3), batch=12, seed=1),
+    }
+    saved, sizes = {}, {}
+    for name, run in runs.items():
+        run.go(1)
+        run.checkpoint.save(tmp_path / name)
+        saved[name] = run.values()
+        sizes[name] = sum(f.stat().st_size for f in (tmp_path / name).glob("arrays-*/**/*") if f.is_file())
+    assert sizes[kind] > 2 * 20 * 30 * 4  # the largest variable and its slot
+    assert sizes["groups"] < 1.1 * sizes[kind]
+    for source, onto in ((kind, "groups"), ("groups", kind), ("groups", "groups")):
+        runs[onto].checkpoint.restore(tmp_path / source)
+        assert runs[onto].values() == saved[source]
+        runs[onto].go(1)
+
+
 def test_a_piece_that_is_filled_up_is_saved_without_the_filling(tmp_path) -> None:
     values = np.arange(5, dtype=np.float32)
     with strategy_of(4).scope():

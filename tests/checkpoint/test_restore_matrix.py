@@ -22,8 +22,9 @@ GRID = [
     Placement(workers, replicas, kind)
     for workers in (1, 2, 3)
     for replicas in (1, 2, 3, 8)
-    for kind in ("mirrored", "sharded")
+    for kind in ("mirrored", "sharded", "groups")
     if replicas >= workers  # a replica has a device at least, and that is one worker's
+    if kind != "groups" or replicas == 8  # others are no pairs, or a single one
 ]
 SOME = [
     Placement(1, 1, "mirrored"),
@@ -43,7 +44,7 @@ def test_each_placement_goes_on_from_each(tmp_path) -> None:
 @pytest.mark.soak
 def test_each_placement_of_the_grid_goes_on_from_each(tmp_path) -> None:
     matrix = Matrix(GRID, tmp_path, is_new=True)
-    assert len(matrix.restored) == 18 * 18
+    assert len(matrix.restored) == 21 * 21
     assert matrix.problems() == []
 
 

@@ -28,9 +28,11 @@ def ordinary_promotion():
         yield
 
 
-def sharded(replicas: int) -> replicax.ShardedStrategy:
+def sharded(replicas: int, group: int | None = None) -> replicax.ShardedStrategy:
     """A strategy that splits everything, however small, so that most pieces are uneven."""
-    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], over_all(replicas, min_bytes=0))
+    size = group or replicas
+    partitioner = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], partitioner)
 
 
 def kinds(executable: replicax.Executable) -> collections.Counter[str]:
@@ -44,10 +46,10 @@ BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(("replicas", "group"), [(2, 2), (4, 4), (4, 2)])
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
-def test_programs_on_split_variables(which: Program, replicas: int) -> None:
-    strategy = sharded(replicas)
+def test_programs_on_split_variables(which: Program, replicas: int, group: int) -> None:
+    strategy = sharded(replicas, group)
     x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
     with strategy.scope():
         shared = jax.tree.map(replicax.Variable, which.shared())
@@ -87,9 +89,9 @@ SHAPES = [(7, 4), (4,), (4, 5), (5,)]
 
 
 @pytest.mark.soak  # tests/training/test_optax.py has all transformations, in one program
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(("replicas", "group"), [(2, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int) -> None:
+def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int, group: int) -> None:
     tx = TRANSFORMATIONS[name]()
     data = RNG.normal(size=(6, 7)).astype(np.float32)
     initial = [RNG.normal(size=shape).astype(np.float32) for shape in SHAPES]
@@ -111,7 +113,7 @@ def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int) -> No
             strategy.run(step, args=(batch,))
         return [v.numpy() for v in [*variables, *optimizer.variables] if v.dtype == jnp.float32]
 
-    for mine, theirs in zip(train(sharded(replicas)), train(strategy_of(1)), strict=True):
+    for mine, theirs in zip(train(sharded(replicas, group)), train(strategy_of(1)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 

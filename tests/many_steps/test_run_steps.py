@@ -36,6 +36,7 @@ STRATEGIES: dict[str, Callable[[], replicax.Strategy]] = {
     "mirrored 4": lambda: strategy_of(4),
     "sharded 1": lambda: replicax.ShardedStrategy(devices(1)),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4)),
+    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2)),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), parameter_device="cpu:5"),
 }
 

@@ -33,6 +33,7 @@ STRATEGIES = {
     "mirrored 2": lambda: strategy_of(2),
     "mirrored 4": lambda: strategy_of(4),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4), over_all(4, min_bytes=0)),
+    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2, over_all(2, min_bytes=0))),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), "cpu:2"),
 }
 

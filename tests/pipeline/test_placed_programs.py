@@ -270,17 +270,19 @@ def test_clipping_by_the_norm_of_all_gradients():
             np.testing.assert_allclose(variable.numpy(), wanted[name], atol=1e-5)
 
 
-def test_stages_may_be_split_over_the_replicas():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_stages_may_be_split_over_the_replicas(groups):
     model, tx = mlp(2), optax.sgd(1e-1, momentum=0.9)
     x, y = data_for(model)
     _, expected = trained_on_one_device(model, tx, x, y, 2)
-    strategy = strategy_of(2, 2, partitioner=replicax.MinSizePartitioner(max_shards=2, min_shard_bytes=1))
+    pairs = replicax.GroupPartitioner(2, replicax.MinSizePartitioner(max_shards=2, min_shard_bytes=1))
+    strategy = strategy_of(2 * groups, 2, partitioner=pairs)
     pipeline = Pipeline(strategy, model, tx, 1)
     batch = pipeline.batch(x, y)
     for _ in range(2):
         strategy.run(pipeline.step, args=batch)
     w = pipeline.params[0]["w"]
-    assert [s.data.shape for s in w.slot.array.addressable_shards] == [(WIDTH // 2, WIDTH)] * 2
+    assert [s.data.shape for s in w.slot.array.addressable_shards] == [(WIDTH // 2, WIDTH)] * 2 * groups
     for found, wanted in zip(pipeline.params, expected, strict=True):
         for name, variable in found.items():
             np.testing.assert_allclose(variable.numpy(), wanted[name], atol=1e-5)

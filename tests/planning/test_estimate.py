@@ -87,6 +87,20 @@ def test_lines_of_replicas_of_four_chips() -> None:
     assert network.chips((1, 1, 2)) == (1, 2, 4)
 
 
+def test_lines_of_groups_of_replicas() -> None:
+    network = Network(devices_of((4, 8, 4), "TPU v5p"), CHIPS["v5p"])
+    inside = CollectiveUse("all-gather", 8, ("replica",), 16, tuple(range(16)), 1)  # x, and four along y
+    between = CollectiveUse("all-reduce", 8, ("replica",), 8, tuple(range(0, 128, 16)), 1)
+    assert network.lines(inside) == [ring(4), line(4), line(1)]
+    assert network.lines(between) == [line(1), Line(2, 8, True), ring(4)]
+    # A smaller slice has less of a group, or fewer groups.
+    assert network.lines(inside, (4, 2, 1)) == [line(4), line(2), line(1)]
+    assert network.lines(between, (4, 8, 2)) == [line(1), Line(2, 8, False), line(2)]
+    assert network.lines(between, (4, 4, 1)) == [line(1), line(1), line(1)]
+    assert network.seconds(between, (4, 4, 1)) == 0
+    assert network.seconds(inside, (4, 8, 4)) == network.seconds(inside)
+
+
 def test_cores_of_a_chip_share_its_links() -> None:
     network = Network(devices_of((4, 4, 1), "TPU v3", cores=2), CHIPS["v3"])
     assert (network.grid, network.replicas_per_block) == ((4, 4, 1), 2)

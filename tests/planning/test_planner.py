@@ -262,3 +262,18 @@ def test_sharded_over_absent_chips() -> None:
     plan = replicax.plan(strategy, *build(strategy))
     assert plan.memory.arguments < 1.1 * (2 * 4 * PARAMETERS / 16 + 4 * 128 * WIDTH)
     assert {c.participants for c in plan.collectives} == {16}
+
+
+def test_groups_of_absent_slices() -> None:
+    """Gathers and scatters stay inside a slice; between slices there are only sums of pieces."""
+    resolver = replicax.TPUClusterResolver(topology="v5e:2x2", slices=2)
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.GroupPartitioner())
+    plan = replicax.plan(strategy, *build(strategy))
+    assert plan.memory.arguments < 1.1 * (2 * 4 * PARAMETERS / 4 + 4 * 128 * WIDTH)
+    inside = [c for c in plan.collectives if c.axes == ("replica",)]
+    between = [c for c in plan.collectives if c.axes == ("slice",)]
+    assert {c.kind for c in inside} == {"all-gather", "reduce-scatter"}
+    assert {c.participants for c in inside} == {4}
+    assert {c.participants for c in between} == {2}
+    assert sum(c.bytes * c.count for c in between) <= 1.1 * 4 * PARAMETERS / 4
+    assert [p.replicas for p in plan.scaling] == [1, 2, 4, 8]

@@ -41,8 +41,10 @@ the_usual = functools.partial(
 
 @functools.cache
 def the_strategy_of(replicas: int, split: bool) -> replicax.Strategy:
-    devices = [f"cpu:{i}" for i in range(replicas)]
-    return replicax.ShardedStrategy(devices, over_all(replicas, min_bytes=0)) if split else strategy_of(replicas)
+    if not split:
+        return strategy_of(replicas)
+    devices, size = [f"cpu:{i}" for i in range(replicas)], 2 if replicas % 2 == 0 else replicas  # pairs, or all
+    return replicax.ShardedStrategy(devices, replicax.GroupPartitioner(size, over_all(size, min_bytes=0)))
 
 
 def is_per_replica(leaf: Any) -> bool:

@@ -34,8 +34,9 @@ def rows(strategy: replicax.Strategy, sizes: tuple[int, ...], width: int = 3) ->
     return strategy.distribute_values_from_function(part)
 
 
-def split_over(replicas: int) -> replicax.Strategy:
-    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], over_all(replicas, min_bytes=0))
+def split_over(size: int, groups: int = 1) -> replicax.Strategy:
+    partitioner = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(size * groups)], partitioner)
 
 
 # --- programs: each makes its variables, and returns them with the step ---------------------------------
@@ -261,14 +262,20 @@ def test_it_is_the_same_however_replicas_communicate(options: replicax.Communica
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "strategy",
-    [split_over(2), replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]), logical_strategy(2, 2)],
-    ids=["split", "central", "logical"],
+    [
+        split_over(2),
+        split_over(2, groups=2),
+        replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+        logical_strategy(2, 2),
+    ],
+    ids=["split", "split in groups", "central", "logical"],
 )
 @pytest.mark.parametrize("name", ["train", "gather"])
 def test_it_is_the_same_wherever_variables_are(strategy: replicax.Strategy, name: str) -> None:
-    sizes = [(2, 1), (1, 2)]
+    replicas = strategy.num_replicas_in_sync
+    sizes = [(2, 1, 1, 2)[:replicas], (1, 2, 0, 2)[:replicas]]
     results, state = outcome(strategy, PROGRAMS[name], sizes, None)
-    mirrored = strategy_of(2)
+    mirrored = strategy_of(replicas)
     expected, expected_state = outcome(mirrored, PROGRAMS[name], sizes, None)
     for a, b in zip(state, expected_state, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -39,6 +39,21 @@ def test_split_variables_do_the_same_as_copies_on_one_worker(devices: list[int],
         compare(joined([r[name] for r in results]), on_one_worker(name), name)
 
 
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        ([1, 3], ["optimizers", "row updates, exactly", "across"]),
+        pytest.param([1, 3], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
+        pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
+    ],
+    ids=["a-group-of-two-workers", "a-group-of-two-workers-all", "a-group-of-each-all"],
+)
+def test_variables_split_in_pairs_do_the_same_as_copies_on_one_worker(devices: list[int], names: list[str]) -> None:
+    results = processes.run(workers_split.run_programs, names, 2, workers=2, devices=devices, timeout=240)
+    for name in names:
+        compare(joined([r[name] for r in results]), on_one_worker(name), name)
+
+
 def test_what_one_worker_does_alone() -> None:
     ours, theirs = processes.run(workers_split.alone, workers=2, devices=2)
     whole = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -74,9 +89,13 @@ def test_what_one_worker_does_alone() -> None:
         np.testing.assert_array_equal(found["from a program's number"], np.zeros(5))
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own-disks"])
-def test_each_worker_saves_its_pieces(tmp_path, shared) -> None:
-    results = processes.run(workers_split.saved, str(tmp_path), shared, workers=2, devices=2)
+@pytest.mark.parametrize(
+    ("shared", "group_size"),
+    [(True, None), (False, None), pytest.param(True, 2, marks=pytest.mark.soak)],
+    ids=["shared", "own-disks", "shared-groups"],
+)
+def test_each_worker_saves_its_pieces(tmp_path, shared, group_size) -> None:
+    results = processes.run(workers_split.saved, str(tmp_path), shared, group_size, workers=2, devices=2)
     both = 2 * workers_split.WHOLE.nbytes  # the variable and its slot
     for worker, (is_right, sizes) in enumerate(results):
         assert is_right

@@ -148,8 +148,9 @@ PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
 }
 
 
-def run_programs(names: list[str]) -> dict[str, Any]:
-    strategy = replicax.ShardedStrategy(partitioner=everything, timeout_seconds=60)
+def run_programs(names: list[str], group_size: int | None = None) -> dict[str, Any]:
+    in_groups = replicax.GroupPartitioner(group_size, over_all(group_size or 4, min_bytes=0))
+    strategy = replicax.ShardedStrategy(partitioner=in_groups if group_size else everything, timeout_seconds=60)
     return {name: PROGRAMS[name](strategy) for name in names}
 
 
@@ -217,9 +218,9 @@ WHOLE = np.random.default_rng(3).normal(size=(250, 41)).astype(np.float32)
 """What :func:`saved` saves; its pieces have 63 rows each, but the last has 61."""
 
 
-def saved(folder: str, shared: bool) -> tuple[bool, dict[str, int]]:
+def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[bool, dict[str, int]]:
     """Save pieces, and restore them: whether they are right, and how many bytes each worker has written here."""
-    strategy = replicax.ShardedStrategy(timeout_seconds=60)
+    strategy = replicax.ShardedStrategy(partitioner=replicax.GroupPartitioner(group_size), timeout_seconds=60)
     worker = strategy.extended.workers.index
     path = pathlib.Path(folder) if shared else pathlib.Path(folder, f"disk-{worker}")
     path.mkdir(exist_ok=True)

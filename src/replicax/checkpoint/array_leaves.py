@@ -87,9 +87,8 @@ class VariableLeaf:
         self.is_on_host = _is_on_cpu(variable.sharding)
 
     def parts(self) -> tuple[Part, ...]:
-        variable = self.variable
-        shape = variable.layout.stored_shape(variable.shape)
-        return parts_of(self._places(), variable.sharding, shape, shape != variable.shape)
+        sharding, shape = self._laid_out()
+        return parts_of(self._places(), sharding, shape, shape != self.variable.shape)
 
     def here(self) -> Sequence[Any]:
         array = self.variable.slot.array
@@ -109,17 +108,22 @@ class VariableLeaf:
             key = _as_keys(read(whole_block(self.kind.shape)), self.kind)
             _store(variable, variable.to_storage(key))
             return variable
-        shape = variable.layout.stored_shape(variable.shape)
-        places = device_blocks(variable.sharding, shape)
+        sharding, shape = self._laid_out()
+        places = device_blocks(sharding, shape)
         _let_go_of_large(variable, [block for block, _ in places])
-        stored = assembled(variable.sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
-        _store(variable, stored)
+        laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
+        _store(variable, variable.layout.to_stored(laid_out, variable.replicas.mesh))
         return variable
+
+    def _laid_out(self) -> tuple[Sharding, tuple[int, ...]]:
+        """How the value lies on the devices, seen so that it is there once, and the shape of what does."""
+        layout = self.variable.layout
+        return layout.laid_out_sharding(self.variable.replicas.mesh), layout.laid_out_shape(self.variable.shape)
 
     def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
         """The blocks of the value, without what a split one is filled up with, and the devices that have them."""
         variable = self.variable
-        places = device_blocks(variable.sharding, variable.layout.stored_shape(variable.shape))
+        places = device_blocks(*self._laid_out())
         if self.kind.generator is not None:
             return tuple((_with_data_dims(block, self.kind), devices) for block, devices in places)
         if not isinstance(variable.layout, Split) or not variable.layout.filling:

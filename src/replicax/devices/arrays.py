@@ -81,6 +81,25 @@ def _are_absent(shardings: Any) -> bool:
     return bool(leaves) and _jax.is_absent(next(iter(leaves[0].device_set)))
 
 
+def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
+    """The memory of ``array``, seen as another array, of which each device has in the same order what it has.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    >>> from replicax.devices.arrays import same_memory
+    >>> mesh = Mesh(jax.devices()[:2], "x")
+    >>> mirrored = jax.device_put(jnp.arange(2), NamedSharding(mesh, PartitionSpec()))
+    >>> same_memory(mirrored, (4,), NamedSharding(mesh, PartitionSpec("x"))).tolist()
+    [0, 1, 0, 1]
+    """
+    if array.shape == shape and array.sharding == sharding:
+        return array
+    if _are_absent(sharding):
+        described: Any = jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
+        return described
+    return jax.make_array_from_single_device_arrays(shape, sharding, [s.data for s in array.addressable_shards])
+
+
 def put_among(value: Any, sharding: Sharding) -> jax.Array:
     """``value`` as an array with ``sharding``: without a copy, if it is there already, among other places."""
     if not isinstance(value, jax.Array) or value.sharding == sharding:

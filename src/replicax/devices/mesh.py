@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,6 +33,37 @@ def logical_axes(count: int) -> dict[str, int]:
             count //= divisor
         divisor += 1
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
+
+
+def slice_of(device: Any) -> int:
+    """The number of the slice that a JAX device is of; 0 where it does not say, as where there is only one."""
+    return getattr(device, "slice_index", None) or 0
+
+
+def slices_of(devices: np.ndarray) -> int:
+    """How many slices the devices are of: a slice's devices are linked with each other more closely than with others.
+
+    >>> import jax, numpy as np
+    >>> from replicax.devices.mesh import slices_of
+    >>> slices_of(np.array(jax.devices()))
+    1
+    """
+    return len({slice_of(d) for d in devices.flat})
+
+
+def in_groups(mesh: Mesh, groups: int) -> Mesh:
+    """The same devices with a further axis in front: ``groups`` of neighbouring replicas; ``replica`` is in a group.
+
+    >>> import jax
+    >>> from replicax.devices.mesh import in_groups, replica_mesh
+    >>> dict(in_groups(replica_mesh(jax.devices()[:6]), 3).shape)
+    {'group': 3, 'replica': 2}
+    """
+    if groups == 1:
+        return mesh
+    sizes = (groups, mesh.shape[REPLICA_AXIS] // groups, *mesh.devices.shape[1:])
+    axes = ("group", *mesh.axis_names)
+    return Mesh(mesh.devices.reshape(sizes), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
 def in_logical_mesh() -> bool:

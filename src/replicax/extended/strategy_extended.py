@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.communication import CommunicationOptions
-from replicax.devices.mesh import replica_mesh
+from replicax.devices.mesh import replica_mesh, slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
@@ -24,7 +24,7 @@ from replicax.values import container_of
 from replicax.variables import Variable
 from replicax.variables.collection import VariableCollection
 from replicax.variables.layout import Central, Layout, Mirrored
-from replicax.variables.partitioners import Partitioner, checked_partitioner
+from replicax.variables.partitioners import GroupPartitioner, Partitioner, checked_partitioner
 from replicax.workers.exchange import Alone, Workers
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
@@ -42,10 +42,12 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
     Args:
       devices: one device for each replica, or ``[replicas, logical devices]`` for replicas with several devices.
-      partitioner: splits on-write variables over the replicas.
+      partitioner: splits on-write variables over the replicas, or over those of groups.
       parameter_device: the one device that has the on-write variables; by default each replica has them.
       lockstep: connects this worker with the others; by default there is one worker.
       communication_options: of collectives without options of their own.
+      slices: how many slices the devices are of, one after the other, with as many replicas in each; by default as many
+        as the devices say. :class:`GroupPartitioner` makes a group of each.
 
     Attributes:
       strategy: the strategy that this belongs to.
@@ -53,11 +55,12 @@ class StrategyExtended(Reducing, Updating, Renamed):
       worker_devices: the first device of each replica, in the order of the replicas.
       num_logical_devices: how many devices each replica runs on.
       mesh: the device mesh: one axis for the replicas, and others for the logical devices of each replica.
+      slices: how many slices the devices are of; 1 if of none.
       is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
       replicas: all of this that the rooms below know.
       programs: the strategy's cache of compiled steps.
       variables: those of the strategy, by name and number, which are the same on all workers.
-      partitioner: splits on-write variables over the replicas; ``None`` if they are not split.
+      partitioner: splits on-write variables over the replicas, or over those of groups; ``None`` if they are not split.
       default_layout: of on-write variables that are not split.
       lockstep: the messages by which the workers stay together.
       communication_options: of collectives without options of their own; ``None`` for the defaults.
@@ -86,6 +89,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         parameter_device: jax.Device | None = None,
         lockstep: Lockstep | None = None,
         communication_options: CommunicationOptions | None = None,
+        slices: int | None = None,
     ) -> None:
         self.communication_options = communication_options
         self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
@@ -102,6 +106,9 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
         self.local_replicas = tuple(devices_here(self.mesh))
+        self.slices = slices_of(self.logical_devices) if slices is None else slices
+        if isinstance(partitioner, GroupPartitioner):
+            partitioner.size(self.num_replicas, self.slices)  # or it raises an error
 
     def belong_to(self, strategy: Strategy) -> None:
         """Be the lower level of ``strategy``, which has no variables and programs yet."""
@@ -112,6 +119,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
             local=self.local_replicas,
             devices=self.worker_devices,
             logical_devices=self.logical_devices,
+            slices=self.slices,
             mesh=self.mesh,
             is_absent=self.is_absent,
             lockstep=self.lockstep,

@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import REPLICA_AXIS, slices_of
 from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.tpu.generations import generation_of
-from replicax.tpu.topology import slice_of
 
 HOP = 1e-6
 """Seconds."""
@@ -103,11 +102,6 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
             return once
 
 
-def slices_of(devices: np.ndarray) -> int:
-    """How many slices the devices are of."""
-    return len({slice_of(d) for d in devices.flat})
-
-
 class Network:
     """The chips of a program's mesh, and how they are linked.
 
@@ -160,24 +154,34 @@ class Network:
     def lines(self, use: CollectiveUse, grid: Shape | None = None) -> list[Line]:
         """Where the participants of a collective lie; or would, if there were only ``grid`` replicas."""
         shape = self.shape if grid is None else self.chips(grid)
-        places = self._coordinates[list(use.members)]
+        places = self._places(use, shape)
         lines = []
         for dim, (wraps, along) in enumerate(zip(self._wrap(shape), places.T, strict=True)):
             values = sorted(set(along.tolist()))
             count, extent = len(values), values[-1] - values[0] + 1
-            around = count > 1 and extent + (values[1] - values[0]) - 1 >= self.shape[dim]
+            around = count > 1 and extent + (values[1] - values[0]) - 1 >= shape[dim]
             if around:
-                extent = self.shape[dim]
-            if grid is not None and self.grid is not None and REPLICA_AXIS in use.axes:
-                smaller = self.grid[dim] // grid[dim]
-                count, extent = max(1, count // smaller), max(1, extent // smaller)
+                extent = shape[dim]
             lines.append(Line(count, max(extent, count), wraps and around and shape[dim] > 2))
         return lines
+
+    def _places(self, use: CollectiveUse, shape: Shape) -> np.ndarray:
+        """Where the participants of a collective lie that are in a smaller slice of this shape, in chips; one at least.
+
+        All of them, if they are logical devices of one replica, of which there is always one.
+        """
+        places = self._coordinates[list(use.members)]
+        inside = (places < np.array(shape)).all(axis=1)
+        if REPLICA_AXIS not in use.axes or inside.all():
+            return places
+        return places[inside] if inside.any() else places[:1]
 
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
         """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
         if SLICE_AXIS in use.axes:
             return self.seconds_between(use, self.slices)
+        if grid is not None and len(self._places(use, self.chips(grid))) == 1:
+            return 0.0
         chip = self.chip
         if self._generation is None:  # all its links lead to the others
             chip = dataclasses.replace(chip, link=chip.link * chip.links / 2)

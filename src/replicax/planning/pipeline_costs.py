@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
+from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, slices_of
 from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
 from replicax.hlo.collective_instructions import CollectiveUse, axes_of, collectives_of
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
@@ -23,7 +23,6 @@ from replicax.planning.memory import (
     read_variables,
     temporaries_of,
 )
-from replicax.planning.network import slices_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.devices.mesh import slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
@@ -19,7 +20,7 @@ from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
-from replicax.planning.network import Network, slices_of
+from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.strategy import Strategy

@@ -10,23 +10,31 @@ from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
+from replicax.variables.partitioners import Partitioner
 
 
 class MirroredStrategy(Strategy):
-    """A replica on each of several devices, with a copy of every variable on each.
+    """A replica on each of several devices, with a copy of every variable on each, or a piece.
 
     Each replica works on its slice of the batch; gradients are summed across replicas, and every copy of a
     variable changes alike.
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
+      variable_partitioner: which variables to split over the replicas, and how; see :class:`ShardedVariable`. By
+        default none. :class:`ShardedStrategy` splits all that are not small.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      TypeError: ``variable_partitioner`` of another type.
 
-    >>> import replicax
+    >>> import replicax, jax.numpy as jnp
     >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     MirroredStrategy([cpu:0, cpu:1])
+    >>> by_rows = replicax.FixedShardsPartitioner(2)
+    >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=by_rows).scope():
+    ...     replicax.Variable(jnp.arange(4.0), name="v")
+    <Variable 'v' float32[4] split along dim 0 over 2 replicas: [0. 1. 2. 3.]>
     """
 
     @keywords_renamed(
@@ -35,5 +43,9 @@ class MirroredStrategy(Strategy):
         cross_device_ops="each collective takes replicax.CommunicationOptions",
         cross_tower_ops="each collective takes replicax.CommunicationOptions",
     )
-    def __init__(self, devices: Sequence[str | jax.Device] | None = None) -> None:
-        super().__init__(StrategyExtended(resolve_devices(devices)))
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        variable_partitioner: Partitioner | None = None,
+    ) -> None:
+        super().__init__(StrategyExtended(resolve_devices(devices), variable_partitioner))

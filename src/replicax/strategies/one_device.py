@@ -6,6 +6,7 @@ import jax
 
 from replicax.devices.selection import resolve_device
 from replicax.extended import StrategyExtended
+from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 
 
@@ -26,5 +27,6 @@ class OneDeviceStrategy(Strategy):
     {CpuDevice(id=1)}
     """
 
+    @keywords_renamed(variable_partitioner="leave it out: there is one replica, which has all of each variable")
     def __init__(self, device: str | jax.Device) -> None:
         super().__init__(StrategyExtended([resolve_device(device)]))

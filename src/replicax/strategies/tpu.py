@@ -12,6 +12,7 @@ from replicax.strategies.multi_worker import in_lockstep
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.resolver import TPUClusterResolver
+from replicax.variables.partitioners import Partitioner
 from replicax.workers.lockstep import Lockstep
 
 
@@ -28,6 +29,8 @@ class TPUStrategy(Strategy):
       tpu_cluster_resolver: finds the TPUs; ``None`` means those that JAX finds.
       device_assignment: the cores of each replica, in each slice; see :meth:`DeviceAssignment.build`. ``None`` means
         a replica on each core.
+      variable_partitioner: which variables to split over the replicas of all slices, and how; see
+        :class:`ShardedVariable`. By default none. Each logical device of a replica has the replica's piece.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -36,6 +39,7 @@ class TPUStrategy(Strategy):
     Raises:
       RuntimeError: there is no TPU.
       ValueError: the assignment is for another topology than the resolver's; or it leaves a process without devices.
+      TypeError: ``variable_partitioner``, or another argument, of another type.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -56,6 +60,7 @@ class TPUStrategy(Strategy):
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,
         device_assignment: DeviceAssignment | None = None,
+        variable_partitioner: Partitioner | None = None,
     ) -> None:
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -65,7 +70,8 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        super().__init__(StrategyExtended(devices, lockstep=_lockstep(resolver, devices)))
+        lockstep = _lockstep(resolver, devices)
+        super().__init__(StrategyExtended(devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices))
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
 

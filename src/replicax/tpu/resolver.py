@@ -16,10 +16,11 @@ from jax.experimental import topologies
 from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver, url
 from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.devices.mesh import slice_of
 from replicax.devices.selection import use_cpu_devices
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice
-from replicax.tpu.topology import Topology, slice_of
+from replicax.tpu.topology import Topology
 
 _JOB = "worker"
 """The job of the processes that drive TPUs."""

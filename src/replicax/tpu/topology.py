@@ -344,11 +344,6 @@ class Topology:
         return f"Topology({', '.join([*([repr(self.name)] if self.name else []), *parts])})"
 
 
-def slice_of(device: Any) -> int:
-    """The number of the slice that a JAX device is of; 0 where it does not say, as where there is only one."""
-    return getattr(device, "slice_index", None) or 0
-
-
 def as_coordinates(values: ArrayLike, what: str, missing_z: int = 0) -> np.ndarray:
     """Integers ``[..., 4]``: of three, which mean ``(x, y, core)``, those with ``missing_z`` for z.
 

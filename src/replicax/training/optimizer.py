@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from replicax import _jax, context
 from replicax.devices.arrays import compute, put, put_among
@@ -143,12 +142,12 @@ class Optimizer:
     def _slots(self, variables: list[Variable], tree_of_variables: Any) -> tuple[list[tuple[str, Stored]], Any]:
         """Names and initial values of the state; a slot with the shape of its parameter has its layout."""
 
-        def initial(stored: list[Any]) -> Any:
-            whole = [v.layout.whole(array) for v, array in zip(variables, stored, strict=True)]
+        def initial(laid_out: list[Any]) -> Any:
+            whole = [v.layout.whole(array) for v, array in zip(variables, laid_out, strict=True)]
             return self.tx.init(jax.tree_util.tree_unflatten(tree_of_variables, whole))
 
         mesh = variables[0].strategy.extended.mesh
-        present = [v.stored() for v in variables]
+        present = [v.layout.from_stored(v.stored(), mesh) for v in variables]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in present]
         paths, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(initial, avals))
         places, _ = jax.tree_util.tree_flatten_with_path(
@@ -158,20 +157,20 @@ class Optimizer:
         names = [name_of_slot(self.name, path, owner, places) for (path, _), owner in zip(paths, owners, strict=True)]
         layouts = [layout_of_slot(leaf.shape, owner, variables) for (_, leaf), owner in zip(paths, owners, strict=True)]
 
-        def stored(*arrays: Any) -> list[Any]:
+        def laid_out(*arrays: Any) -> list[Any]:
             leaves = jax.tree_util.tree_leaves(initial(list(arrays)))
-            return [layout.stored(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
+            return [layout.laid_out(leaf) for layout, leaf in zip(layouts, leaves, strict=True)]
 
         values: list[Any] = [None] * len(layouts)
         for device in {layout.logical_device: None for layout in layouts}:
             # Each logical device makes its own slots, and no others.
             own = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
             where = layouts[own[0]].mesh(mesh)
-            make, needed = _jax.partly(stored, avals, own)
-            operands = [put_among(present[i], NamedSharding(where, variables[i].layout.spec)) for i in needed]
-            made = compute(make, operands, [NamedSharding(where, layouts[i].spec) for i in own])
+            make, needed = _jax.partly(laid_out, avals, own)
+            operands = [put_among(present[i], variables[i].layout.laid_out_on(where)) for i in needed]
+            made = compute(make, operands, [layouts[i].laid_out_on(where) for i in own])
             for i, value in zip(own, made, strict=True):
-                values[i] = put(value, layouts[i].sharding(mesh))
+                values[i] = layouts[i].to_stored(put(value, layouts[i].laid_out_sharding(mesh)), mesh)
         slots = [
             (name, Stored(value, layout, leaf.shape))
             for value, layout, name, (_, leaf) in zip(values, layouts, names, paths, strict=True)

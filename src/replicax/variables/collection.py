@@ -192,5 +192,8 @@ def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    laid = (lambda whole: variable.layout.stored(mapped(whole))) if is_split else mapped
-    return jax.jit(laid, out_shardings=variable.sharding)(array)
+    layout, mesh = variable.layout, variable.replicas.mesh
+    if not is_split:
+        return jax.jit(mapped, out_shardings=variable.sharding)(array)
+    sharding = layout.laid_out_sharding(mesh)
+    return layout.to_stored(jax.jit(lambda whole: layout.laid_out(mapped(whole)), out_shardings=sharding)(array), mesh)

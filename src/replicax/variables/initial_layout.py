@@ -16,11 +16,11 @@ from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly
+from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all
 from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.variables.partitioners import Partitioner
     from replicax.variables.variable import Variable
 
 
@@ -111,12 +111,10 @@ def layout_for(
     collection, replicas = variable.collection, variable.replicas
     usual = collection.default_layout
     if partition_dimensions is None:
-        if replicas.count == 1:
-            return usual
-        if variable.is_on_read:
+        if variable.is_on_read and replicas.count > 1:
             return Copies(replicas.count)
         chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
-        split = _layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas.count)
+        split = _layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
         return usual if isinstance(split, Mirrored) else split
     if partitioner is not None:
         raise ValueError(
@@ -175,13 +173,22 @@ def move(variable: Variable, logical_device: int) -> None:
         cache.forget(variable.slot)  # programs that expect it at its old place
 
 
-def _layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: int) -> Layout:
+def _layout_by(
+    partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: Replicas
+) -> Layout:
     """The layout that ``partitioner`` gives the variable ``name``.
 
     Raises:
-      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
+      ValueError: it did not return a positive number for each dim, with at most one of them above 1; or its groups
+        don't fit the number of replicas.
     """
-    if partitioner is None or replicas == 1:
+    if partitioner is None:
+        return Mirrored()
+    size = replicas.count
+    if isinstance(partitioner, GroupPartitioner):
+        size = partitioner.size(replicas.count, replicas.slices)
+        partitioner = partitioner.partitioner or over_all(size)
+    if size == 1:
         return Mirrored()
     returned: Any = partitioner(shape, dtype)
     pieces = list(returned) if isinstance(returned, Sequence) else [returned] * (len(shape) + 1)
@@ -196,4 +203,4 @@ def _layout_by(partitioner: Partitioner | None, name: str, shape: tuple[int, ...
             f"{shape}, with at most one of them above 1; got {returned!r}"
         )
     dim = next((d for d, p in enumerate(pieces) if p > 1), None)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], replicas)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, replicas.count // size)

@@ -1,7 +1,12 @@
 """Layouts: how a variable's value lies on the devices of its strategy.
 
-A value is stored as one array over the mesh, the *stored* array. A layout converts between the two, and says which part
-each replica has.
+A value is stored as one array over the mesh, the *stored* array, which programs take and return. A layout converts
+between the two, and says which part each replica has.
+
+Where each of several groups of replicas has a copy, the stored array has these copies one after the other, so that the
+part of each replica is at its place in the mesh. Outside of programs the same memory is seen as another array, the
+value *laid out*: there it is once, on a mesh that has the groups as a further axis. To see the one as the other copies
+nothing. Of any other layout they are the same.
 """
 
 from __future__ import annotations
@@ -18,8 +23,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from replicax.devices.arrays import same_memory
 from replicax.devices.logical_axes import Axes, spec_of
-from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
+from replicax.devices.mesh import REPLICA_AXIS, in_groups, logical_device_mesh
 from replicax.locality import Locality, M, T
 
 
@@ -56,17 +62,32 @@ class Layout(Protocol):
     def sharding(self, mesh: Mesh) -> Sharding:
         """Of the stored array, between programs."""
 
-    def whole(self, stored: Any) -> Any:
-        """The value that ``stored`` holds; only for layouts in which all replicas have the same value."""
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stored array, from that of one replica's value."""
+
+    def laid_out(self, value: Any) -> Any:
+        """``value``, of one replica's shape and the same for all, as it is laid out: with what fills it up."""
+
+    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of that."""
+
+    def laid_out_on(self, mesh: Mesh) -> NamedSharding:
+        """How it lies on ``mesh``, which is a part of the strategy's or all of it."""
+
+    def laid_out_sharding(self, mesh: Mesh) -> Sharding:
+        """The same between programs: on the part of the strategy's mesh that has it, or at its home."""
+
+    def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
+        """The stored array of what is laid out on the devices: the same memory."""
+
+    def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
+        """The other way round."""
+
+    def whole(self, laid_out: Any) -> Any:
+        """The value that is laid out; only for layouts in which all replicas have the same value."""
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
         """The part of each of these replicas of a value that is the same for all."""
-
-    def stored(self, value: Any) -> Any:
-        """The stored array that holds ``value``, of one replica's shape, on every replica."""
-
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the stored array, from that of one replica's value."""
 
     def describe(self, mesh: Mesh) -> str:
         """Where the value is, in words."""
@@ -99,8 +120,27 @@ class _Usual(abc.ABC):
     def sharding(self, mesh: Mesh) -> Sharding:
         return NamedSharding(self.mesh(mesh), self.spec)
 
-    def whole(self, stored: Any) -> Any:
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.laid_out_shape(shape)
+
+    @abc.abstractmethod
+    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See :class:`Layout`."""
+
+    def laid_out_on(self, mesh: Mesh) -> NamedSharding:
+        return NamedSharding(mesh, self.spec)
+
+    def laid_out_sharding(self, mesh: Mesh) -> Sharding:
+        return self.sharding(mesh)
+
+    def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
+        return laid_out
+
+    def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
         return stored
+
+    def whole(self, laid_out: Any) -> Any:
+        return laid_out
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
         return (whole,) * len(replicas)
@@ -129,10 +169,10 @@ class Mirrored(_Usual):
 
     locality: ClassVar[Locality] = M
 
-    def stored(self, value: Any) -> Any:
+    def laid_out(self, value: Any) -> Any:
         return value
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
@@ -169,11 +209,11 @@ class Copies(_Usual):
     def spec(self) -> PartitionSpec:
         return spec_of(((), *self.axes), replica_dim=0)
 
-    def stored(self, value: Any) -> Any:
+    def laid_out(self, value: Any) -> Any:
         xp = _module_of(value)
-        return xp.broadcast_to(value, self.stored_shape(jnp.shape(value)))
+        return xp.broadcast_to(value, self.laid_out_shape(jnp.shape(value)))
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.replicas, *shape)
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
@@ -182,7 +222,7 @@ class Copies(_Usual):
 
 @dataclasses.dataclass(frozen=True)
 class Split(_Usual):
-    """A piece of the value on every replica: the pieces, one after the other along a dim, are the whole value.
+    """A piece of the value on every replica of a group: these, one after the other along a dim, are the whole value.
 
     All pieces are stored with the same size. If the value does not divide evenly, the last pieces are filled up
     with zeros, which are not part of the value.
@@ -191,13 +231,15 @@ class Split(_Usual):
       dim: the dim along which the value is split.
       size: of the whole value in that dim.
       piece: size of each stored piece.
-      replicas: the number of pieces; the last ones may consist of filling only.
+      replicas: of a group, and so the number of pieces; the last ones may consist of filling only.
+      groups: how many groups of neighbouring replicas have the value; each replica is in one.
     """
 
     dim: int
     size: int
     piece: int
     replicas: int
+    groups: int = 1
     locality: ClassVar[Locality] = M
 
     @property
@@ -206,23 +248,42 @@ class Split(_Usual):
 
     @property
     def filling(self) -> int:
-        """How many entries along the stored array's dim are not part of the value."""
+        """How many entries along the dim of what is laid out are not part of the value."""
         return self.replicas * self.piece - self.size
 
-    def stored(self, value: Any) -> Any:
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[: self.dim], self.groups * self.replicas * self.piece, *shape[self.dim + 1 :])
+
+    def laid_out(self, value: Any) -> Any:
         if not self.filling:
             return value
         return _module_of(value).pad(value, [(0, self.filling if d == self.dim else 0) for d in range(jnp.ndim(value))])
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[: self.dim], self.replicas * self.piece, *shape[self.dim + 1 :])
 
-    def whole(self, stored: Any) -> Any:
-        return lax.slice_in_dim(stored, 0, self.size, axis=self.dim) if self.filling else stored
+    def laid_out_on(self, mesh: Mesh) -> NamedSharding:
+        return NamedSharding(in_groups(mesh, self.groups), self.spec)
+
+    def laid_out_sharding(self, mesh: Mesh) -> Sharding:
+        return self.laid_out_on(self.mesh(mesh))
+
+    def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
+        return same_memory(laid_out, self.stored_shape(laid_out.shape), self.sharding(mesh))
+
+    def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
+        return same_memory(stored, self.laid_out_shape(stored.shape), self.laid_out_sharding(mesh))
+
+    def whole(self, laid_out: Any) -> Any:
+        return lax.slice_in_dim(laid_out, 0, self.size, axis=self.dim) if self.filling else laid_out
+
+    def bounds(self, replica: int) -> tuple[int, int]:
+        """Which part of the dim, without the filling, a replica has."""
+        first, last = (min((replica % self.replicas + i) * self.piece, self.size) for i in (0, 1))
+        return first, last
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
-        bounds = [min(i * self.piece, self.size) for i in range(self.replicas + 1)]
-        return tuple(lax.slice_in_dim(whole, bounds[i], bounds[i + 1], axis=self.dim) for i in replicas)
+        return tuple(lax.slice_in_dim(whole, *self.bounds(replica), axis=self.dim) for replica in replicas)
 
     def pieces_here(self, stored: jax.Array) -> dict[int, jax.Array]:
         """Copies of the pieces that this worker's devices have, without the filling, by replica."""
@@ -230,12 +291,14 @@ class Split(_Usual):
         for shard in stored.addressable_shards:
             replica = (shard.index[self.dim].start or 0) // self.piece
             if replica not in pieces:  # each logical device of a replica has the same
-                rows = min(max(self.size - replica * self.piece, 0), self.piece)
-                pieces[replica] = jnp.copy(lax.slice_in_dim(shard.data, 0, rows, axis=self.dim))
+                first, last = self.bounds(replica)
+                pieces[replica] = jnp.copy(lax.slice_in_dim(shard.data, 0, last - first, axis=self.dim))
         return {replica: pieces[replica] for replica in sorted(pieces)}
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
-        return f"split along dim {self.dim} over {self.replicas} replicas"
+        if self.groups == 1:
+            return f"split along dim {self.dim} over {self.replicas} replicas"
+        return f"split along dim {self.dim} over the {self.replicas} replicas of each of {self.groups} groups"
 
 
 def _module_of(value: Any) -> Any:
@@ -243,12 +306,20 @@ def _module_of(value: Any) -> Any:
     return np if isinstance(value, np.ndarray) else jnp
 
 
-def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int) -> Layout:
-    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica."""
+def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
+    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica of a group.
+
+    Args:
+      shape: of the value.
+      dim: along which it is split.
+      pieces: how many are wanted.
+      replicas: of a group.
+      groups: how many there are.
+    """
     pieces = min(pieces, replicas, shape[dim])
     if pieces <= 1:
         return Mirrored()
-    return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas)
+    return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas, groups)
 
 
 def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits: bool) -> Layout:

@@ -2,7 +2,8 @@
 
 A partitioner is called with a variable's shape and dtype, and returns the number of pieces along each
 dim: ``[1, 4]`` splits a matrix by its columns into four. At most one number may be more than 1. There is at most
-one piece for each replica, and for each index of the dim; pieces may differ in size.
+one piece for each replica, and for each index of the dim; pieces may differ in size. A :class:`GroupPartitioner` has
+such a function split variables over the replicas of a group, instead of all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-Partitioner = Callable[[tuple[int, ...], Any], Sequence[int]]
+PieceCounts = Callable[[tuple[int, ...], Any], Sequence[int]]
+"""From a variable's shape and dtype to its number of pieces along each dim."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,77 @@ class MaxSizePartitioner:
         return _along(shape, self.dim, pieces if self.max_shards is None else min(pieces, self.max_shards))
 
 
-def over_all(replicas: int, min_bytes: int = 1024) -> Partitioner:
+@dataclasses.dataclass(frozen=True)
+class GroupPartitioner:
+    """Split variables within groups of neighbouring replicas, and mirror them over the groups (HSDP).
+
+    Each group of ``group_size`` replicas has a copy of every variable, of which each of its replicas keeps a piece.
+    What a step needs whole is gathered inside each group, without the others. The sum of a gradient is reduce-scattered
+    inside each group, and then the pieces are all-reduced across the groups. So a device keeps 1/``group_size`` of
+    each variable, which is more than if it were split over all replicas, and only pieces of gradients go between
+    groups. That pays where links inside a group are faster than those between groups.
+
+    Replicas are neighbours in the order of their numbers: with 8 replicas and ``group_size=4`` the groups are 0 to 3
+    and 4 to 7. Groups may lie within a worker or span several.
+
+    Attributes:
+      group_size: how many replicas share a copy. It must divide the number of replicas; with 1 each replica has all.
+        ``None`` means the replicas of one slice, if the devices are of several slices, and otherwise all replicas.
+      partitioner: which variables to split, and how; there is at most one piece for each replica of the group. By
+        default all of at least 1 KiB, over the whole group, along the largest dim that divides evenly, or else along
+        the largest dim.
+
+    Raises:
+      ValueError: ``group_size`` is below 1. When a strategy or a variable gets it: it does not divide the number of
+        replicas; the message names both.
+      TypeError: ``partitioner`` is no function; or it is a ``GroupPartitioner``.
+
+    Source: Zhang et al., "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022; and Zhao et
+    al., "PyTorch FSDP", 2023, which calls it hybrid sharding.
+
+    >>> import replicax, jax.numpy as jnp
+    >>> pairs = replicax.GroupPartitioner(group_size=2)
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"], variable_partitioner=pairs)
+    >>> with strategy.scope():
+    ...     v = replicax.Variable(jnp.zeros((512, 4)), name="v")
+    >>> v.layout.describe(strategy.extended.mesh), strategy.local_results(v)[3].shape
+    ('split along dim 0 over the 2 replicas of each of 2 groups', (256, 4))
+    """
+
+    group_size: int | None = None
+    partitioner: PieceCounts | None = None
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None:
+            _check_positive(self, "group_size")
+        if isinstance(self.partitioner, GroupPartitioner):
+            raise TypeError(f"GroupPartitioner: a group has no groups of its own, got partitioner={self.partitioner!r}")
+        checked_partitioner(self.partitioner)
+
+    def size(self, replicas: int, slices: int) -> int:
+        """How many replicas a group has.
+
+        Args:
+          replicas: how many there are.
+          slices: in how many slices they lie, one after the other, with as many in each.
+
+        Raises:
+          ValueError: the size does not divide the number of replicas.
+        """
+        size = replicas // slices if self.group_size is None else self.group_size
+        if replicas % size:
+            raise ValueError(
+                f"GroupPartitioner: group_size {size} does not divide the number of replicas, {replicas}: choose one "
+                f"of {', '.join(str(n) for n in range(1, replicas + 1) if replicas % n == 0)}"
+            )
+        return size
+
+
+Partitioner = PieceCounts | GroupPartitioner
+"""What splits variables over replicas: over all of them, or within groups."""
+
+
+def over_all(replicas: int, min_bytes: int = 1024) -> PieceCounts:
     """Split variables of at least ``min_bytes`` over all replicas.
 
     The dim is the largest among those that divide evenly, or else the largest. To split smaller variables would take as
@@ -116,9 +188,9 @@ def checked_partitioner(partitioner: Any) -> Partitioner | None:
     """``partitioner``, after a check of its type.
 
     Raises:
-      TypeError: it is not callable.
+      TypeError: it is not one.
     """
-    if partitioner is not None and not callable(partitioner):
+    if partitioner is not None and not callable(partitioner) and not isinstance(partitioner, GroupPartitioner):
         raise TypeError(
             "a partitioner is a function from shape and dtype to a number for each dim, such as "
             f"FixedShardsPartitioner(2), got {partitioner!r}"

@@ -202,7 +202,13 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
         self._set_kind(aval.shape, aval.dtype)
-        return Initial(lambda: compute(lambda: self.layout.stored(program()), (), self.sharding), program, digest)
+        return Initial(lambda: self._computed(program), program, digest)
+
+    def _computed(self, program: Callable[[], Any]) -> jax.Array:
+        """The stored array of what a program computes, of which each device computes its part."""
+        mesh = self.replicas.mesh
+        laid_out = compute(lambda: self.layout.laid_out(program()), (), self.layout.laid_out_sharding(mesh))
+        return self.layout.to_stored(laid_out, mesh)
 
     def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
@@ -288,10 +294,15 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """This worker's pieces, as any worker may print a variable alone."""
         layout = self.layout
         assert isinstance(layout, Split)
-        pieces = layout.pieces_here(stored)
-        first, last = (min(i * layout.piece, layout.size) for i in (min(pieces), max(pieces) + 1))
-        whole = np.concatenate([np.asarray(piece) for piece in pieces.values()], layout.dim)
-        return f"here {first}:{last} {_in_words(whole)}"
+        pieces = {layout.bounds(replica): piece for replica, piece in layout.pieces_here(stored).items()}
+        runs: list[tuple[int, int, list[Any]]] = []  # of pieces that are next to each other
+        for (first, last), piece in sorted(pieces.items(), key=lambda item: item[0]):
+            if runs and runs[-1][1] == first:
+                runs[-1] = runs[-1][0], last, [*runs[-1][2], piece]
+            else:
+                runs.append((first, last, [piece]))
+        shown = (f"{a}:{b} {_in_words(np.concatenate(parts, layout.dim))}" for a, b, parts in runs)
+        return f"here {', '.join(shown)}"
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -463,7 +474,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def to_storage(self, value: Any) -> jax.Array:
         """A new array on the strategy's devices that holds ``value`` on every replica."""
-        return put(self.layout.stored(value), self.sharding, may_alias=False)
+        mesh = self.replicas.mesh
+        laid_out = put(self.layout.laid_out(value), self.layout.laid_out_sharding(mesh), may_alias=False)
+        return self.layout.to_stored(laid_out, mesh)
 
     def stored(self) -> jax.Array:
         """The array on the strategy's devices.
@@ -481,12 +494,13 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """
         if not isinstance(self.layout, Split):
             return self.stored()
-        everywhere = NamedSharding(self.layout.mesh(self.replicas.mesh), self.layout.whole_spec)
-        stored = self.stored()
+        mesh = self.replicas.mesh
+        everywhere = NamedSharding(self.layout.mesh(mesh), self.layout.whole_spec)
+        laid_out = self.layout.from_stored(self.stored(), mesh)
         if not self.is_spread:
-            return jax.device_put(self.layout.whole(stored), everywhere)
+            return jax.device_put(self.layout.whole(laid_out), everywhere)
         with self.replicas.lockstep.explaining(f"reading {self.describe()}"):
-            return jax.block_until_ready(jax.device_put(self.layout.whole(stored), everywhere))
+            return jax.block_until_ready(jax.device_put(self.layout.whole(laid_out), everywhere))
 
     def __deepcopy__(self, memo: Any = None) -> NoReturn:
         raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")

@@ -29,6 +29,7 @@ class Replicas:
       local: the numbers of this worker's.
       devices: the first device of each, in the order of the replicas.
       logical_devices: the devices that each runs on: ``[replicas, logical devices]``.
+      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none.
       mesh: of all these devices.
       is_absent: whether the devices are only described: plan mode.
       lockstep: what their workers tell each other to stay together.
@@ -45,6 +46,7 @@ class Replicas:
     local: tuple[int, ...]
     devices: tuple[jax.Device, ...]
     logical_devices: np.ndarray
+    slices: int
     mesh: Mesh
     is_absent: bool
     lockstep: Lockstep

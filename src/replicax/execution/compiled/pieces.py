@@ -1,4 +1,9 @@
-"""Pieces: values of which each replica holds a part, and the collectives between the parts and the whole."""
+"""Pieces: values of which each replica of a group holds a part, and the collectives between the parts and the whole.
+
+What is gathered or reduced over the pieces of a value goes between the replicas of each group, as each group has all
+pieces. A sum over all replicas of which each needs a piece is scattered in each group first. Then each piece is summed
+over the groups, by those replicas that have it.
+"""
 
 from __future__ import annotations
 
@@ -33,34 +38,75 @@ class Piece:
     summed: bool = False
 
 
+def own_number(split: Split) -> Any:
+    """Which of the pieces this replica has (int32)."""
+    replica = lax.axis_index(REPLICA_AXIS)
+    return replica if split.groups == 1 else replica % split.replicas
+
+
 def start_of_own(split: Split) -> Any:
     """Where in the whole this replica's piece begins, along the dim that is split (int32)."""
-    return lax.axis_index(REPLICA_AXIS) * split.piece
+    return own_number(split) * split.piece
 
 
 def own_piece(whole: Any, split: Split) -> Any:
     """This replica's piece of a value that every replica has."""
-    return lax.dynamic_slice_in_dim(split.stored(whole), start_of_own(split), split.piece, axis=split.dim)
+    return lax.dynamic_slice_in_dim(split.laid_out(whole), start_of_own(split), split.piece, axis=split.dim)
 
 
 def gathered(piece: Any, split: Split) -> Any:
-    """The whole value, from every replica's piece (one all-gather)."""
-    return split.whole(lax.all_gather(piece, REPLICA_AXIS, axis=split.dim, tiled=True))
+    """The whole value, from the pieces of the replica's group (one all-gather)."""
+    return split.whole(
+        lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group(split), axis=split.dim, tiled=True)
+    )
+
+
+def stacked_parts(part: Any, split: Split) -> Any:
+    """``[replicas of a group, *shape]``: what each replica of the group has (one all-gather)."""
+    return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=in_group(split))
+
+
+def summed_parts(part: Any, split: Split) -> Any:
+    """The sum of what the replicas of the group have (one all-reduce)."""
+    return lax.psum(part, REPLICA_AXIS, axis_index_groups=in_group(split))
+
+
+def in_group(split: Split) -> list[list[int]] | None:
+    """The replicas of each group; ``None`` if there is only one."""
+    if split.groups == 1:
+        return None
+    return [list(range(i * split.replicas, (i + 1) * split.replicas)) for i in range(split.groups)]
+
+
+def of_a_piece(split: Split) -> list[list[int]]:
+    """The replicas that have the same piece, for each piece."""
+    return [list(range(i, split.replicas * split.groups, split.replicas)) for i in range(split.replicas)]
 
 
 def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
     """This replica's piece of the sum over the replicas of each array.
 
-    A reduce-scatter for each large array; small ones of a dtype are packed into one.
+    A reduce-scatter for each large array, and an all-reduce of the pieces if there are several groups; small arrays of
+    a dtype and the same groups are packed into one.
     """
+    results: list[Any] = [None] * len(arrays)
+    for count in dict.fromkeys(split.groups for split in splits):
+        alike = [i for i, split in enumerate(splits) if split.groups == count]
+        for i, piece in zip(alike, _packed_pieces([arrays[i] for i in alike], [splits[i] for i in alike]), strict=True):
+            results[i] = piece
+    return results
+
+
+def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
+    """The same for arrays with the same groups."""
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, PACK_LIMIT)
     for i in whole:
-        results[i] = _scattered(splits[i].stored(arrays[i]), splits[i].dim)
+        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim)
     for members in groups:
-        rows = [jnp.moveaxis(splits[i].stored(arrays[i]), splits[i].dim, 0) for i in members]
+        rows = [jnp.moveaxis(splits[i].laid_out(arrays[i]), splits[i].dim, 0) for i in members]
         flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
-        pack = _scattered(jnp.concatenate(flat, axis=1), 0)
+        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0)
         offset = 0
         for i, row, part in zip(members, rows, flat, strict=True):
             piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
@@ -69,20 +115,25 @@ def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
     return results
 
 
-def _scattered(array: Any, dim: int) -> Any:
-    def at_once(array: Any) -> Any:
-        return lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
+def _scattered(array: Any, split: Split, dim: int) -> Any:
+    """This replica's part of the sum over all replicas: one of as many along ``dim`` as a group has replicas."""
+
+    def in_turn(array: Any) -> Any:
+        piece = lax.psum_scatter(
+            array, REPLICA_AXIS, scatter_dimension=dim, axis_index_groups=in_group(split), tiled=True
+        )
+        return piece if split.groups == 1 else lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split))
 
     if _jax.coordination_client() is None:
-        return at_once(array)
+        return in_turn(array)
     # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
     # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no longer.
-    return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, dim), default=at_once)
+    return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, split, dim), default=in_turn)
 
 
-def _own_of_sum(array: Any, dim: int) -> Any:
-    size = array.shape[dim] // lax.axis_size(REPLICA_AXIS)
-    return lax.dynamic_slice_in_dim(lax.psum(array, REPLICA_AXIS), lax.axis_index(REPLICA_AXIS) * size, size, axis=dim)
+def _own_of_sum(array: Any, split: Split, dim: int) -> Any:
+    size = array.shape[dim] // split.replicas
+    return lax.dynamic_slice_in_dim(lax.psum(array, REPLICA_AXIS), own_number(split) * size, size, axis=dim)
 
 
 class Gathers:

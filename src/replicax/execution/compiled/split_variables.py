@@ -1,10 +1,10 @@
 """Split variables: run a program on pieces of its variables.
 
-A variable that is split over the replicas enters a program as this replica's piece. What is computed from pieces
-element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What needs the whole
-(a matrix product) gets it, gathered at each of its uses, so that it is free afterwards and gathered again for the
-backward pass. A sum over the replicas of which only a piece is needed, such as that of a gradient, becomes a
-reduce-scatter. Nothing in the step says so: it follows from how the variables are laid out.
+A variable that is split over the replicas, or over those of each group, enters a program as this replica's piece. What
+is computed from pieces element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What
+needs the whole (a matrix product) gets it, gathered at each of its uses, so that it is free afterwards and gathered
+again for the backward pass. A sum over the replicas of which only a piece is needed, such as that of a gradient,
+becomes a reduce-scatter. Nothing in the step says so: it follows from how the variables are laid out.
 
 Only values that are the same on every replica can be in pieces; which these are is known from
 :mod:`replicax.execution.program.infer`.
@@ -33,8 +33,15 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.communication import CommunicationOptions
-from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.pieces import Gathers, Piece, own_piece, start_of_own, summed_pieces
+from replicax.execution.compiled.pieces import (
+    Gathers,
+    Piece,
+    own_piece,
+    stacked_parts,
+    start_of_own,
+    summed_parts,
+    summed_pieces,
+)
 from replicax.execution.program.marks import mark_p
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Split
@@ -198,10 +205,10 @@ class Partition:
         if equation.primitive.name in SUMS:
             if split.filling:
                 array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
-            return lax.psum(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+            return summed_parts(_jax.bind(equation, [array])[0], split)
         if split.filling:
             array = jnp.where(_index(array, split) < split.size, array, lax.slice_in_dim(array, 0, 1, axis=split.dim))
-        parts = lax.all_gather(_jax.bind(equation, [array])[0], REPLICA_AXIS)
+        parts = stacked_parts(_jax.bind(equation, [array])[0], split)
         filled = -(-split.size // split.piece)  # the others have nothing but filling
         return _jax.bind(equation, [parts[:filled]], reduced_along(equation.params, [0]))[0]
 
