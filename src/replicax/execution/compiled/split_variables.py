@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along
+from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along, wanted_sharding
 from replicax._jax.primitive_families import (
     CHECKPOINTS,
     ELEMENTWISE,
@@ -29,10 +29,12 @@ from replicax._jax.primitive_families import (
     MOVING,
     SCANS,
     SCATTERS,
+    SPLITS,
     SUMS,
 )
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.communication import CommunicationOptions
+from replicax.devices.logical_axes import spec_of
 from replicax.execution.compiled.pieces import (
     Gathers,
     Piece,
@@ -127,6 +129,8 @@ class Partition:
             return operands
         if equation.primitive is all_reduce_p:
             return self.all_reduce(equation, operands, hints)
+        if isinstance(operands[0] if operands else None, Piece) and _says_nothing_new(equation, operands[0].split):
+            return operands
         in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
         called = _inlined(equation)
         if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
@@ -135,7 +139,7 @@ class Partition:
             return _jax.bind(equation, operands)
         if name in ELEMENTWISE and self.all_mirrored(equation):
             return [self.elementwise(equation, operands, hints)]
-        if name in MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
+        if name in MOVING | SPLITS and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
         if name in SUMS | IDEMPOTENT_REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
@@ -176,7 +180,7 @@ class Partition:
         split = operand.split
         dims = dims_along(equation.params, operand.array.ndim)
         if split.dim not in dims:
-            shifted = dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims))
+            shifted = without_dims(split, dims)
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
         array = operand.array
         if equation.primitive.name in SUMS:
@@ -229,9 +233,7 @@ class Partition:
         summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
         if not any(splits) and not any(summed):
             return self.on_whole(equation, operands)
-        inner, parts = (
-            [None if s is None else dataclasses.replace(s, dim=s.dim - 1) for s in outer] for outer in (splits, summed)
-        )
+        inner, parts = ([None if s is None else without_dims(s, [0]) for s in outer] for outer in (splits, summed))
         consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -301,7 +303,9 @@ def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, Split]:
     for equation in reversed(jaxpr.eqns):
         if equation.primitive is all_reduce_p and _may_scatter(equation):
             goals: Mapping[Any, Split] = hints
-        elif equation.primitive is mark_p:
+        elif equation.primitive is mark_p or any(
+            v in sunk and _says_nothing_new(equation, sunk[v]) for v in equation.outvars
+        ):
             goals = sunk
         else:
             continue
@@ -315,8 +319,23 @@ def _changes_rows(equation: Any, target: Any) -> bool:
     """Whether a scatter changes whole rows of what is split by rows."""
     if not isinstance(target, Piece) or target.split.dim != 0 or dropping(equation.params) is None:
         return False
+    if target.split.logical_parts > 1:
+        return False
     dims = lookup_dimensions(equation.params, target.array.ndim)
     return dims.indexed == (0,) and set(dims.windows) == set(range(1, target.array.ndim))
+
+
+def _says_nothing_new(equation: Any, split: Split) -> bool:
+    """Whether an equation only says that a value is in the same parts on the logical devices as its pieces."""
+    if equation.primitive.name not in SPLITS or not any(split.axes):
+        return False
+    return bool(wanted_sharding(equation.params) == spec_of(split.axes))
+
+
+def without_dims(split: Split, dims: Collection[int]) -> Split:
+    """How a value is split of which these dims are gone."""
+    axes = tuple(dim for d, dim in enumerate(split.axes) if d not in dims)
+    return dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims), axes=axes)
 
 
 def _may_scatter(equation: Any) -> bool:
