@@ -106,9 +106,8 @@ def on_one_device() -> list[Any]:
     ("size", "replicas", "executor"),
     [
         (2, 4, "compiled"),
-        (2, 2, "per_replica"),
+        pytest.param(2, 2, "per_replica", marks=pytest.mark.soak),
         pytest.param(4, 4, "compiled", marks=pytest.mark.soak),
-        pytest.param(2, 4, "per_replica", marks=pytest.mark.soak),
     ],
 )
 @third_party
