@@ -264,6 +264,36 @@ def test_sharded_over_absent_chips() -> None:
     assert {c.participants for c in plan.collectives} == {16}
 
 
+@pytest.mark.soak
+def test_pieces_of_parts_on_absent_chips() -> None:
+    """Collectives between replicas carry what a logical device has, and not the whole."""
+    resolver = replicax.TPUClusterResolver(topology="v5e:4x4")
+    pairs = replicax.DeviceAssignment.build(resolver.topology, [2, 1, 1], num_replicas=8)
+    strategy = replicax.TPUStrategy(resolver, pairs, variable_partitioner=replicax.GroupPartitioner(4))
+    with strategy.scope():
+        up, down = (
+            replicax.Variable(lambda shape=shape: jnp.zeros(shape, jnp.bfloat16), partition_dimensions=parts)
+            for shape, parts in [((1024, 4096), [1, 2]), ((4096, 1024), [2, 1])]
+        )
+
+    def step(x):
+        def loss():
+            return replicax.compute_average_loss(jnp.square(jnp.tanh(x @ up) @ down).mean(-1).astype(jnp.float32))
+
+        _, gradients = replicax.value_and_grad(loss, [up, down])()
+        for v, gradient in zip((up, down), gradients, strict=True):
+            total = replicax.get_replica_context().all_reduce("sum", gradient)
+            v.assign_sub(total)
+
+    plan = replicax.plan(strategy, step, jax.ShapeDtypeStruct((128, 1024), jnp.bfloat16))
+    part = 1024 * 4096 * 2 // 2
+    between = [c for c in plan.collectives if c.axes == ("replica",) and c.bytes > 1 << 16]
+    assert {(c.kind, c.participants) for c in between} == {("all-gather", 4), ("reduce-scatter", 4), ("all-reduce", 2)}
+    assert {c.bytes for c in between if c.kind == "all-gather"} == {part}
+    assert {c.bytes for c in between if c.kind != "all-gather"} <= {part // 4, part // 2}  # summed as float32, maybe
+    assert plan.memory.arguments < 1.2 * (2 * part // 4 + 128 * 1024 * 2)
+
+
 def test_groups_of_absent_slices() -> None:
     """Gathers and scatters stay inside a slice; between slices there are only sums of pieces."""
     resolver = replicax.TPUClusterResolver(topology="v5e:2x2", slices=2)

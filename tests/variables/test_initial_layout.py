@@ -190,13 +190,13 @@ def test_it_stays_split_whoever_assigns() -> None:
         assert parts_of(v) == {(4, 2)}
 
 
-def test_explicit_dimensions_go_before_the_strategys_partitioner() -> None:
+def test_the_strategys_partitioner_splits_the_parts() -> None:
     strategy = logical_strategy(2, 2, over_all(2, min_bytes=0))
     with strategy.scope():
         v = replicax.Variable(jnp.ones((4, 4)), name="v", partition_dimensions=[2, 1])
         w = replicax.Variable(jnp.ones((4, 4)), name="w")
     assert strategy.run(lambda: (v.value @ w.value).sum()).tolist() == 64.0
-    assert (parts_of(v), parts_of(w)) == ({(2, 4)}, {(2, 4)})
+    assert (parts_of(v), parts_of(w)) == ({(2, 2)}, {(2, 4)})
     assert "logical" in v.layout.describe(strategy.extended.mesh)
     assert "logical" not in w.layout.describe(strategy.extended.mesh)
 
@@ -211,8 +211,8 @@ def test_explicit_dimensions_go_before_the_strategys_partitioner() -> None:
         ({"partition_dimensions": [1, 2]}, r"variable 'v' .* makes 2 parts, but a replica has 4 logical device"),
         ({"partition_dimensions": [1, 4]}, r"variable 'v' .* dim 1 of size 6 does not divide into 4 parts"),
         (
-            {"partition_dimensions": [4, 1], "partitioner": replicax.FixedShardsPartitioner(2)},
-            "variable 'v' .* choose one of partitioner and partition_dimensions",
+            {"partition_dimensions": [2, 2], "partitioner": replicax.FixedShardsPartitioner(2, dim=1)},
+            r"variable 'v' .* parts of size 3 along dim 1, which do not divide into 2 pieces of one size",
         ),
     ],
 )

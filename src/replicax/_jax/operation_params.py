@@ -103,3 +103,8 @@ def dropping(params: Params) -> dict[str, Any] | None:
     if params["mode"] not in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS):
         return None
     return {**params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
+
+
+def wanted_sharding(params: Params) -> Any:
+    """How an operation that says how a value is split wants it to be: a ``PartitionSpec``; ``None`` for other ways."""
+    return getattr(params["sharding"], "spec", None)

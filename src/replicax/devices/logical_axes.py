@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -79,16 +80,23 @@ def _taken(free: dict[str, int], count: int) -> tuple[str, ...]:
     return tuple(taken)
 
 
-def spec_of(axes: Axes, replica_dim: int | None = None) -> PartitionSpec:
+def spec_of(axes: Axes, replica_dim: int | None = None, inner: bool = False) -> PartitionSpec:
     """How an array lies on a mesh: its dims in parts, and one of them over the replicas if that is said.
+
+    Args:
+      axes: the axes that share out each dim.
+      replica_dim: which dim the replicas share out, too.
+      inner: whether they share out each part of it, instead of each replica's share being in parts.
 
     >>> from replicax.devices.logical_axes import spec_of
     >>> tuple(spec_of(((), ("logical0",)), replica_dim=1))
     (None, ('replica', 'logical0'))
+    >>> tuple(spec_of(((), ("logical0",)), replica_dim=1, inner=True))
+    (None, ('logical0', 'replica'))
     """
     dims = list(axes) + [()] * (0 if replica_dim is None else replica_dim + 1 - len(axes))
     if replica_dim is not None:
-        dims[replica_dim] = (REPLICA_AXIS, *dims[replica_dim])
+        dims[replica_dim] = (*dims[replica_dim], REPLICA_AXIS) if inner else (REPLICA_AXIS, *dims[replica_dim])
     while dims and not dims[-1]:
         dims.pop()
     return PartitionSpec(*(None if not d else d[0] if len(d) == 1 else d for d in dims))
@@ -101,6 +109,19 @@ def constrained(array: Any, axes: Axes) -> Any:
     as in the exact executor, it is nothing at all.
     """
     return lax.with_sharding_constraint(array, spec_of(axes)) if in_logical_mesh() else array
+
+
+def on_logical_devices(fn: Callable[[Any], Any], axes: Axes) -> Callable[[Any], Any]:
+    """``fn``, which takes and returns an array split by ``axes``, for the part that each logical device has.
+
+    Left to itself the compiler gathers an array over its logical axes before it gathers or scatters it over replicas.
+    """
+    if not any(axes):
+        return fn
+    names = set(jax.sharding.get_abstract_mesh().axis_names) - {REPLICA_AXIS}
+    spec = spec_of(axes)
+    mapped: Callable[[Any], Any] = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False)
+    return mapped
 
 
 def over_replicas(spec: PartitionSpec) -> PartitionSpec:

@@ -81,6 +81,12 @@ def logical_device_mesh(mesh: Mesh, logical_device: int) -> Mesh:
     return replica_mesh(mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, logical_device])
 
 
+def devices_of(mesh: Mesh, replica: int) -> Mesh:
+    """The part of a mesh that the logical devices of one replica make up."""
+    axes = mesh.axis_names[1:]
+    return Mesh(mesh.devices[replica], axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
     """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 

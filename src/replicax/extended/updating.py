@@ -79,7 +79,7 @@ class Updating:
         ...     with strategy.extended.colocate_vars_with(v):
         ...         slot = replicax.Variable(jnp.zeros(512), name="slot")
         >>> slot.layout
-        Split(dim=0, size=512, piece=256, replicas=2, groups=1)
+        Split(dim=0, size=512, piece=256, replicas=2, groups=1, logical_parts=1)
         """
         what = "extended.colocate_vars_with"
         if context.current_replicas() is not self.replicas:

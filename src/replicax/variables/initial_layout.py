@@ -15,7 +15,7 @@ from replicax.devices.arrays import put_among
 from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
-from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly
+from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly, split_evenly_in_parts
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all
 from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
@@ -87,13 +87,15 @@ def layout_for(
     Args:
       variable: the variable.
       partitioner: splits it over the replicas; by default the strategy's.
-      partition_dimensions: split it over the logical devices of each replica. Then the default partitioner is not used.
+      partition_dimensions: split it over the logical devices of each replica. Then the partitioner splits the part of
+        each logical device. Where that does not divide evenly along a dim that both split, the strategy's does not.
       logical_device: the number of the logical device of each replica that has the variable.
 
     Raises:
-      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Both a
-        partitioner and partition dimensions. A partitioner with a wrong result. No such logical device, or a logical
-        device together with partition dimensions. Any of these arguments inside :func:`colocated`.
+      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Parts
+        that do not divide evenly along a dim that the variable's own partitioner splits, too. A partitioner with a
+        wrong result. No such logical device, or a logical device together with partition dimensions. Any of these
+        arguments inside :func:`colocated`.
     """
     beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
     if beside_another is not None:
@@ -109,25 +111,33 @@ def layout_for(
         layout = layout_for(variable, partitioner, None, None)
         return on_logical_device(layout, device) if count > 1 else layout
     collection, replicas = variable.collection, variable.replicas
-    usual = collection.default_layout
+    usual, shape = collection.default_layout, variable.shape
+    chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
     if partition_dimensions is None:
         if variable.is_on_read and replicas.count > 1:
             return Copies(replicas.count)
-        chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
-        split = _layout_by(chosen, variable.name, variable.shape, variable.dtype, replicas)
+        split = _layout_by(chosen, variable.name, shape, variable.dtype, replicas)
         return usual if isinstance(split, Mirrored) else split
-    if partitioner is not None:
-        raise ValueError(
-            f"{variable.describe()} can't be split over the replicas and over the logical devices of each: choose one "
-            "of partitioner and partition_dimensions"
-        )
     if usual.home is not None and not variable.is_on_read:
         raise ValueError(
             f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
             "devices: leave partition_dimensions out"
         )
-    axes = parted(variable.shape, partition_dimensions, replicas.num_logical_devices, variable.describe())
-    return Copies(replicas.count, axes=axes) if variable.is_on_read and replicas.count > 1 else Mirrored(axes=axes)
+    axes = parted(shape, partition_dimensions, replicas.num_logical_devices, variable.describe())
+    if variable.is_on_read:
+        return Copies(replicas.count, axes=axes) if replicas.count > 1 else Mirrored(axes=axes)
+    counts = [int(count) for count in partition_dimensions]
+    part = tuple(size // count for size, count in zip(shape, counts, strict=True))
+    split = _layout_by(chosen, variable.name, part, variable.dtype, replicas)
+    composed = split_evenly_in_parts(shape, axes, counts, split)
+    if composed is None and partitioner is not None:
+        assert isinstance(split, Split)
+        raise ValueError(
+            f"{variable.describe()}: partition_dimensions {counts} makes parts of size {part[split.dim]} along dim "
+            f"{split.dim}, which do not divide into {split.replicas} pieces of one size for the replicas: pad the dim, "
+            "or have the partitioner split along another"
+        )
+    return Mirrored(axes=axes) if composed is None else composed
 
 
 def checked_logical_device(logical_device: Any, count: int, what: str) -> int:

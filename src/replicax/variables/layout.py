@@ -6,7 +6,9 @@ between the two, and says which part each replica has.
 Where each of several groups of replicas has a copy, the stored array has these copies one after the other, so that the
 part of each replica is at its place in the mesh. Outside of programs the same memory is seen as another array, the
 value *laid out*: there it is once, on a mesh that has the groups as a further axis. To see the one as the other copies
-nothing. Of any other layout they are the same.
+nothing. Where replicas share out a dim that their logical devices split, too, the order of the elements differs: each
+logical device's part is in pieces, but in the stored array each replica's pieces are together. Of any other layout
+stored and laid out are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from replicax.devices.arrays import same_memory
 from replicax.devices.logical_axes import Axes, spec_of
-from replicax.devices.mesh import REPLICA_AXIS, in_groups, logical_device_mesh
+from replicax.devices.mesh import REPLICA_AXIS, devices_of, in_groups, logical_device_mesh
 from replicax.locality import Locality, M, T
 
 
@@ -227,12 +229,16 @@ class Split(_Usual):
     All pieces are stored with the same size. If the value does not divide evenly, the last pieces are filled up
     with zeros, which are not part of the value.
 
+    If the logical devices of a replica have different parts of the value (``axes``), what is split over the replicas is
+    the part of each logical device. Along one dim it divides evenly then.
+
     Attributes:
       dim: the dim along which the value is split.
       size: of the whole value in that dim.
       piece: size of each stored piece.
       replicas: of a group, and so the number of pieces; the last ones may consist of filling only.
       groups: how many groups of neighbouring replicas have the value; each replica is in one.
+      logical_parts: into how many parts the logical devices split the same dim; a piece has some of each.
     """
 
     dim: int
@@ -240,11 +246,12 @@ class Split(_Usual):
     piece: int
     replicas: int
     groups: int = 1
+    logical_parts: int = 1
     locality: ClassVar[Locality] = M
 
     @property
     def spec(self) -> PartitionSpec:
-        return spec_of((), replica_dim=self.dim)
+        return spec_of(self.axes, replica_dim=self.dim)
 
     @property
     def filling(self) -> int:
@@ -263,7 +270,7 @@ class Split(_Usual):
         return (*shape[: self.dim], self.replicas * self.piece, *shape[self.dim + 1 :])
 
     def laid_out_on(self, mesh: Mesh) -> NamedSharding:
-        return NamedSharding(in_groups(mesh, self.groups), self.spec)
+        return NamedSharding(in_groups(mesh, self.groups), spec_of(self.axes, replica_dim=self.dim, inner=True))
 
     def laid_out_sharding(self, mesh: Mesh) -> Sharding:
         return self.laid_out_on(self.mesh(mesh))
@@ -278,22 +285,45 @@ class Split(_Usual):
         return lax.slice_in_dim(laid_out, 0, self.size, axis=self.dim) if self.filling else laid_out
 
     def bounds(self, replica: int) -> tuple[int, int]:
-        """Which part of the dim, without the filling, a replica has."""
+        """Which part of the dim, without the filling, a replica has; with ``logical_parts``, of the pieces in turn."""
         first, last = (min((replica % self.replicas + i) * self.piece, self.size) for i in (0, 1))
         return first, last
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(lax.slice_in_dim(whole, *self.bounds(replica), axis=self.dim) for replica in replicas)
+        in_turn = self._regrouped(whole, self.logical_parts, self.replicas)
+        return tuple(lax.slice_in_dim(in_turn, *self.bounds(replica), axis=self.dim) for replica in replicas)
+
+    def joined(self, pieces: Sequence[Any]) -> Any:
+        """The whole value, from the pieces of a group without their filling."""
+        return self._regrouped(jnp.concatenate(pieces, self.dim), self.replicas, self.logical_parts)
+
+    def _regrouped(self, array: Any, outer: int, inner: int) -> Any:
+        """``array`` with the dim, which is ``outer`` times ``inner`` pieces, in the order ``inner`` times ``outer``."""
+        if self.logical_parts == 1:
+            return array
+        shape, dim = array.shape, self.dim
+        split = array.reshape(*shape[:dim], outer, inner, -1, *shape[dim + 1 :])
+        return split.swapaxes(dim, dim + 1).reshape(shape)
 
     def pieces_here(self, stored: jax.Array) -> dict[int, jax.Array]:
-        """Copies of the pieces that this worker's devices have, without the filling, by replica."""
-        pieces: dict[int, jax.Array] = {}
+        """Copies of the pieces that this worker's devices have, without the filling, by replica.
+
+        Each is an array over the replica's logical devices if these have different parts of it.
+        """
+        shards: dict[int, list[Any]] = {}
         for shard in stored.addressable_shards:
-            replica = (shard.index[self.dim].start or 0) // self.piece
-            if replica not in pieces:  # each logical device of a replica has the same
-                first, last = self.bounds(replica)
-                pieces[replica] = jnp.copy(lax.slice_in_dim(shard.data, 0, last - first, axis=self.dim))
-        return {replica: pieces[replica] for replica in sorted(pieces)}
+            shards.setdefault((shard.index[self.dim].start or 0) // self.piece, []).append(shard)
+        pieces: dict[int, jax.Array] = {}
+        for replica, mine in sorted(shards.items()):
+            piece = mine[0].data
+            if any(self.axes):
+                over_mesh: Any = stored.sharding
+                where = NamedSharding(devices_of(over_mesh.mesh, replica), spec_of(self.axes))
+                shape = (*stored.shape[: self.dim], self.piece, *stored.shape[self.dim + 1 :])
+                piece = jax.make_array_from_single_device_arrays(shape, where, [s.data for s in mine])
+            first, last = self.bounds(replica)
+            pieces[replica] = jnp.copy(lax.slice_in_dim(piece, 0, last - first, axis=self.dim))
+        return pieces
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
         if self.groups == 1:
@@ -304,6 +334,26 @@ class Split(_Usual):
 def _module_of(value: Any) -> Any:
     """NumPy for NumPy arrays, so that they need not be put on a device whole."""
     return np if isinstance(value, np.ndarray) else jnp
+
+
+def split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[int], split: Layout) -> Layout | None:
+    """The layout of a value whose logical devices have parts of it, which are split over the replicas.
+
+    Args:
+      shape: of the value.
+      axes: how it is split over the logical devices.
+      counts: into how many parts, along each dim.
+      split: the layout of one part.
+
+    Returns:
+      ``None`` if along one dim the parts don't divide evenly.
+    """
+    if not isinstance(split, Split):
+        return Mirrored(axes=axes)
+    parts = counts[split.dim]
+    if parts > 1 and split.filling:
+        return None
+    return dataclasses.replace(split, size=shape[split.dim], piece=split.piece * parts, logical_parts=parts, axes=axes)
 
 
 def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
@@ -337,11 +387,14 @@ def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits
     replicas = mesh.shape[REPLICA_AXIS]
     if not own and layout.home is not None:
         return layout
-    if not own and splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
-        return layout
     parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]
     fits = len(parts) == len(shape) and all(size % count == 0 for size, count in zip(shape, parts, strict=True))
     axes = layout.axes if fits else ()
     if own:
         return Copies(replicas, axes=axes, logical_device=layout.logical_device)
+    if splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
+        if fits or not any(layout.axes):
+            return layout
+        if layout.logical_parts == 1:
+            return dataclasses.replace(layout, axes=())
     return Mirrored(axes=axes, logical_device=layout.logical_device)

@@ -94,8 +94,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
       dtype: of the value; by default that of ``initial_value``.
       synchronization: ``"auto"``, ``"on_write"``, ``"on_read"`` or a :class:`Synchronization`.
       aggregation: ``"none"``, ``"sum"``, ``"mean"``, ``"only_first_replica"`` or an :class:`Aggregation`.
-      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's, if
-      there are no ``partition_dimensions``.
+      partitioner: splits the variable over the replicas; see :class:`ShardedVariable`. By default the strategy's. With
+        ``partition_dimensions`` it is called with the shape of one part, and splits the part of each logical device.
       partition_dimensions: the number of parts of each dim, split over the logical devices of a replica, as in
         :meth:`Strategy.split_to_logical_devices`. The variable is split from the start: from a callable or a NumPy
         array it is initialised in parts, and no device has the whole variable, unless a step needs it whole.
@@ -106,7 +106,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     Raises:
       ValueError: unknown options; an integer dtype with aggregation ``"mean"``; an on-read variable with
         ``trainable=True`` or a partitioner; a partitioner with a wrong result; partition dimensions that don't fit, or
-        together with a partitioner.
+        whose parts don't divide evenly along a dim that ``partitioner`` splits, too.
       TypeError: created inside a step, from a value that the step computed.
 
     >>> import replicax
@@ -294,6 +294,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """This worker's pieces, as any worker may print a variable alone."""
         layout = self.layout
         assert isinstance(layout, Split)
+        if layout.logical_parts > 1:  # no piece is in one place of the value
+            numbers = sorted({replica % layout.replicas for replica in layout.pieces_here(stored)})
+            return f"here the pieces {', '.join(map(str, numbers))}"
         pieces = {layout.bounds(replica): piece for replica, piece in layout.pieces_here(stored).items()}
         runs: list[tuple[int, int, list[Any]]] = []  # of pieces that are next to each other
         for (first, last), piece in sorted(pieces.items(), key=lambda item: item[0]):

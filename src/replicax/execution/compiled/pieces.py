@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax import lax
 from replicax import _jax
 from replicax.collectives import PACK_LIMIT, packs
 from replicax.communication import after
+from replicax.devices.logical_axes import on_logical_devices
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.variables.layout import Split
 
@@ -38,6 +39,12 @@ class Piece:
     summed: bool = False
 
 
+def without_dims(split: Split, dims: Collection[int]) -> Split:
+    """How a value is split of which these dims are gone."""
+    axes = tuple(dim for d, dim in enumerate(split.axes) if d not in dims)
+    return dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims), axes=axes)
+
+
 def own_number(split: Split) -> Any:
     """Which of the pieces this replica has (int32)."""
     replica = lax.axis_index(REPLICA_AXIS)
@@ -45,20 +52,27 @@ def own_number(split: Split) -> Any:
 
 
 def start_of_own(split: Split) -> Any:
-    """Where in the whole this replica's piece begins, along the dim that is split (int32)."""
+    """Where in the whole this replica's piece begins, along the dim that is split (int32), if it is in one place."""
     return own_number(split) * split.piece
 
 
 def own_piece(whole: Any, split: Split) -> Any:
     """This replica's piece of a value that every replica has."""
-    return lax.dynamic_slice_in_dim(split.laid_out(whole), start_of_own(split), split.piece, axis=split.dim)
+
+    def own(whole: Any) -> Any:
+        size = whole.shape[split.dim] // split.replicas
+        return lax.dynamic_slice_in_dim(whole, own_number(split) * size, size, axis=split.dim)
+
+    return on_logical_devices(own, split.axes)(split.laid_out(whole))
 
 
 def gathered(piece: Any, split: Split) -> Any:
     """The whole value, from the pieces of the replica's group (one all-gather)."""
-    return split.whole(
-        lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group(split), axis=split.dim, tiled=True)
-    )
+
+    def gather(piece: Any) -> Any:
+        return lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group(split), axis=split.dim, tiled=True)
+
+    return split.whole(on_logical_devices(gather, split.axes)(piece))
 
 
 def stacked_parts(part: Any, split: Split) -> Any:
@@ -124,11 +138,15 @@ def _scattered(array: Any, split: Split, dim: int) -> Any:
         )
         return piece if split.groups == 1 else lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split))
 
-    if _jax.coordination_client() is None:
-        return in_turn(array)
-    # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
-    # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no longer.
-    return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, split, dim), default=in_turn)
+    def scatter(array: Any) -> Any:
+        if _jax.coordination_client() is None:
+            return in_turn(array)
+        # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
+        # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no
+        # longer.
+        return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, split, dim), default=in_turn)
+
+    return on_logical_devices(scatter, split.axes)(array)
 
 
 def _own_of_sum(array: Any, split: Split, dim: int) -> Any:

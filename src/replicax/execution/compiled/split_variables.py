@@ -12,7 +12,6 @@ Only values that are the same on every replica can be in pieces; which these are
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,16 +22,15 @@ from jax import lax
 from replicax import _jax
 from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along
 from replicax._jax.primitive_families import (
-    CHECKPOINTS,
     ELEMENTWISE,
     IDEMPOTENT_REDUCTIONS,
     MOVING,
     SCANS,
     SCATTERS,
+    SPLITS,
     SUMS,
 )
-from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
-from replicax.communication import CommunicationOptions
+from replicax.collectives import all_reduce_p
 from replicax.execution.compiled.pieces import (
     Gathers,
     Piece,
@@ -41,13 +39,21 @@ from replicax.execution.compiled.pieces import (
     start_of_own,
     summed_parts,
     summed_pieces,
+    without_dims,
 )
-from replicax.execution.program.marks import mark_p
+from replicax.execution.compiled.wanted_pieces import (
+    PASSED_ON,
+    LoopSum,
+    inlined,
+    may_scatter,
+    says_nothing_new,
+    sums_in_loops,
+    wanted_pieces,
+)
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Split
 
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
-_NOTHING = frozenset({mark_p, share_p, alone_p, gathered_p})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,27 +65,6 @@ class _Later:
 
     equation: Any
     operands: Sequence[Any]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Sum:
-    """How a loop sums its slices of a value over the replicas, each as soon as it has it.
-
-    Attributes:
-      split: which pieces of the stack of all slices are needed.
-      before: the operations, each of one value and element by element, that are between the loop and the sum: they
-        are applied to each slice instead. So a gradient that is cast to a wider dtype is summed in that one.
-    """
-
-    split: Split
-    before: tuple[Any, ...] = ()
-
-    def slice(self, array: Any) -> Any:
-        """One slice, as it is to be summed."""
-        for equation in self.before:
-            operands = [v.val if isinstance(v, _jax.Literal) else array for v in equation.invars]
-            [array] = _jax.bind(equation, operands)
-        return array
 
 
 class Partition:
@@ -102,8 +87,8 @@ class Partition:
           values: its operands.
           wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
         """
-        hints = _hints(jaxpr, wanted)
-        sunk = _sunk(jaxpr, hints)
+        hints = wanted_pieces(jaxpr, wanted)
+        sunk = sums_in_loops(jaxpr, hints)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
         def read(atom: Any) -> Any:
@@ -144,12 +129,14 @@ class Partition:
 
     def equation(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
         name = equation.primitive.name
-        if equation.primitive in _NOTHING:
+        if equation.primitive in PASSED_ON:
             return operands
         if equation.primitive is all_reduce_p:
             return self.all_reduce(equation, operands, hints)
+        if isinstance(operands[0] if operands else None, Piece) and says_nothing_new(equation, operands[0].split):
+            return operands
         in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
-        called = _inlined(equation)
+        called = inlined(equation)
         if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
             return self.run(called, operands, [hints.get(v) for v in equation.outvars])
         if not in_pieces:
@@ -158,7 +145,7 @@ class Partition:
             return summed  # the loop has done it
         if name in ELEMENTWISE and self.all_mirrored(equation):
             return [self.elementwise(equation, operands, hints)]
-        if name in MOVING and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
+        if name in MOVING | SPLITS and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
         if name in SUMS | IDEMPOTENT_REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
@@ -199,7 +186,7 @@ class Partition:
         split = operand.split
         dims = dims_along(equation.params, operand.array.ndim)
         if split.dim not in dims:
-            shifted = dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims))
+            shifted = without_dims(split, dims)
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
         array = operand.array
         if equation.primitive.name in SUMS:
@@ -220,7 +207,7 @@ class Partition:
         return Piece(_jax.bind(equation, [piece.array, indices - start, updates], params)[0], piece.split)
 
     def all_reduce(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> list[Any]:
-        if not _may_scatter(equation):
+        if not may_scatter(equation):
             hints = {}
         results: list[Any] = [None] * len(operands)
         ready = [i for i, v in enumerate(operands) if isinstance(v, Piece) and v.summed]
@@ -239,7 +226,7 @@ class Partition:
                 results[i] = total
         return results
 
-    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, _Sum]) -> list[Any]:
+    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, LoopSum]) -> list[Any]:
         """A loop over slices of a split variable, such as a stack of layers.
 
         Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
@@ -252,7 +239,7 @@ class Partition:
         summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
         if not any(splits) and not any(summed):
             return self.on_whole(equation, operands)
-        inner = [None if s is None else _of_slice(s) for s in splits]
+        inner = [None if s is None else without_dims(s, [0]) for s in splits]
         consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -261,8 +248,8 @@ class Partition:
             results = passed.run(loop.body, [*consts, *carry, *slices], [])
             results = [passed.whole(v) for v in results]
             rows = results[n_carry:]
-            sums = [(s.slice(x), _of_slice(s.split)) for x, s in zip(rows, summed, strict=True) if s is not None]
-            pieces = iter(summed_pieces([x for x, _ in sums], [s for _, s in sums]))
+            sums = [(x, s) for x, s in zip(rows, summed, strict=True) if s is not None]
+            pieces = iter(summed_pieces([s.slice(x) for x, s in sums], [without_dims(s.split, [0]) for _, s in sums]))
             return results[:n_carry], [x if s is None else next(pieces) for x, s in zip(rows, summed, strict=True)]
 
         carry, stacked = lax.scan(
@@ -281,90 +268,14 @@ def _is_small_or_in_pieces(value: Any) -> bool:
     return isinstance(value, Piece | _Later) or jnp.size(value) <= _INDICES
 
 
-def _inlined(equation: Any) -> Any:
-    """The program that an equation applies, if it may as well stand in its place."""
-    called = _jax.called_program(equation)
-    # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
-    stays = equation.primitive.name in CHECKPOINTS or called is None or called.constvars
-    return None if stays else called
-
-
-def _hints(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split]:
-    """In which pieces values are needed, as they go element by element into what is wanted in pieces."""
-    hints: dict[Any, Split] = {}
-
-    def want(atom: Any, split: Split | None) -> None:
-        if split is not None and not isinstance(atom, _jax.Literal):
-            hints.setdefault(atom, split)
-
-    for atom, split in zip(jaxpr.outvars, wanted, strict=False):
-        want(atom, split)
-    for equation in reversed(jaxpr.eqns):
-        found = [hints.get(v) for v in equation.outvars]
-        if not any(found):
-            continue
-        if equation.primitive in _NOTHING:
-            for atom, split in zip(equation.invars, found, strict=True):
-                want(atom, split)
-        elif equation.primitive.name in ELEMENTWISE:
-            for atom in equation.invars:
-                if _shape(atom) == _shape(equation.outvars[0]):
-                    want(atom, found[0])
-        elif (called := _inlined(equation)) is not None:
-            inner = _hints(called, found)
-            for atom, v in zip(equation.invars, called.invars, strict=True):
-                want(atom, inner.get(v))
-    return hints
-
-
-def _sunk(jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split]) -> dict[Any, _Sum]:
-    """What a loop may sum and scatter slice by slice, as no other value is needed before it is summed."""
-    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
-    uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
-    sunk: dict[Any, _Sum] = {}
-    for equation in reversed(jaxpr.eqns):
-        found: list[_Sum | None]
-        if equation.primitive is all_reduce_p and _may_scatter(equation):
-            found = [_Sum(hints[v]) if v in hints else None for v in equation.outvars]
-        elif equation.primitive is mark_p:
-            found = [sunk.get(v) for v in equation.outvars]
-        elif _is_of_one_value(equation) and (later := sunk.get(equation.outvars[0])) is not None:
-            found = [dataclasses.replace(later, before=(equation, *later.before))] * len(equation.invars)
-        else:
-            continue
-        for v, total in zip(equation.invars, found, strict=True):
-            if total is not None and not isinstance(v, _jax.Literal) and uses[v] == 1 and total.split.dim > 0:
-                sunk[v] = total
-    return sunk
-
-
-def _is_of_one_value(equation: Any) -> bool:
-    """Whether an operation computes each element from the one in its place of a single value, and from numbers."""
-    values = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
-    return (
-        equation.primitive.name in ELEMENTWISE
-        and len(values) == 1
-        and _shape(values[0]) == _shape(equation.outvars[0])
-        and all(v is values[0] or not _shape(v) for v in equation.invars)
-    )
-
-
-def _of_slice(split: Split) -> Split:
-    """The split of each slice of a stack that is split so."""
-    return dataclasses.replace(split, dim=split.dim - 1)
-
-
 def _changes_rows(equation: Any, target: Any) -> bool:
     """Whether a scatter changes whole rows of what is split by rows."""
     if not isinstance(target, Piece) or target.split.dim != 0 or dropping(equation.params) is None:
         return False
+    if target.split.logical_parts > 1:
+        return False
     dims = lookup_dimensions(equation.params, target.array.ndim)
     return dims.indexed == (0,) and set(dims.windows) == set(range(1, target.array.ndim))
-
-
-def _may_scatter(equation: Any) -> bool:
-    """Whether a sum may be carried out in another way than as an all-reduce."""
-    return equation.params["options"] in (None, CommunicationOptions())
 
 
 def _index(piece: Any, split: Split) -> Any:

@@ -67,7 +67,7 @@ class ExactStore:
         assert isinstance(layout, Split)
         mine = layout.pieces_here(variable.stored())[self.communicator.replica]
         pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
-        return jnp.concatenate(pieces[: layout.replicas], layout.dim)  # those of the first group, which has all
+        return layout.joined(pieces[: layout.replicas])  # those of the first group, which has all
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
