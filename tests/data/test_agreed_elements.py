@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -265,15 +266,23 @@ def test_closing_does_not_wait_for_streams_that_are_stuck(kind) -> None:
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 
+def aligned(size: int) -> np.ndarray:
+    """Zeros where JAX takes memory as it is for an array on a CPU."""
+    memory = np.zeros(4 * size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 4 * size].view(np.float32)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_that_is_filled_again(kind, replicas) -> None:
+@pytest.mark.parametrize("of_jax", [False, True])
+def test_a_buffer_that_is_filled_again(of_jax, kind, replicas) -> None:
     class Filling(Stream):
         def __iter__(self):
-            buffer = np.zeros(4, np.float32)
+            buffer = aligned(4)
             for batch in super().__iter__():
                 buffer[:] = batch
-                yield buffer
+                yield jax.device_put(buffer) if of_jax else buffer
 
     streams = [Filling(batches(*[4] * 8, start=0 if kind == "one stream" else 100 * i)) for i in range(2)]
     run = Workers(streams, kind, replicas)

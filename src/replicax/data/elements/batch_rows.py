@@ -44,7 +44,8 @@ class BatchRows:
 
     def copied(self) -> BatchRows:
         """The same rows in arrays of their own, which whoever has made them can't fill again."""
-        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in self.leaves]
+        # On CPUs JAX may take a NumPy array's memory for an array of its own, and makes copies in the background.
+        leaves = jax.block_until_ready([leaf.copy() for leaf in self.leaves])
         return BatchRows(leaves, self.size, self.is_example)
 
     def part(self, start: int, size: int) -> BatchRows:

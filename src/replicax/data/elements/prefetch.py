@@ -45,7 +45,7 @@ class PassStage(Protocol):
 
 
 class Prefetcher:
-    """What a stage makes, made by a thread, ``depth`` of them ahead; with 0 made by the caller. It is a stage, too.
+    """What a stage makes, made by a thread, ``depth`` of them ahead; with 0 made by the caller.
 
     Grain reads ahead too, but closing its iterators waits for the source, be it for ever; a thread that waits for an
     element goes on waiting; and an error that is no ``Exception`` never arrives.
@@ -57,8 +57,6 @@ class Prefetcher:
       depth: how many may wait.
       most_bytes: how many bytes these may have together, if that matters; one of any size may always wait.
     """
-
-    is_placing = False
 
     def __init__(self, stage: PassStage, depth: int, most_bytes: int | None = None) -> None:
         self._stage: PassStage | None = stage
@@ -158,7 +156,7 @@ class Prefetcher:
 
     def call_off(self) -> None:
         """Wake whoever waits for the thread; without one, who reads waits for the source, which can't be called off."""
-        if self._thread is not None:
+        if self._depth:  # also if the thread is yet to be started: then it is not
             self._give_up()
 
     def close(self) -> None:
