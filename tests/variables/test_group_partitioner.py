@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.devices.mesh import slices_in_turn
 from replicax.variables.layout import Mirrored, Split
 from tests.conftest import logical_strategy, strategy_of
 
@@ -137,6 +139,21 @@ def test_groups_that_do_not_fit() -> None:
         replicax.GroupPartitioner(4, replicax.GroupPartitioner(2))
     with pytest.raises(TypeError, match=r"such as FixedShardsPartitioner\(2\), got 3"):
         replicax.GroupPartitioner(4, 3)
+
+
+def test_one_replica_is_a_group() -> None:
+    """So a program runs on one device as it is."""
+    strategy = replicax.MirroredStrategy(["cpu:0"], variable_partitioner=replicax.GroupPartitioner(4))
+    with strategy.scope():
+        assert replicax.Variable(INITIAL).layout == Mirrored()
+
+
+@pytest.mark.parametrize("slices", [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1]])
+def test_groups_are_no_slices_that_lie_otherwise(slices: list[int]) -> None:
+    devices = np.array([[types.SimpleNamespace(slice_index=number)] for number in slices])
+    with pytest.raises(ValueError, match="not in one slice after the other.*give group_size"):
+        replicax.GroupPartitioner().size(len(slices), slices_in_turn(devices))
+    assert replicax.GroupPartitioner(1).size(len(slices), slices_in_turn(devices)) == 1
 
 
 def test_an_on_read_variable_has_a_copy_on_each_replica() -> None:

@@ -51,6 +51,24 @@ def slices_of(devices: np.ndarray) -> int:
     return len({slice_of(d) for d in devices.flat})
 
 
+def slices_in_turn(devices: np.ndarray) -> int:
+    """How many slices the replicas are of, if these lie one after the other, with as many in each; 0 if they don't.
+
+    Args:
+      devices: the devices of each replica.
+
+    >>> import jax, numpy as np
+    >>> from replicax.devices.mesh import slices_in_turn
+    >>> slices_in_turn(np.array(jax.devices()).reshape(-1, 1))
+    1
+    """
+    numbers = [slice_of(device) for device in devices[:, 0]]
+    count = len(set(numbers))
+    size, rest = divmod(len(numbers), count)
+    alike = not rest and all(len(set(numbers[i : i + size])) == 1 for i in range(0, len(numbers), size))
+    return count if alike else 0
+
+
 def in_groups(mesh: Mesh, groups: int) -> Mesh:
     """The same devices with a further axis in front: ``groups`` of neighbouring replicas; ``replica`` is in a group.
 

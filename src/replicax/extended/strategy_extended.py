@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.communication import CommunicationOptions
-from replicax.devices.mesh import replica_mesh, slices_of
+from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
@@ -106,7 +106,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
         self.local_replicas = tuple(devices_here(self.mesh))
-        self.slices = slices_of(self.logical_devices) if slices is None else slices
+        self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
             partitioner.size(self.num_replicas, self.slices)  # or it raises an error
 

@@ -112,7 +112,8 @@ class GroupPartitioner:
     and 4 to 7. Groups may lie within a worker or span several.
 
     Attributes:
-      group_size: how many replicas share a copy. It must divide the number of replicas; with 1 each replica has all.
+      group_size: how many replicas share a copy. It must divide the number of replicas, if that is not 1; with 1 each
+        replica has all.
         ``None`` means the replicas of one slice, if the devices are of several slices, and otherwise all replicas.
       partitioner: which variables to split, and how; there is at most one piece for each replica of the group. By
         default all of at least 1 KiB, over the whole group, along the largest dim that divides evenly, or else along
@@ -150,11 +151,18 @@ class GroupPartitioner:
 
         Args:
           replicas: how many there are.
-          slices: in how many slices they lie, one after the other, with as many in each.
+          slices: in how many slices they lie, one after the other, with as many in each; 0: they lie otherwise.
 
         Raises:
-          ValueError: the size does not divide the number of replicas.
+          ValueError: the size does not divide the number of replicas; or there is none, and groups can't be slices.
         """
+        if replicas == 1:
+            return 1
+        if self.group_size is None and not slices:
+            raise ValueError(
+                "GroupPartitioner: the groups should be slices, but the replicas are not in one slice after the other, "
+                "with as many in each: give group_size, or the devices in another order"
+            )
         size = replicas // slices if self.group_size is None else self.group_size
         if replicas % size:
             raise ValueError(

@@ -22,7 +22,8 @@ class ShardedVariable(Variable):
       partitioner: the number of pieces, and the dim: a :class:`FixedShardsPartitioner`,
         :class:`MinSizePartitioner`, :class:`MaxSizePartitioner` or a function from shape and dtype to a number for
         each dim, of which one may be above 1. There is at most one piece for each replica; pieces may differ in size.
-        By default each replica has a piece, along the largest dim that divides evenly, or else along the largest dim.
+        By default each replica has a piece, along the largest dim that divides evenly, or else along the largest dim;
+        also if the strategy splits others within groups.
       options: the further options of :class:`Variable`.
 
     Raises:

@@ -29,7 +29,8 @@ class Replicas:
       local: the numbers of this worker's.
       devices: the first device of each, in the order of the replicas.
       logical_devices: the devices that each runs on: ``[replicas, logical devices]``.
-      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none.
+      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none, and
+        0 if they lie otherwise.
       mesh: of all these devices.
       is_absent: whether the devices are only described: plan mode.
       lockstep: what their workers tell each other to stay together.

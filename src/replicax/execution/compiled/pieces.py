@@ -81,8 +81,14 @@ def stacked_parts(part: Any, split: Split) -> Any:
 
 
 def summed_parts(part: Any, split: Split) -> Any:
-    """The sum of what the replicas of the group have (one all-reduce)."""
-    return lax.psum(part, REPLICA_AXIS, axis_index_groups=in_group(split))
+    """The sum of what the replicas of the group have: one all-reduce, or an all-gather if there are several groups.
+
+    All groups must get the same bits, as it may change what they have copies of. All-reduces of different devices need
+    not add in the same order.
+    """
+    if split.groups == 1:
+        return lax.psum(part, REPLICA_AXIS)
+    return jnp.sum(stacked_parts(part, split), axis=0, dtype=part.dtype)
 
 
 def in_group(split: Split) -> list[list[int]] | None:
