@@ -20,13 +20,26 @@ class MirroredStrategy(Strategy):
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
+      num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
+        with k of them runs them one after the other, between the collectives, and the program means what it would with
+        a device for each replica; see ``docs/replicas.md``.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
+        no multiple of the number of devices.
 
     >>> import replicax
     >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     MirroredStrategy([cpu:0, cpu:1])
+
+    Eight replicas on two devices:
+
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=8)
+    >>> strategy
+    MirroredStrategy([cpu:0, cpu:1], 4 replicas on each)
+    >>> ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+    >>> [int(i) for i in strategy.local_results(ids)], int(strategy.reduce("sum", ids))
+    ([0, 1, 2, 3, 4, 5, 6, 7], 28)
     """
 
     @keywords_renamed(
@@ -35,5 +48,5 @@ class MirroredStrategy(Strategy):
         cross_device_ops="each collective takes replicax.CommunicationOptions",
         cross_tower_ops="each collective takes replicax.CommunicationOptions",
     )
-    def __init__(self, devices: Sequence[str | jax.Device] | None = None) -> None:
-        super().__init__(StrategyExtended(resolve_devices(devices)))
+    def __init__(self, devices: Sequence[str | jax.Device] | None = None, num_replicas: int | None = None) -> None:
+        super().__init__(StrategyExtended(resolve_devices(devices), num_replicas=num_replicas))
