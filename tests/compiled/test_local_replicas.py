@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -107,11 +108,25 @@ def test_collectives_of_replicas(options: Any) -> None:
     compare(collectives_of_replicas, 2, 4, options=options)
 
 
-def test_a_timeout_knows_replicas_that_share_a_device() -> None:
-    strategy = shared_strategy(4, 2)
-    options = replicax.CommunicationOptions(timeout_seconds=60.0)
-    total = strategy.run(lambda x: context().all_reduce("sum", x, options), args=(rows(strategy, 2),))
-    np.testing.assert_allclose(total, sum(everyones(strategy, rows(strategy, 2))), rtol=1e-6)
+def test_a_timeout_names_all_replicas_of_the_device_that_is_missing() -> None:
+    strategy, release = shared_strategy(4, 2), threading.Event()
+
+    def late(replica: Any) -> Any:
+        if replica == 2:
+            release.wait(20)
+        return np.float32(1)
+
+    def step(x: Any) -> Any:
+        number = context().replica_id_in_sync_group
+        one = jax.pure_callback(late, jax.ShapeDtypeStruct((), jnp.float32), number)
+        return context().all_reduce("sum", x + one, replicax.CommunicationOptions(timeout_seconds=0.3))
+
+    missing = r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* replica\(s\) \[2, 3\], which have not come"
+    with pytest.raises(replicax.DeadlockError, match=missing):
+        strategy.run(step, args=(1.0,))
+    release.set()
+    slower = replicax.CommunicationOptions(timeout_seconds=60.0)
+    assert float(strategy.run(lambda x: context().all_reduce("sum", x, slower), args=(1.0,))) == 4.0
 
 
 # --- loops, branches and calls --------------------------------------------------------------------------
