@@ -40,6 +40,11 @@ def strategy_of(replicas: int) -> replicax.MirroredStrategy:
     return replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
 
+def shared_strategy(replicas: int, devices: int) -> replicax.MirroredStrategy:
+    """So many replicas on the first ``devices`` devices, of which each has several."""
+    return replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)], num_replicas=replicas)
+
+
 def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> replicax.Strategy:
     """A strategy of so many replicas with so many logical devices each."""
     devices = np.array(jax.devices()[: replicas * logical], dtype=object).reshape(replicas, logical)

@@ -98,8 +98,10 @@ def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | Non
     return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
 
 
-def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None) -> list[jax.Array]:
-    """The compiled form of :data:`all_reduce_p`."""
+def sums_of(
+    *arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None, replicas: Any = None
+) -> list[jax.Array]:
+    """The compiled form of :data:`all_reduce_p`; ``replicas`` has the numbers of those that come, if it is not one."""
     options = options or CommunicationOptions()
     results: list[jax.Array] = []
     # Empty arrays are left out: there is nothing to send, and some compilers fail on them.
@@ -107,7 +109,7 @@ def sums_of(*arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOpt
         if results:  # so that XLA does not merge the groups
             group = [after(group[0], results[-1]), *group[1:]]
         ring = options.implementation is CommunicationImplementation.RING
-        results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums)
+        results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums, replicas)
     sums = iter(results)
     return [next(sums) if a.size else a for a in arrays]
 

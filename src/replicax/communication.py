@@ -232,20 +232,29 @@ class Watch:
 watch = Watch()
 
 
-def watched(arrays: Sequence[Any], timeout: float | None, collective: Any) -> list[Any]:
-    """``collective(arrays)``; with a timeout, each replica tells the :data:`watch` when it comes and leaves."""
+def watched(arrays: Sequence[Any], timeout: float | None, collective: Any, replicas: Any = None) -> list[Any]:
+    """``collective(arrays)``; with a timeout, each replica tells the :data:`watch` when it comes and leaves.
+
+    Several that share a device come together: then ``replicas`` has their numbers.
+    """
     if timeout is None or not arrays:
         return list(collective(arrays))
     zero = jax.ShapeDtypeStruct((), jnp.float32)
-    replica = lax.axis_index(REPLICA_AXIS)
+    several = replicas is not None
+    replica = replicas if several else lax.axis_index(REPLICA_AXIS)
+
+    def who(r: Any) -> list[int]:
+        return [int(i) for i in np.ravel(r)[: None if several else 1]]
 
     def come(r: Any, *_: Any) -> Any:
-        watch.arrive(int(np.ravel(r)[0]), timeout)
-        return np.zeros(np.shape(r), np.float32)
+        for i in who(r):
+            watch.arrive(i, timeout)
+        return np.zeros(() if several else np.shape(r), np.float32)
 
     def go(r: Any, *_: Any) -> Any:
-        watch.leave(int(np.ravel(r)[0]))
-        return np.zeros(np.shape(r), np.float32)
+        for i in who(r):
+            watch.leave(i)
+        return np.zeros(() if several else np.shape(r), np.float32)
 
     # Under vmap a whole batch makes one call.
     ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays), vmap_method="broadcast_all")

@@ -86,10 +86,12 @@ class Strategy(Input, LogicalDevices, Renamed):
         return twin
 
     def __repr__(self) -> str:
-        devices = self.extended.worker_devices
+        replicas = self._replicas
+        devices = self.extended.worker_devices[:: replicas.per_device]
         names = ", ".join(f"{d.platform}:{d.id}" for d in devices[:8])
         logical = self.extended.num_logical_devices
         each = f", {logical} logical devices each" if logical > 1 else ""
+        each += f", {replicas.per_device} replicas on each" if replicas.per_device > 1 else ""
         return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     @property

@@ -129,10 +129,9 @@ class PerReplica:
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    self._values = tuple(jax.numpy.squeeze(s.data, 0) for s in slices_of(array))
+                    self._values = tuple(x[0] for x in components_in(array).values())
                 case Uneven(array, shapes):
-                    slices = zip(slices_of(array), self.replicas, strict=True)
-                    self._values = tuple(_start_of(s.data, shapes[replica]) for s, replica in slices)
+                    self._values = tuple(_start_of(x, shapes[i]) for i, x in components_in(array).items())
                 case Components(values):
                     self._values = values
                 case Local():
@@ -149,7 +148,7 @@ class PerReplica:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
             case Stacked(array) | Uneven(array):
-                return tuple(s.index[0].start or 0 for s in slices_of(array))
+                return tuple(i for s in slices_of(array) for i in _rows(s))
             case Components(_, replicas) if replicas is not None:
                 return replicas
         return tuple(range(len(self.values)))
@@ -260,6 +259,21 @@ def slices_of(array: jax.Array) -> list[Any]:
         assert isinstance(sharding, NamedSharding)
         return slices_of(jax.device_put(array, sharding.update(spec=PartitionSpec(sharding.spec[0]))))
     return [slices[start] for start in sorted(slices)]
+
+
+def _rows(piece: Any) -> range:
+    """The replicas that a shard of a stacked array has the components of."""
+    start = piece.index[0].start or 0
+    return range(start, start + piece.data.shape[0])
+
+
+def components_in(array: jax.Array) -> dict[int, jax.Array]:
+    """The components ``[1, *shape]`` in a stacked array of this worker's replicas, by number, on their devices."""
+    found: dict[int, jax.Array] = {}
+    for piece in slices_of(array):
+        rows = _rows(piece)
+        found |= {i: piece.data if len(rows) == 1 else piece.data[i - rows[0]][None] for i in rows}
+    return found
 
 
 # A component is held by its container, so while the container lives the id is the component's.

@@ -16,7 +16,7 @@ import pytest
 
 import replicax
 from tests import processes
-from tests.conftest import strategy_of
+from tests.conftest import shared_strategy, strategy_of
 from tests.many_steps import workers_steps
 
 
@@ -34,6 +34,7 @@ STRATEGIES: dict[str, Callable[[], replicax.Strategy]] = {
     "one device": lambda: replicax.OneDeviceStrategy("cpu:0"),
     "mirrored 2": lambda: strategy_of(2),
     "mirrored 4": lambda: strategy_of(4),
+    "shared 4": lambda: shared_strategy(4, 2),
     "sharded 1": lambda: replicax.ShardedStrategy(devices(1)),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4)),
     "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2)),

@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax.variables.partitioners import over_all
-from tests.conftest import strategy_of
+from tests.conftest import shared_strategy, strategy_of
 from tests.padding.padded_batches import padded_batch, sizes_of
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -32,6 +32,7 @@ STRATEGIES = {
     "one device": lambda: replicax.OneDeviceStrategy("cpu:1"),
     "mirrored 2": lambda: strategy_of(2),
     "mirrored 4": lambda: strategy_of(4),
+    "shared 4": lambda: shared_strategy(4, 2),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4), over_all(4, min_bytes=0)),
     "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2, over_all(2, min_bytes=0))),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), "cpu:2"),

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import replicax
-from tests.conftest import strategy_of
+from tests.conftest import shared_strategy, strategy_of
 from tests.programs import (  # noqa: F401
     programs_collectives,
     programs_derivatives,
@@ -68,7 +68,8 @@ def copies(leaf: Any, replicas: int) -> list[Any]:
     """What each replica's device holds of a result."""
     if is_per_replica(leaf):
         return list(leaf.values)
-    return [s.data for s in sorted(leaf.addressable_shards, key=lambda s: s.device.id)][:replicas]
+    shards = sorted(leaf.addressable_shards, key=lambda s: s.device.id)
+    return [shards[i * len(shards) // replicas].data for i in range(replicas)]
 
 
 def is_per_replica(leaf: Any) -> bool:
@@ -126,13 +127,20 @@ def differ_as_they_say(which: Program) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("which", BUNDLES + MORE_BUNDLES, ids=lambda p: p.name)
+def test_programs_on_replicas_that_share_devices(which: Program, devices: int) -> None:
+    compare(which, 4, devices)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("which", BUNDLES + MORE_BUNDLES, ids=lambda p: p.name)
 def test_programs_on_one_replica(which: Program) -> None:
     compare(which, 1)
 
 
-def compare(which: Program, replicas: int) -> None:
-    strategy = strategy_of(replicas)
+def compare(which: Program, replicas: int, devices: int | None = None) -> None:
+    strategy = strategy_of(replicas) if devices is None else shared_strategy(replicas, devices)
     step, args = Counted(which.step), arguments(which, strategy)
     localities = strategy.extended.trace(step, args).localities
     expected = which.reference(replicas)

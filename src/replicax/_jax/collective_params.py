@@ -22,6 +22,43 @@ def has_groups(params: Mapping[str, Any]) -> bool:
     return params.get("axis_index_groups") is not None
 
 
+def groups_of(params: Mapping[str, Any]) -> list[list[int]]:
+    """The groups of devices of a collective that has groups."""
+    return [list(group) for group in params["axis_index_groups"]]
+
+
+def is_over_all_of(params: Mapping[str, Any], axis: str) -> bool:
+    """Whether a collective with these parameters is one of all devices along an axis, and of nothing else."""
+    [over] = [params[name] for name in ("axes", "axis_name") if name in params]
+    return over in (axis, (axis,)) and not has_groups(params)
+
+
+def gathered_along(params: Mapping[str, Any]) -> tuple[int, bool]:
+    """Along which dim a gather puts the operands together, and whether that is one of theirs (or else a new one)."""
+    return params["all_gather_dimension"], params["tiled"]
+
+
+def scattered_along(params: Mapping[str, Any]) -> tuple[int, bool]:
+    """Along which dim a sum is divided, and whether the parts have that dim."""
+    return params["scatter_dimension"], params["tiled"]
+
+
+def exchanged_along(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Along which dim operands are divided in an exchange, and along which dim of theirs parts are put together.
+
+    (Parts without these dims are given them before, and lose them afterwards.)
+    """
+    return params["split_axis"], params["concat_axis"]
+
+
+def senders(params: Mapping[str, Any], count: int) -> list[int]:
+    """From which of ``count`` devices each one gets what a permutation sends; -1 if from none."""
+    found = [-1] * count
+    for sender, receiver in params["perm"]:
+        found[receiver] = sender
+    return found
+
+
 def finished_name(name: str) -> str:
     """The name of a collective that is done when ``name`` is: JAX has some in two parts, a start and a wait."""
     return name.removesuffix("_start")

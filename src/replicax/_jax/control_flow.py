@@ -123,6 +123,15 @@ def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
     )
 
 
+def closed_over(equation: Equation, inner: Jaxpr) -> Sequence[Any]:
+    """What a program inside an equation has closed over: the values of its constants."""
+    for value in equation.params.values():
+        for program in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(program, ClosedJaxpr) and program.jaxpr is inner:
+                return program.consts
+    return ()
+
+
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
     """A jaxpr without the constants that may be closed over it."""
     inner: Jaxpr = getattr(jaxpr, "jaxpr", jaxpr)

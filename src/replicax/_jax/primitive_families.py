@@ -175,6 +175,21 @@ AXIS_GATHERS = primitives_named("all_gather all_gather_invariant")
 ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | AXIS_GATHERS | primitives_named("pbroadcast")
 """Collectives that hand the same to every device along the axis."""
 
+AXIS_SUMS = primitives_named("psum psum_invariant")
+
+AXIS_MAXIMA = primitives_named("pmax")
+
+AXIS_MINIMA = primitives_named("pmin")
+
+AXIS_SCATTERS = primitives_named("reduce_scatter")
+"""They add up, and each device gets a part of the sum."""
+
+AXIS_EXCHANGES = primitives_named("all_to_all")
+"""Each device gives each other one a part of its operand."""
+
+AXIS_PERMUTATIONS = primitives_named("ppermute")
+"""Each device sends its operand to one other at most."""
+
 AXIS_CASTS = primitives_named("pvary shard_map")
 """They name an axis and change nothing but what JAX's own types say."""
 

@@ -91,6 +91,14 @@ def acts_outside(equation: Equation) -> bool:
     return any(map(_is_action, equation.effects))
 
 
+def acts_outside_program(equation: Equation) -> bool:
+    """The same, but for what it does to mutable arrays, which are the program's own."""
+    return any(_is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
+
+
+_OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
+
+
 def is_function(name: str, params: Mapping[str, Any]) -> bool:
     """Whether the results of an operation are functions of its operands."""
     return name not in UNRELIABLE and not params.get("has_side_effect")

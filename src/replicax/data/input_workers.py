@@ -133,4 +133,4 @@ def workers_of(replicas: Replicas) -> InputWorkers:
         mine = list(group)
         ranges.append(range(mine[0], mine[-1] + 1))
     number = next(_numbers.setdefault(replicas, itertools.count()))
-    return InputWorkers(replicas.lockstep, tuple(ranges), lambda: placer(replicas.mesh), f"dataset {number}", replicas)
+    return InputWorkers(replicas.lockstep, tuple(ranges), lambda: placer(replicas), f"dataset {number}", replicas)

@@ -72,5 +72,5 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Repl
                 f"{worker} has {other}"
             )
     everyones = [list(itertools.chain(*column)) for column in zip(*(k for _, k in theirs), strict=True)]
-    placed = [place_components(leaf.values, replicas.mesh, k) for leaf, k in zip(leaves, everyones, strict=True)]
+    placed = [place_components(leaf.values, replicas, k) for leaf, k in zip(leaves, everyones, strict=True)]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -6,31 +6,31 @@ from typing import Any
 
 import jax
 
-from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.replica_values import example_mask, padded
 from replicax.nests import is_leaf, known
 from replicax.values import PerReplica, Stacked
+from replicax.workers.replicas import Replicas
 
 
 class PaddedShapeDtypeStruct(jax.ShapeDtypeStruct):
     """One replica's shape and dtype of an array of which some rows, along dim 0, may be padding."""
 
 
-def abstract_arrays(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+def abstract_arrays(tree: Any, replicas: Replicas) -> Any:
     """``tree`` with what stands for arrays wherever it has a ``jax.ShapeDtypeStruct``, of one replica's shape.
 
     They are what an element is: ``PerReplica`` values, padded or not, or with one replica bare arrays.
     """
-    replicas = mesh.shape[REPLICA_AXIS]
+    count = replicas.count
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        array: Any = jax.ShapeDtypeStruct((replicas, *leaf.shape), dtype)
+        array: Any = jax.ShapeDtypeStruct((count, *leaf.shape), dtype)
         if isinstance(leaf, PaddedShapeDtypeStruct):
             rows = leaf.shape[0]
-            return padded(array, example_mask((rows,) * replicas, rows, mesh))
-        return jax.ShapeDtypeStruct(leaf.shape, dtype) if replicas == 1 else PerReplica(Stacked(array))
+            return padded(array, example_mask((rows,) * count, rows, replicas.mesh))
+        return jax.ShapeDtypeStruct(leaf.shape, dtype) if count == 1 else PerReplica(Stacked(array))
 
     return jax.tree_util.tree_map(one, known(tree), is_leaf=is_leaf)

@@ -16,6 +16,7 @@ from replicax.devices.host_values import Where, as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.nests import known
 from replicax.values import Components, ExampleMask, PerReplica, Stacked, Uneven
+from replicax.workers.replicas import Replicas
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What counts as an array, or converts to one."""
@@ -34,22 +35,15 @@ def kind_of_component(component: Any, where: Where = "a component of a PerReplic
     return str(component.dtype), component.shape
 
 
-@functools.cache
-def devices_here(mesh: Mesh) -> dict[int, jax.Device]:
-    """This worker's replicas in their order, each with its device."""
-    first = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, 0]
-    return {i: d for i, d in enumerate(first) if d.process_index == d.client.process_index()}
-
-
-def place_components(components: Sequence[Any], mesh: Mesh, kinds: Sequence[Kind] | None = None) -> PerReplica:
+def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
     """Put each component on its replica's device; as one array, if they have one dtype and rank.
 
     Args:
       components: those of this worker's replicas.
-      mesh: the replicas' devices.
+      replicas: all of them.
       kinds: of the components of all workers' replicas, in their order; ``None`` if there are no others.
     """
-    devices = devices_here(mesh)
+    devices = replicas.here
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     arrays = [
         jax.device_put(as_array(c, "a component of a PerReplica"), d) if isinstance(c, ARRAYS) else c
@@ -58,13 +52,13 @@ def place_components(components: Sequence[Any], mesh: Mesh, kinds: Sequence[Kind
     if None in kinds:
         arrays = list(components)
     elif len(set(kinds)) == 1:
-        return PerReplica(Stacked(stack(arrays, mesh)))
+        return PerReplica(Stacked(stack(arrays, replicas)))
     elif len({(kind[0], len(kind[1])) for kind in kinds if kind}) == 1 and not is_key(arrays[0].dtype):
         shapes = tuple(kind[1] for kind in kinds if kind)
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
-        return PerReplica(Uneven(stack(filled, mesh), shapes))
-    return PerReplica(Components(tuple(arrays), tuple(devices), mesh.shape[REPLICA_AXIS]))
+        return PerReplica(Uneven(stack(filled, replicas), shapes))
+    return PerReplica(Components(tuple(arrays), replicas.local, replicas.count))
 
 
 def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -72,15 +66,16 @@ def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def stack(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
+def stack(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
     """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
-    shape = (mesh.shape[REPLICA_AXIS], *arrays[0].shape)
-    return _on_logical_devices([a[None] for a in arrays], shape, PartitionSpec(REPLICA_AXIS), mesh)
+    k = replicas.per_device
+    slices = [a[None] for a in arrays] if k == 1 else [jnp.stack(arrays[i : i + k]) for i in range(0, len(arrays), k)]
+    return _on_logical_devices(slices, (replicas.count, *arrays[0].shape), PartitionSpec(REPLICA_AXIS), replicas)
 
 
-def mirror(arrays: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
+def mirror(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
     """One replicated array from an equal one on the first device of each of this worker's replicas."""
-    return _on_logical_devices(arrays, arrays[0].shape, PartitionSpec(), mesh)
+    return _on_logical_devices(arrays[:: replicas.per_device], arrays[0].shape, PartitionSpec(), replicas)
 
 
 @functools.lru_cache(maxsize=64)
@@ -139,14 +134,16 @@ def padded(stacked: Any, mask: ExampleMask) -> Any:
 
 
 def _on_logical_devices(
-    arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
+    arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
 ) -> jax.Array:
-    """One array over ``mesh``, of which all logical devices of a replica have what its first one has."""
-    devices = mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)
+    """One array over all devices, of which all logical devices of a replica have what its first one has.
+
+    There is one array for all replicas that share a device.
+    """
     pieces = [
         jax.device_put(array, device)  # which stays there, if it is there
-        for array, replica in zip(arrays, devices_here(mesh), strict=True)
-        for device in devices[replica]
+        for array, replica in zip(arrays, replicas.local[:: replicas.per_device], strict=True)
+        for device in replicas.logical_devices[replica]
         if device.process_index == device.client.process_index()
     ]
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), pieces)
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(replicas.mesh, spec), pieces)

@@ -15,7 +15,6 @@ from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.replica_values import devices_here
 from replicax.execution.run import arguments_of, check_call, prepare, run
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
@@ -48,6 +47,12 @@ class StrategyExtended(Reducing, Updating, Renamed):
       communication_options: of collectives without options of their own.
       slices: how many slices the devices are of, one after the other, with as many replicas in each; by default as many
         as the devices say. :class:`GroupPartitioner` makes a group of each.
+      num_replicas: how many replicas there are: a multiple of the devices, each of which runs so many, one after the
+        other. ``None``: one for each device.
+
+    Raises:
+      ValueError: ``num_replicas`` is no multiple of the devices; or replicas that share a device would have several
+        logical devices, split variables, variables on a parameter device, or other workers.
 
     Attributes:
       strategy: the strategy that this belongs to.
@@ -90,6 +95,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         lockstep: Lockstep | None = None,
         communication_options: CommunicationOptions | None = None,
         slices: int | None = None,
+        num_replicas: int | None = None,
     ) -> None:
         self.communication_options = communication_options
         self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
@@ -101,11 +107,28 @@ class StrategyExtended(Reducing, Updating, Renamed):
                 raise TypeError(
                     f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
                 )
-        self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.mesh: Mesh = replica_mesh(self.logical_devices)
+        per_device = _per_device(num_replicas, len(self.logical_devices))
+        if per_device > 1:
+            shared = {
+                "several logical devices": self.logical_devices.shape[1] > 1,
+                "a partitioner": self.partitioner is not None,
+                "a parameter_device": parameter_device is not None,
+                "several workers": self.lockstep.several,
+            }
+            if any(shared.values()):
+                raise ValueError(
+                    f"num_replicas={num_replicas} on {len(self.logical_devices)} device(s): replicas that share a "
+                    f"device can't be combined with {' and '.join(k for k, v in shared.items() if v)}; use as many "
+                    "devices as replicas"
+                )
+            self.logical_devices = np.repeat(self.logical_devices, per_device, axis=0)
+        self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.is_absent = _jax.is_absent(self.worker_devices[0])
         self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
-        self.local_replicas = tuple(devices_here(self.mesh))
+        self.local_replicas = tuple(
+            i for i, d in enumerate(self.worker_devices) if d.process_index == d.client.process_index()
+        )
         self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
             partitioner.size(self.num_replicas, self.slices)  # or it raises an error
@@ -240,7 +263,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
         check_call(self.replicas, fn, args, kwargs, "extended.trace")
-        args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.mesh)
+        args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)
         return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
@@ -257,3 +280,22 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
     experimental_should_init = should_init
     experimental_between_graph = between_graph
+
+
+def _per_device(num_replicas: int | None, devices: int) -> int:
+    """How many replicas each device runs.
+
+    Raises:
+      TypeError: ``num_replicas`` is not an int.
+      ValueError: it is not a multiple of the number of devices.
+    """
+    if num_replicas is None:
+        return 1
+    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+        raise TypeError(f"num_replicas must be an int or None, got {num_replicas!r}")
+    if num_replicas < 1 or num_replicas % devices:
+        raise ValueError(
+            f"num_replicas must be a multiple of the number of devices, so that each runs as many: got {num_replicas} "
+            f"replica(s) for {devices} device(s)"
+        )
+    return num_replicas // devices

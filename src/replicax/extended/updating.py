@@ -35,7 +35,7 @@ class Updating:
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """The devices that have the variables, except on-read and split variables."""
         home = self.default_layout.home
-        return self.worker_devices if home is None else (home,)
+        return tuple(dict.fromkeys(self.worker_devices)) if home is None else (home,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """The devices for non-slot variables: those that belong to no other variable, such as counters.

@@ -76,7 +76,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     _check_network(strategy, chip)
     begin = time.perf_counter()
-    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.mesh),)
+    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
     arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
     executable = prepare(strategy.extended.programs, step, arguments)
     traced = time.perf_counter() - begin
@@ -91,9 +91,15 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     return _report(strategy, executable, compilations, shares, traced, chip)
 
 
+def _devices_of(strategy: Strategy) -> np.ndarray:
+    """The devices ``[n, logical devices]``, each once, also if it has several replicas."""
+    devices: np.ndarray = strategy.extended.logical_devices[:: strategy.extended.replicas.per_device]
+    return devices
+
+
 def _check_network(strategy: Strategy, given: Chip | None) -> None:
     """Raise if it is not known how much slices can tell each other."""
-    devices = strategy.extended.logical_devices
+    devices = _devices_of(strategy)
     chip, slices = _chips(devices, given)[0], slices_of(devices)
     if slices > 1 and chip is not None and not chip.network:
         raise ValueError(
@@ -121,7 +127,7 @@ def _report(
     traced: float,
     given: Chip | None,
 ) -> Plan:
-    devices = strategy.extended.logical_devices
+    devices = _devices_of(strategy)
     chip, device = _chips(devices, given)
     words = next((c.words for c in compilations if c.words), "")
     capacity = next((c.available for c in compilations if c.available), None)
@@ -139,7 +145,7 @@ def _report(
         platform=devices.flat[0].platform,
         device_kind=devices.flat[0].device_kind,
         devices=devices.size,
-        replicas=len(devices),
+        replicas=strategy.num_replicas_in_sync,
         mesh={str(name): int(size) for name, size in executable.mesh.shape.items()},
         is_absent=strategy.extended.is_absent,
         chip=chip,
@@ -155,8 +161,8 @@ def _report(
         estimate=busiest.estimate,
         stages=tuple(stages) if several else (),
     )
-    if device is None or network is None:
-        return found
+    if device is None or network is None or strategy.num_replicas_in_sync > len(devices):
+        return found  # it is about replicas that have devices of their own
     share = shares[busiest.logical_device]
     return dataclasses.replace(found, scaling=scaling_of(share.cost, share.collectives, device, network))
 

@@ -103,7 +103,7 @@ class Plan:
       cost: see :class:`replicax.planning.cost.Cost`.
       collectives: see :class:`CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
-      scaling: predictions from one replica to all; empty without a chip.
+      scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
       stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
       trace_seconds: how long it took to trace the step.

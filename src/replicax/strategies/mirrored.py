@@ -23,9 +23,13 @@ class MirroredStrategy(Strategy):
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
       variable_partitioner: which variables to split over the replicas, and how; see :class:`ShardedVariable`. By
         default none. :class:`ShardedStrategy` splits all that are not small.
+      num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
+        with k of them runs them one after the other, between the collectives, and the program means what it would with
+        a device for each replica; see ``docs/replicas.md``.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
+        no multiple of the number of devices, or comes together with ``variable_partitioner``.
       TypeError: ``variable_partitioner`` of another type.
 
     >>> import replicax, jax.numpy as jnp
@@ -35,6 +39,15 @@ class MirroredStrategy(Strategy):
     >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=by_rows).scope():
     ...     replicax.Variable(jnp.arange(4.0), name="v")
     <Variable 'v' float32[4] split along dim 0 over 2 replicas: [0. 1. 2. 3.]>
+
+    Eight replicas on two devices:
+
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=8)
+    >>> strategy
+    MirroredStrategy([cpu:0, cpu:1], 4 replicas on each)
+    >>> ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+    >>> [int(i) for i in strategy.local_results(ids)], int(strategy.reduce("sum", ids))
+    ([0, 1, 2, 3, 4, 5, 6, 7], 28)
     """
 
     @keywords_renamed(
@@ -47,5 +60,6 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[str | jax.Device] | None = None,
         variable_partitioner: Partitioner | None = None,
+        num_replicas: int | None = None,
     ) -> None:
-        super().__init__(StrategyExtended(resolve_devices(devices), variable_partitioner))
+        super().__init__(StrategyExtended(resolve_devices(devices), variable_partitioner, num_replicas=num_replicas))

@@ -73,7 +73,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
             "partitioner, partition_dimensions and logical_device out, or create it outside"
         )
     own = variable.is_on_read and replicas.count > 1
-    return beside(place[1], variable.shape, replicas.mesh, own, not is_key(variable.dtype))
+    return beside(place[1], variable.shape, replicas.mesh, replicas.count, own, not is_key(variable.dtype))
 
 
 def layout_for(
@@ -116,6 +116,12 @@ def layout_for(
     if partition_dimensions is None:
         if variable.is_on_read and replicas.count > 1:
             return Copies(replicas.count)
+        if chosen is not None and replicas.per_device > 1:
+            raise ValueError(
+                f"{variable.describe()} can't be split over {replicas.count} replicas on "
+                f"{replicas.count // replicas.per_device} device(s): leave partitioner out, or use as many devices as "
+                "replicas"
+            )
         split = _layout_by(chosen, variable.name, shape, variable.dtype, replicas)
         return usual if isinstance(split, Mirrored) else split
     if usual.home is not None and not variable.is_on_read:

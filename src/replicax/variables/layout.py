@@ -91,8 +91,8 @@ class Layout(Protocol):
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
         """The part of each of these replicas of a value that is the same for all."""
 
-    def describe(self, mesh: Mesh) -> str:
-        """Where the value is, in words."""
+    def describe(self, mesh: Mesh, per_device: int = 1) -> str:
+        """Where the value is, in words, if each device (of a replica's, the first) runs so many replicas."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +147,9 @@ class _Usual(abc.ABC):
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
         return (whole,) * len(replicas)
 
-    def describe(self, mesh: Mesh) -> str:
-        replicas = mesh.shape[REPLICA_AXIS]
-        logical = mesh.size // replicas
+    def describe(self, mesh: Mesh, per_device: int = 1) -> str:
+        logical = mesh.size // mesh.shape[REPLICA_AXIS]
+        replicas = mesh.shape[REPLICA_AXIS] * per_device
         where = self._on_replicas(replicas, logical if self.logical_device is None else 1)
         if self.logical_device is not None:
             return f"on logical device {self.logical_device}" + (f", {where}" if replicas > 1 else "")
@@ -372,7 +372,7 @@ def split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, g
     return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas, groups)
 
 
-def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits: bool) -> Layout:
+def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, own: bool, splits: bool) -> Layout:
     """The layout of a value beside another value.
 
     It is split like the other if its shape allows, and otherwise whole in the same places.
@@ -381,10 +381,10 @@ def beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, own: bool, splits
       layout: of the other value.
       shape: of the value.
       mesh: of the strategy.
+      replicas: how many there are.
       own: whether each of several replicas has its own value.
       splits: whether the value can be split over the replicas.
     """
-    replicas = mesh.shape[REPLICA_AXIS]
     if not own and layout.home is not None:
         return layout
     parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]

@@ -272,7 +272,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         with _jax.outside_tracing():
             shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
-        where = self.layout.describe(self.replicas.mesh)
+        where = self.layout.describe(self.replicas.mesh, self.replicas.per_device)
         return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
 
     def _shown(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicax.communication import CommunicationOptions
+from replicax.devices.mesh import REPLICA_AXIS
 from replicax.workers.lockstep import Lockstep
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class Replicas:
     Attributes:
       strategy: the one that has them. ``ReplicaContext.strategy`` and ``merge_call`` hand it out; the rooms below use
         nothing else of it.
-      count: how many run a step together.
+      count: how many run a step together. Those of one device have consecutive numbers.
       local: the numbers of this worker's.
-      devices: the first device of each, in the order of the replicas.
+      devices: the first device of each, in the order of the replicas. Several replicas may be on one.
       logical_devices: the devices that each runs on: ``[replicas, logical devices]``.
       slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none, and
         0 if they lie otherwise.
@@ -57,6 +58,16 @@ class Replicas:
     def num_logical_devices(self) -> int:
         """How many devices each replica runs on."""
         return int(self.logical_devices.shape[1])
+
+    @property
+    def per_device(self) -> int:
+        """How many replicas each device runs, one after the other."""
+        return self.count // int(self.mesh.shape[REPLICA_AXIS])
+
+    @property
+    def here(self) -> dict[int, jax.Device]:
+        """This worker's replicas in their order, each with its (first) device."""
+        return {i: self.devices[i] for i in self.local}
 
     def __repr__(self) -> str:
         return repr(self.strategy)  # which is what users know them by

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.data.elements.chunks import Staged
@@ -17,13 +17,14 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
 from replicax.execution.replica_values import example_mask, largest_of, padded
 from replicax.values import PerReplica, Stacked, Uneven
+from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
     from replicax.data.elements.elements import Element
 
 
-def placer(mesh: Mesh) -> Callable[[Element | Staged], Any]:
-    """A function that puts elements on the devices of ``mesh``, on any thread, under this thread's JAX settings."""
+def placer(replicas: Replicas) -> Callable[[Element | Staged], Any]:
+    """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # identities of threads are used again
     here.adopted = True
@@ -32,32 +33,31 @@ def placer(mesh: Mesh) -> Callable[[Element | Staged], Any]:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return _placed_together(element, mesh) if isinstance(element, Staged) else placed(element, mesh)
+        return _placed_together(element, replicas) if isinstance(element, Staged) else placed(element, replicas)
 
     return place
 
 
-def placed(element: Element, mesh: Mesh) -> Any:
+def placed(element: Element, replicas: Replicas) -> Any:
     """The pytree with ``PerReplica`` leaves; with one replica, bare arrays, if nothing is filled up."""
-    n = mesh.shape[REPLICA_AXIS]
     leaves: list[Any] = []
     if element.filled:
-        mask = example_mask(element.sizes, element.filled[0].shape[1], mesh)
-        leaves = padded(_place_stacks(element.filled, mesh), mask)
+        mask = example_mask(element.sizes, element.filled[0].shape[1], replicas.mesh)
+        leaves = padded(_place_stacks(element.filled, replicas), mask)
     elif element.alike:
-        bare = n == 1
-        arrays = _place_stacks(_stacks(element), mesh, bare)
+        bare = replicas.count == 1
+        arrays = _place_stacks(_stacks(element), replicas, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
     else:
         shapes = element.shapes
         stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
-        for array, each in zip(_place_stacks(stacks, mesh), shapes, strict=True):
+        for array, each in zip(_place_stacks(stacks, replicas), shapes, strict=True):
             leaves.append(PerReplica(Uneven(array, each) if len(set(each)) > 1 else Stacked(array)))
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
-def _placed_together(staged: Staged, mesh: Mesh) -> ElementGroup:
-    bare = mesh.shape[REPLICA_AXIS] == 1 and not staged.is_padded
+def _placed_together(staged: Staged, replicas: Replicas) -> ElementGroup:
+    mesh, bare = replicas.mesh, replicas.count == 1 and not staged.is_padded
     stacks = staged.stacks()
     masks = None
     if staged.is_padded:
@@ -65,25 +65,26 @@ def _placed_together(staged: Staged, mesh: Mesh) -> ElementGroup:
         host = np.arange(rows) < sizes.T[:, :, None]
         counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
         masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(staged.sizes))
-    return ElementGroup(staged.tree, _place_stacks(stacks, mesh, bare), staged.count, mesh, bare, masks)
+    return ElementGroup(staged.tree, _place_stacks(stacks, replicas, bare), staged.count, mesh, bare, masks)
 
 
-def _place_stacks(stacks: Sequence[np.ndarray], mesh: Mesh, bare: bool = False) -> list[jax.Array]:
+def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:
     """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
 
     Args:
       stacks: on the host.
-      mesh: the replicas' devices.
+      replicas: all of them.
       bare: whether to leave the dim of the replicas out, of which there is one.
     """
+    mesh = replicas.mesh
     if bare:
         alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], NamedSharding(mesh, PartitionSpec()))
         return alone
-    n, sharding = mesh.shape[REPLICA_AXIS], NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     if sharding.is_fully_addressable:
         arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
         return arrays
-    return [jax.make_array_from_process_local_data(sharding, s, (n, *s.shape[1:])) for s in stacks]
+    return [jax.make_array_from_process_local_data(sharding, s, (replicas.count, *s.shape[1:])) for s in stacks]
 
 
 def _stacks(element: Element) -> list[Any]:

@@ -16,6 +16,7 @@ from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import adapted
+from replicax.execution.compiled.local_replicas import Each, LocalReplicas
 from replicax.execution.compiled.pieces import Piece
 from replicax.execution.compiled.placement_report import PlacementReport
 from replicax.execution.compiled.split_variables import partitioned
@@ -153,7 +154,7 @@ class Executable:
         )
         several = () if self.steps is None else (self.steps,)
         arguments = [
-            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.mesh))
+            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.program.replicas))
             for aval, locality in self.program.arguments
         ]
         return donated, kept, arguments, self.program.constants
@@ -181,10 +182,11 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     Before, check that it means the same for all of them.
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
-    those of locality M as one replicated array. Variables that are split over the replicas stay in pieces (see
-    :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so that the next call
-    finds what it expects. Variables that are read and written are donated: their old arrays are reused, if the program
-    can't fail while it runs (:class:`Care`).
+    those of locality M as one replicated array. If there are fewer devices than replicas, each has the slices of
+    several (see :mod:`replicax.execution.compiled.local_replicas`). Variables that are split over the replicas stay in
+    pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so that the
+    next call finds what it expects. Variables that are read and written are donated: their old arrays are reused, if
+    the program can't fail while it runs (:class:`Care`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
     replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
@@ -201,9 +203,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     >>> float(result), len(result.devices())
     (6.0, 2)
     """
-    several = mesh.shape[REPLICA_AXIS] > 1
+    count = program.replicas
+    several, here = count > 1, count // mesh.shape[REPLICA_AXIS]
     split = any(isinstance(use.layout, Split) for use in program.uses.values())
-    localities: dict[Any, Locality] | None = {} if split else None
+    localities: dict[Any, Locality] | None = {} if split or here > 1 else None
     outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, found=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
@@ -216,14 +219,14 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [of_value(locality, mesh) for _, locality in program.arguments],
+        [of_value(locality, count) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            of_value(locality if several or (padded and padded[i]) else M, mesh)
+            of_value(locality if several or (padded and padded[i]) else M, count)
             for i, locality in enumerate(result_localities)
         ],
     )
@@ -232,25 +235,33 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
-        results = evaluated(program.jaxpr, values, wanted, localities)
+        if here > 1:
+            local = LocalReplicas(count, here, localities or {}, mesh.devices.flat[0].platform == "cpu")
+            results = local.run(program.jaxpr, values, [isinstance(w, Copies) for w in wanted])
+        else:
+            results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
 
     def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
         state, kept_values, elements, constants = groups
         # What is written without being read, and the results, start as zeros that nobody sees.
-        unread = [_zeros(_stored_here(program.writes[i])) for i in written[len(donated) :]]
-        start = [v.array if isinstance(v, Piece) else v for v in state] + unread
-        nothing_yet = [_zeros(v.aval) for v in program.jaxpr.outvars[n_written:]]
+        unread = [_zeros(_stored_here(program.writes[i], here)) for i in written[len(donated) :]]
+        start = [_array_of(v) for v in state] + unread
+        nothing_yet = [
+            _zeros(_of_replicas_here(v.aval, layout, here))
+            for v, layout in zip(program.jaxpr.outvars[n_written:], layouts_out[1], strict=True)
+        ]
 
         def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
-            values = [
-                Piece(v, layout) if isinstance(layout, Split) else v
-                for v, layout in zip(carry[0], layouts_in[0], strict=False)
-            ]
-            return run(values, kept_values, element, constants), None
+            values = [_wrapped(v, layout, here) for v, layout in zip(carry[0], layouts_in[0], strict=False)]
+            one_by_one = [_wrapped(v, layout, here) for v, layout in zip(element, layouts_in[2], strict=True)]
+            new, results = run(values, kept_values, one_by_one, constants)
+            return (list(map(_array_of, new)), list(map(_array_of, results))), None
 
-        last: Groups[Any] = lax.scan(step, (start, nothing_yet), elements, length=steps)[0]
-        return last
+        # The steps of an element that several replicas here have come after the replicas.
+        turns = [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in elements]
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), turns, length=steps)[0]
+        return _each(lambda v, layout: _wrapped(v, layout, here), last, layouts_out)
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
@@ -344,18 +355,20 @@ def _each(fn: Callable[..., Any], *groups: Any) -> Any:
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def of_value(locality: Locality, mesh: Mesh) -> Layout:
-    """How an argument or result lies on the devices."""
-    return Copies(mesh.shape[REPLICA_AXIS]) if locality is T else Mirrored()
+def of_value(locality: Locality, replicas: int) -> Layout:
+    """How an argument or result lies on the devices of so many replicas."""
+    return Copies(replicas) if locality is T else Mirrored()
 
 
 def _enter(stored: jax.Array, layout: Layout) -> Any:
-    """What a replica has of a stored array."""
+    """What a replica, or those that share a device, have of a stored array."""
     if not stored.size:
         stored = _nothing_like(stored)
     if isinstance(layout, Split):
         return Piece(stored, layout)
-    return stored.reshape(stored.shape[1:]) if isinstance(layout, Copies) else stored
+    if not isinstance(layout, Copies):
+        return stored
+    return stored.reshape(stored.shape[1:]) if stored.shape[0] == 1 else Each(stored)
 
 
 def _nothing_like(empty: jax.Array) -> jax.Array:
@@ -366,20 +379,36 @@ def _nothing_like(empty: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
 
 
-def _stored_here(use: Use) -> jax.ShapeDtypeStruct:
-    """What a replica has of a variable's stored array."""
+def _stored_here(use: Use, here: int) -> Any:
+    """What the replicas of a device, of which there are so many, have of a variable's stored array."""
     shape, layout = use.aval.shape, use.layout
     if isinstance(layout, Split):
-        shape = (*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :])
-    return use.aval.update(shape=shape)
+        return use.aval.update(shape=(*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :]))
+    return _of_replicas_here(use.aval, layout, here)
+
+
+def _of_replicas_here(aval: Any, layout: Layout, here: int) -> Any:
+    return aval.update(shape=(here, *aval.shape)) if here > 1 and isinstance(layout, Copies) else aval
+
+
+def _array_of(value: Any) -> Any:
+    return value.array if isinstance(value, Piece | Each) else value
+
+
+def _wrapped(array: Any, layout: Layout, here: int) -> Any:
+    """An array as what it is to a program: a piece, or that of each of several replicas."""
+    if isinstance(layout, Split):
+        return Piece(array, layout)
+    return Each(array) if here > 1 and isinstance(layout, Copies) else array
 
 
 def _zeros(aval: Any) -> jax.Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _leave(value: jax.Array, layout: Layout) -> jax.Array:
-    return value[None] if isinstance(layout, Copies) else value
+def _leave(value: Any, layout: Layout) -> jax.Array:
+    array: jax.Array = _array_of(value)
+    return array[None] if isinstance(layout, Copies) and not isinstance(value, Each) else array
 
 
 def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

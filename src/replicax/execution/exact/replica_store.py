@@ -16,7 +16,7 @@ from replicax.execution.exact.array_facts import Localities, Places
 from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
-from replicax.values import Local, PerReplica, slices_of
+from replicax.values import Local, PerReplica, components_in
 from replicax.variables.layout import Split
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
 from replicax.variables.variable import Variable
@@ -111,5 +111,4 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     device = variable.replicas.devices[replica]
     if not variable.is_stacked:
         return _jax.copy_on(device, here(variable.from_storage()))
-    [shard] = [s for s in slices_of(variable.stored()) if (s.index[0].start or 0) == replica]
-    return jax.device_put(jnp.squeeze(shard.data, 0), device)
+    return jax.device_put(jnp.squeeze(components_in(variable.stored())[replica], 0), device)

@@ -161,7 +161,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
             return first
         if same and all(leaf.locality is not T for leaf in everyones):
             devices = [replicas.devices[i] for i in replicas.local]
-            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas.mesh)
+            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas)
         return _differing(mine, everyones, replicas)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
@@ -171,7 +171,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
 
 
 def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> PerReplica:
-    return place_components(mine, replicas.mesh, [leaf.print[:2] for leaf in everyones if leaf.print])
+    return place_components(mine, replicas, [leaf.print[:2] for leaf in everyones if leaf.print])
 
 
 def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
@@ -206,7 +206,7 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
             for s in stores
         ]
         values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
-        return put_among(stack(values, replicas.mesh), variable.sharding)
+        return put_among(stack(values, replicas), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
     old = None
     if not all(written):  # which all workers know, so that all put the old value together, where that takes all
@@ -223,7 +223,7 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
     if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):
         return variable.to_storage(jax.device_put(values[0], devices[0]))
     # Each replica has it already. Whatever else holds what a replica has written is not to share it with the variable.
-    copies = [_jax.copy_on(d, v) for v, d in zip(values, devices, strict=True)]
+    copies = [_jax.copy_on(d, v) for d, v in dict(zip(devices, values, strict=True)).items()]
     return jax.make_array_from_single_device_arrays(variable.shape, variable.sharding, copies)
 
 

@@ -89,7 +89,7 @@ class _Planner:
             v: use.layout for v, use in zip(self.flat.inputs, program.reads, strict=False)
         }
         self.layouts |= {
-            v: of_value(locality, mesh)
+            v: of_value(locality, program.replicas)
             for v, (_, locality) in zip(self.flat.inputs[len(program.reads) :], program.arguments, strict=False)
         }
         self.pieces = any(isinstance(u.layout, Split) for u in program.uses.values())
@@ -127,7 +127,7 @@ class _Planner:
             else:
                 device = self.placement.device_of(atom)
                 stacked = self.several or (self.padded is not None and self.padded[i - n_written])
-                layout = of_value(self.results[i - n_written] if stacked else M, self.mesh)
+                layout = of_value(self.results[i - n_written] if stacked else M, program.replicas)
             found.append((self.moves.source(atom), device, layout))
         return found
 
@@ -155,7 +155,7 @@ class _Planner:
 
     def layout(self, v: Any) -> Layout:
         known = self.layouts.get(v)
-        return of_value(self.found.get(v, M) if self.several else M, self.mesh) if known is None else known
+        return of_value(self.found.get(v, M) if self.several else M, self.program.replicas) if known is None else known
 
     def sharding(self, v: Any, device: int) -> NamedSharding:
         return NamedSharding(self.meshes[device], self.layout(v).spec)

@@ -71,6 +71,8 @@ class Program:
     """
 
     name: str
+    replicas: int
+    """How many run it together."""
     jaxpr: _jax.Jaxpr
     reads: tuple[Use, ...]
     arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]

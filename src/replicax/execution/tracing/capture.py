@@ -155,7 +155,7 @@ def capture(
         return written, computed
 
     with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
-        traced = traced_inside(replicas.mesh, body, [aval for aval, _ in arguments])
+        traced = traced_inside(replicas.mesh, replicas.count, body, [aval for aval, _ in arguments])
     assert store is not None
     jaxpr, operands = _jax.shard_map_body(traced)
     lost = _jax.left_behind(traced, jaxpr, len(arguments))
@@ -177,6 +177,7 @@ def capture(
     everywhere = NamedSharding(replicas.mesh, PartitionSpec())
     return Program(
         name=name,
+        replicas=replicas.count,
         jaxpr=_jax.replace_inputs(
             jaxpr,
             [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],
@@ -210,10 +211,18 @@ def state_of_this_thread() -> Callable[[], None]:
     return put_back
 
 
-def traced_inside(mesh: Mesh, body: Callable[..., Any], avals: Sequence[Any]) -> Any:
-    """``body``, of one replica's values, as JAX has traced it inside the replica axis of ``mesh``."""
+def traced_inside(mesh: Mesh, count: int, body: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """``body``, of one replica's values, as JAX has traced it inside the replica axis of ``mesh``.
+
+    To ``body`` this axis has an entry for each of the ``count`` replicas, also where several share a device.
+    """
+
+    def of_one_replica(*values: Any) -> Any:
+        with _jax.axis_of_size(REPLICA_AXIS, count):
+            return body(*values)
+
     mapped = jax.shard_map(
-        body,
+        body if mesh.shape[REPLICA_AXIS] == count else of_one_replica,
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.program.program import Program, Result, Use
-from replicax.execution.replica_values import devices_here, largest_of
+from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.capture import traced_inside
 from replicax.execution.uneven.assembly import Assembly, Joint, Parts
 from replicax.execution.uneven.straight_line import CantJoinError, Straight
@@ -30,27 +30,28 @@ from replicax.execution.uneven.value_numbering import ValueNumbering
 from replicax.locality import T
 from replicax.nests import are_equal
 from replicax.values import Components, PerReplica
+from replicax.workers.replicas import Replicas
 
 
-def joined(programs: Sequence[Program], size_of: Sequence[int], mesh: Mesh) -> Program:
+def joined(programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> Program:
     """One program, of which each replica does what that of its size does.
 
     Args:
       programs: one for each size, of the same step.
       size_of: the program of each replica, by its number.
-      mesh: the replicas' devices.
+      replicas: all of them.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
       CantJoinError: they have different collectives, variables or results, or what differs in size can't be kept apart.
     """
-    return _Joining(programs, size_of, mesh).program()
+    return _Joining(programs, size_of, replicas).program()
 
 
 class _Joining:
-    def __init__(self, programs: Sequence[Program], size_of: Sequence[int], mesh: Mesh) -> None:
+    def __init__(self, programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> None:
         self.programs = programs
-        self.mesh = mesh
+        self.replicas = replicas
         self.reads: list[Use] = list({use.slot: use for program in programs for use in program.reads}.values())
         self.numbers = ValueNumbering()
         self.inputs: list[int] = []
@@ -160,20 +161,22 @@ class _Joining:
             results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
-        assembly = Assembly(self.parts, outputs, self.mesh.devices.flat[0].platform == "cpu")
+        assembly = Assembly(self.parts, outputs, self.replicas.devices[0].platform == "cpu")
         traced = traced_inside(
-            self.mesh,
+            self.replicas.mesh,
+            self.replicas.count,
             lambda *arrays: assembly.run(dict(zip(inputs, arrays, strict=True))),
             [_described(self.numbers.avals[v]) for v in inputs],
         )
         jaxpr, operands = _jax.shard_map_body(traced)
         by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
         closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)
         return Program(
             name=first.name,
+            replicas=first.replicas,
             jaxpr=_jax.replace_inputs(
                 jaxpr,
                 [*(by_position[i] for i in range(len(inputs))), *(v for v, _ in closed_over)],
@@ -198,7 +201,7 @@ class _Joining:
         objects = [value() if isinstance(value, weakref.ref) else value for value in column]
         if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]
-        here = tuple(devices_here(self.mesh))
+        here = self.replicas.local
         values = tuple(objects[self.parts.size_of[replica]] for replica in here)
         return PerReplica(Components(values, here, len(self.parts.size_of)))
 

@@ -91,7 +91,7 @@ def capture_uneven(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
     questions.check_alike()
     if any(map(is_placed, programs)):
         raise CantJoinError("it assigns values to logical devices")
-    return joined(programs, size_of, replicas.mesh)
+    return joined(programs, size_of, replicas)
 
 
 def _captured(
