@@ -22,9 +22,7 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.convolutions import bind_in_branch
-from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS
 from replicax.collectives import all_reduce_p, sums_of
-from replicax.devices.host_values import is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.local_collectives import (
     LOCAL_REDUCTIONS,
@@ -34,21 +32,10 @@ from replicax.execution.compiled.local_collectives import (
     reduced_in_groups,
     widened,
 )
-from replicax.execution.program.collective_operations import is_collective, over_replicas
+from replicax.execution.compiled.local_values import Each
+from replicax.execution.compiled.replica_stages import ReplicaStage, asks_for_position, is_sum, stages_of, used_by
+from replicax.execution.program.collective_operations import over_replicas
 from replicax.locality import Locality, M, T
-
-_SUMS = AXIS_SUMS | {all_reduce_p.name}
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Each:
-    """A value of each of this device's replicas.
-
-    Attributes:
-      array: ``[k, *shape]``.
-    """
-
-    array: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +96,7 @@ class LocalReplicas:
           differ: for each result whether it is to be an :class:`Each`, and otherwise bare.
           constants: what it has closed over.
         """
-        stages = _stages(jaxpr, [isinstance(v, Each) for v in values], self)
+        stages = stages_of(jaxpr, [isinstance(v, Each) for v in values], self.differs)
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
 
         def read(atom: Any) -> Any:
@@ -126,11 +113,11 @@ class LocalReplicas:
                 )
         return [self.as_wanted(read(v), v, d) for v, d in zip(jaxpr.outvars, differ, strict=True)]
 
-    def stretch(self, stage: _Stage, env: dict[Any, Any]) -> None:
+    def stretch(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
         """What replicas do by themselves between two collectives, one replica after the other."""
         if not stage.alone:
             return
-        used = _used_by(stage.alone)
+        used = used_by(stage.alone)
         given = [v for v in used if isinstance(env.get(v), Each)]
         shared = {v: env[v] for v in used if v in env and v not in given}
 
@@ -162,7 +149,7 @@ class LocalReplicas:
         if not in_groups:
             check_all_take_part(equation)
         if reduce is not None and not in_groups:
-            return _jax.bind(equation, [self.together(v, reduce, _is_sum(equation)) for v in operands])
+            return _jax.bind(equation, [self.together(v, reduce, is_sum(equation)) for v in operands])
         stacks = [self.each(v, atom).array for v, atom in zip(operands, equation.invars, strict=True)]
         if reduce is not None:
             wholes = [everyones(stack, self.count) for stack in stacks]
@@ -215,15 +202,11 @@ class _Alone:
         return [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
 
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-        if _asks_for_position(equation):
+        if asks_for_position(equation):
             return [self.number]
-        if any(_jax.contains(inner, _asks_for_position) for inner in _jax.sub_jaxprs(equation)):
+        if any(_jax.contains(inner, asks_for_position) for inner in _jax.sub_jaxprs(equation)):
             return enter(self, equation, operands)
         return self.replicas.bind_alone(equation, operands)
-
-
-def _asks_for_position(equation: _jax.Equation) -> bool:
-    return equation.primitive.name in AXIS_POSITION and over_replicas(equation.params)
 
 
 # --- loops, branches and calls --------------------------------------------------------------------------
@@ -319,120 +302,3 @@ def _branches(
 
     results = lax.switch(walk.one(operands[0]), [branch(program) for program in branches.programs])
     return list(map(_wrapped, results, differ))
-
-
-# --- what is computed when ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(slots=True)
-class _Stage:
-    """What is done after some collectives, and before the next.
-
-    Attributes:
-      common: operations on values that all replicas have alike, in their order.
-      alone: what each replica does by itself, in its order.
-      meetings: the collectives at the end.
-      kept: what ``alone`` computes and is needed outside of it.
-      alike: the same, of which all replicas compute the same.
-      summed: what it computes of which only the sum over all replicas is needed.
-    """
-
-    common: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    alone: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    meetings: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    kept: list[Any] = dataclasses.field(default_factory=list)
-    alike: list[Any] = dataclasses.field(default_factory=list)
-    summed: list[Any] = dataclasses.field(default_factory=list)
-
-
-def _stages(jaxpr: _jax.Jaxpr, differ: Sequence[bool], walk: LocalReplicas) -> list[_Stage]:
-    """The stages of a program: each operation is in the first one for which its operands are there.
-
-    What uses mutable arrays is in one stage, and so in one stretch, in its order.
-
-    Args:
-      jaxpr: the program.
-      differ: for each of its inputs, whether replicas have values of their own.
-      walk: knows in which values replicas may differ.
-
-    Raises:
-      ValueError: a mutable array is used both before and after a collective.
-    """
-    stages, of_mutable, _ = _staged(jaxpr, differ, walk, 0)
-    if of_mutable:
-        stages, latest, line = _staged(jaxpr, differ, walk, of_mutable)
-        if latest > of_mutable:
-            raise ValueError(
-                f"a mutable array (jax.new_ref) is used both before a collective and after it, at {line}: with several "
-                "replicas on a device that can't be; hand its value on (ref[...]) and begin a new one"
-            )
-    _note_uses(jaxpr, stages, walk)
-    return stages
-
-
-def _staged(
-    jaxpr: _jax.Jaxpr, differ: Sequence[bool], walk: LocalReplicas, of_mutable: int
-) -> tuple[list[_Stage], int, str]:
-    """The stages, if uses of mutable arrays are in stage ``of_mutable`` or later; the last of these, and its line."""
-    stages: list[_Stage] = []
-    made: dict[Any, tuple[int, bool]] = {v: (0, d) for v, d in zip(jaxpr.invars, differ, strict=True)}
-    made.update((v, (0, False)) for v in jaxpr.constvars)
-    acted, latest, line = 0, of_mutable, ""
-    for equation in jaxpr.eqns:
-        operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
-        acts, meets = _acts(equation), is_collective(equation)
-        mutates = any(map(_jax.is_mutable, [*operands, *equation.outvars]))
-        number = max([made[v][0] for v in operands], default=0)
-        if acts:
-            number = max(number, acted)
-            acted = number + meets
-        if mutates:
-            number = max(number, of_mutable)
-            if number + meets > latest:
-                latest, line = number + meets, _jax.source_line(equation)
-        # What a stretch has computed of values that all replicas have alike is anyone's when the stretch is over.
-        alone = not meets and (
-            acts
-            or mutates
-            or _asks_for_position(equation)
-            or any(map(walk.differs, equation.outvars))
-            or any(made[v][1] and (walk.differs(v) or made[v][0] == number) for v in operands)
-        )
-        while len(stages) <= number:
-            stages.append(_Stage())
-        stage = stages[number]
-        (stage.meetings if meets else stage.alone if alone else stage.common).append(equation)
-        made.update((v, (number + meets, alone or (meets and walk.differs(v)))) for v in equation.outvars)
-    return stages, latest, line
-
-
-def _acts(equation: _jax.Equation) -> bool:
-    """Whether an operation does something besides computing its results, so that it is to be done for each replica."""
-    return _jax.acts_outside_program(equation) or not _jax.is_function(equation.primitive.name, equation.params)
-
-
-def _is_sum(equation: _jax.Equation) -> bool:
-    return equation.primitive.name in _SUMS and not _jax.has_groups(equation.params)
-
-
-def _used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
-    """The operands, in their order."""
-    return dict.fromkeys(v for e in equations for v in e.invars if not isinstance(v, _jax.Literal))
-
-
-def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[_Stage], walk: LocalReplicas) -> None:
-    """Find out what stretches have to keep."""
-    sums: set[Any] = set()
-    needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
-    for stage in stages:
-        own = {v for e in stage.alone for v in e.outvars}
-        needed.update(v for v in _used_by(stage.alone) if v not in own)
-        needed.update(_used_by(stage.common))
-        for equation in stage.meetings:
-            (sums if _is_sum(equation) else needed).update(_used_by([equation]))
-    for stage in stages:
-        results: list[Any] = [v for e in stage.alone for v in e.outvars if not _jax.is_mutable(v)]
-        outside = [v for v in results if v in needed]
-        stage.alike = [v for v in outside if not walk.differs(v) and not is_key(v.aval.dtype)]
-        stage.kept = [v for v in outside if v not in set(stage.alike)]
-        stage.summed = [v for v in results if v in sums and v not in needed]

@@ -12,19 +12,28 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
-from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import adapted
-from replicax.execution.compiled.local_replicas import Each, LocalReplicas
-from replicax.execution.compiled.pieces import Piece
+from replicax.execution.compiled.local_replicas import LocalReplicas
+from replicax.execution.compiled.local_values import (
+    Each,
+    array_of,
+    entered,
+    left,
+    of_replicas_here,
+    of_value,
+    stored_here,
+    wrapped,
+    zeros_like,
+)
 from replicax.execution.compiled.placement_report import PlacementReport
 from replicax.execution.compiled.split_variables import partitioned
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.program.infer import infer
-from replicax.execution.program.program import Program, Use
+from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
@@ -245,23 +254,23 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
         state, kept_values, elements, constants = groups
         # What is written without being read, and the results, start as zeros that nobody sees.
-        unread = [_zeros(_stored_here(program.writes[i], here)) for i in written[len(donated) :]]
-        start = [_array_of(v) for v in state] + unread
+        unread = [zeros_like(stored_here(program.writes[i], here)) for i in written[len(donated) :]]
+        start = [array_of(v) for v in state] + unread
         nothing_yet = [
-            _zeros(_of_replicas_here(v.aval, layout, here))
+            zeros_like(of_replicas_here(v.aval, layout, here))
             for v, layout in zip(program.jaxpr.outvars[n_written:], layouts_out[1], strict=True)
         ]
 
         def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
-            values = [_wrapped(v, layout, here) for v, layout in zip(carry[0], layouts_in[0], strict=False)]
-            one_by_one = [_wrapped(v, layout, here) for v, layout in zip(element, layouts_in[2], strict=True)]
+            values = [wrapped(v, layout, here) for v, layout in zip(carry[0], layouts_in[0], strict=False)]
+            one_by_one = [wrapped(v, layout, here) for v, layout in zip(element, layouts_in[2], strict=True)]
             new, results = run(values, kept_values, one_by_one, constants)
-            return (list(map(_array_of, new)), list(map(_array_of, results))), None
+            return (list(map(array_of, new)), list(map(array_of, results))), None
 
         # The steps of an element that several replicas here have come after the replicas.
         turns = [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in elements]
         last: Groups[Any] = lax.scan(step, (start, nothing_yet), turns, length=steps)[0]
-        return _each(lambda v, layout: _wrapped(v, layout, here), last, layouts_out)
+        return _each(lambda v, layout: wrapped(v, layout, here), last, layouts_out)
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
@@ -333,7 +342,7 @@ def over_replicas_of(
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        return _each(_leave, run(*_each(_enter, groups, layouts_in)), layouts_out)
+        return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
 
     specs_in, specs_out = (
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
@@ -353,62 +362,6 @@ def over_replicas_of(
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:
     """``fn`` of each item, or of the items that belong together."""
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
-
-
-def of_value(locality: Locality, replicas: int) -> Layout:
-    """How an argument or result lies on the devices of so many replicas."""
-    return Copies(replicas) if locality is T else Mirrored()
-
-
-def _enter(stored: jax.Array, layout: Layout) -> Any:
-    """What a replica, or those that share a device, have of a stored array."""
-    if not stored.size:
-        stored = _nothing_like(stored)
-    if isinstance(layout, Split):
-        return Piece(stored, layout)
-    if not isinstance(layout, Copies):
-        return stored
-    return stored.reshape(stored.shape[1:]) if stored.shape[0] == 1 else Each(stored)
-
-
-def _nothing_like(empty: jax.Array) -> jax.Array:
-    """An array without elements that is no argument: at those the compiler of JAX 0.11 ends the process."""
-    if not is_key(empty.dtype):
-        return jnp.zeros(empty.shape, empty.dtype)
-    data = jax.eval_shape(jax.random.key_data, empty)
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
-
-
-def _stored_here(use: Use, here: int) -> Any:
-    """What the replicas of a device, of which there are so many, have of a variable's stored array."""
-    shape, layout = use.aval.shape, use.layout
-    if isinstance(layout, Split):
-        return use.aval.update(shape=(*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :]))
-    return _of_replicas_here(use.aval, layout, here)
-
-
-def _of_replicas_here(aval: Any, layout: Layout, here: int) -> Any:
-    return aval.update(shape=(here, *aval.shape)) if here > 1 and isinstance(layout, Copies) else aval
-
-
-def _array_of(value: Any) -> Any:
-    return value.array if isinstance(value, Piece | Each) else value
-
-
-def _wrapped(array: Any, layout: Layout, here: int) -> Any:
-    """An array as what it is to a program: a piece, or that of each of several replicas."""
-    if isinstance(layout, Split):
-        return Piece(array, layout)
-    return Each(array) if here > 1 and isinstance(layout, Copies) else array
-
-
-def _zeros(aval: Any) -> jax.Array:
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _leave(value: Any, layout: Layout) -> jax.Array:
-    array: jax.Array = _array_of(value)
-    return array[None] if isinstance(layout, Copies) and not isinstance(value, Each) else array
 
 
 def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -15,7 +15,8 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
-from replicax.execution.compiled.replicate import care_for, evaluated, of_value, over_replicas_of, where_examples_are
+from replicax.execution.compiled.local_values import of_value
+from replicax.execution.compiled.replicate import care_for, evaluated, over_replicas_of, where_examples_are
 from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
 from replicax.execution.pipeline.placement import Placement, Variables, place

@@ -1,0 +1,135 @@
+"""Stages of a program for devices with several replicas: what they compute alike, what each does, where they meet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS
+from replicax.collectives import all_reduce_p
+from replicax.devices.host_values import is_key
+from replicax.execution.program.collective_operations import is_collective, over_replicas
+
+_SUMS = AXIS_SUMS | {all_reduce_p.name}
+
+
+@dataclasses.dataclass(slots=True)
+class ReplicaStage:
+    """What is done after some collectives, and before the next.
+
+    Attributes:
+      common: operations on values that all replicas have alike, in their order.
+      alone: what each replica does by itself, in its order.
+      meetings: the collectives at the end.
+      kept: what ``alone`` computes and is needed outside of it.
+      alike: the same, of which all replicas compute the same.
+      summed: what it computes of which only the sum over all replicas is needed.
+    """
+
+    common: list[_jax.Equation] = dataclasses.field(default_factory=list)
+    alone: list[_jax.Equation] = dataclasses.field(default_factory=list)
+    meetings: list[_jax.Equation] = dataclasses.field(default_factory=list)
+    kept: list[Any] = dataclasses.field(default_factory=list)
+    alike: list[Any] = dataclasses.field(default_factory=list)
+    summed: list[Any] = dataclasses.field(default_factory=list)
+
+
+def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[Any], bool]) -> list[ReplicaStage]:
+    """The stages of a program: each operation is in the first one for which its operands are there.
+
+    What uses mutable arrays is in one stage, and so in one stretch, in its order.
+
+    Args:
+      jaxpr: the program.
+      differ: for each of its inputs, whether replicas have values of their own.
+      may_differ: tells of a value whether replicas may differ in it.
+
+    Raises:
+      ValueError: a mutable array is used both before and after a collective.
+    """
+    stages, of_mutable, _ = _staged(jaxpr, differ, may_differ, 0)
+    if of_mutable:
+        stages, latest, line = _staged(jaxpr, differ, may_differ, of_mutable)
+        if latest > of_mutable:
+            raise ValueError(
+                f"a mutable array (jax.new_ref) is used both before a collective and after it, at {line}: with several "
+                "replicas on a device that can't be; hand its value on (ref[...]) and begin a new one"
+            )
+    _note_uses(jaxpr, stages, may_differ)
+    return stages
+
+
+def _staged(
+    jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[Any], bool], of_mutable: int
+) -> tuple[list[ReplicaStage], int, str]:
+    """The stages, if uses of mutable arrays are in stage ``of_mutable`` or later; the last of these, and its line."""
+    stages: list[ReplicaStage] = []
+    made: dict[Any, tuple[int, bool]] = {v: (0, d) for v, d in zip(jaxpr.invars, differ, strict=True)}
+    made.update((v, (0, False)) for v in jaxpr.constvars)
+    acted, latest, line = 0, of_mutable, ""
+    for equation in jaxpr.eqns:
+        operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+        acts, meets = _acts(equation), is_collective(equation)
+        mutates = any(map(_jax.is_mutable, [*operands, *equation.outvars]))
+        number = max([made[v][0] for v in operands], default=0)
+        if acts:
+            number = max(number, acted)
+            acted = number + meets
+        if mutates:
+            number = max(number, of_mutable)
+            if number + meets > latest:
+                latest, line = number + meets, _jax.source_line(equation)
+        # What a stretch has computed of values that all replicas have alike is anyone's when the stretch is over.
+        alone = not meets and (
+            acts
+            or mutates
+            or asks_for_position(equation)
+            or any(map(may_differ, equation.outvars))
+            or any(made[v][1] and (may_differ(v) or made[v][0] == number) for v in operands)
+        )
+        while len(stages) <= number:
+            stages.append(ReplicaStage())
+        stage = stages[number]
+        (stage.meetings if meets else stage.alone if alone else stage.common).append(equation)
+        made.update((v, (number + meets, alone or (meets and may_differ(v)))) for v in equation.outvars)
+    return stages, latest, line
+
+
+def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Callable[[Any], bool]) -> None:
+    """Find out what stretches have to keep."""
+    sums: set[Any] = set()
+    needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    for stage in stages:
+        own = {v for e in stage.alone for v in e.outvars}
+        needed.update(v for v in used_by(stage.alone) if v not in own)
+        needed.update(used_by(stage.common))
+        for equation in stage.meetings:
+            (sums if is_sum(equation) else needed).update(used_by([equation]))
+    for stage in stages:
+        results: list[Any] = [v for e in stage.alone for v in e.outvars if not _jax.is_mutable(v)]
+        outside = [v for v in results if v in needed]
+        stage.alike = [v for v in outside if not may_differ(v) and not is_key(v.aval.dtype)]
+        stage.kept = [v for v in outside if v not in set(stage.alike)]
+        stage.summed = [v for v in results if v in sums and v not in needed]
+
+
+def used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
+    """The operands, in their order."""
+    return dict.fromkeys(v for e in equations for v in e.invars if not isinstance(v, _jax.Literal))
+
+
+def _acts(equation: _jax.Equation) -> bool:
+    """Whether an operation does something besides computing its results, so that it is to be done for each replica."""
+    return _jax.acts_outside_program(equation) or not _jax.is_function(equation.primitive.name, equation.params)
+
+
+def is_sum(equation: _jax.Equation) -> bool:
+    """Whether it is a sum over all replicas."""
+    return equation.primitive.name in _SUMS and not _jax.has_groups(equation.params)
+
+
+def asks_for_position(equation: _jax.Equation) -> bool:
+    """Whether it asks for the replica's number."""
+    return equation.primitive.name in AXIS_POSITION and over_replicas(equation.params)
