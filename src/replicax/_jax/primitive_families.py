@@ -163,10 +163,19 @@ WRITES = primitives_named("swap addupdate")
 REFERENCES = WRITES | primitives_named("get empty_ref new_ref freeze")
 """They have to do with mutable arrays."""
 
-AXIS_REDUCTIONS = primitives_named("pmax pmin psum psum_invariant")
+AXIS_SUMS = primitives_named("psum psum_invariant")
+
+AXIS_MAXIMA = primitives_named("pmax")
+
+AXIS_MINIMA = primitives_named("pmin")
+
+AXIS_REDUCTIONS = AXIS_SUMS | AXIS_MAXIMA | AXIS_MINIMA
 """Reductions over an axis of the mesh; each result belongs to the operand in its place."""
 
-AXIS_ARITHMETIC = AXIS_REDUCTIONS | primitives_named("reduce_scatter")
+AXIS_SCATTERS = primitives_named("reduce_scatter")
+"""They add up, and each device gets a part of the sum."""
+
+AXIS_ARITHMETIC = AXIS_REDUCTIONS | AXIS_SCATTERS
 """Collectives that compute."""
 
 AXIS_GATHERS = primitives_named("all_gather all_gather_invariant")
@@ -174,15 +183,6 @@ AXIS_GATHERS = primitives_named("all_gather all_gather_invariant")
 
 ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | AXIS_GATHERS | primitives_named("pbroadcast")
 """Collectives that hand the same to every device along the axis."""
-
-AXIS_SUMS = primitives_named("psum psum_invariant")
-
-AXIS_MAXIMA = primitives_named("pmax")
-
-AXIS_MINIMA = primitives_named("pmin")
-
-AXIS_SCATTERS = primitives_named("reduce_scatter")
-"""They add up, and each device gets a part of the sum."""
 
 AXIS_EXCHANGES = primitives_named("all_to_all")
 """Each device gives each other one a part of its operand."""

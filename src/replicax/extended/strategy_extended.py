@@ -60,7 +60,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
       worker_devices: the first device of each replica, in the order of the replicas.
       num_logical_devices: how many devices each replica runs on.
       mesh: the device mesh: one axis for the replicas, and others for the logical devices of each replica.
-      slices: how many slices the devices are of; 1 if of none.
+      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none, and
+        0 if they lie otherwise.
       is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
       replicas: all of this that the rooms below know.
       programs: the strategy's cache of compiled steps.

@@ -121,7 +121,8 @@ class GroupPartitioner:
 
     Raises:
       ValueError: ``group_size`` is below 1. When a strategy or a variable gets it: it does not divide the number of
-        replicas; the message names both.
+        replicas, and the message names both; or it is ``None``, and the replicas don't lie slice by slice, with as many
+        in each.
       TypeError: ``partitioner`` is no function; or it is a ``GroupPartitioner``.
 
     Source: Zhang et al., "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022; and Zhao et
