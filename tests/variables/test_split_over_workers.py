@@ -26,7 +26,7 @@ def on_one_worker(name: str) -> Any:
 @pytest.mark.parametrize(
     ("devices", "names"),
     [
-        ([2, 2], ["optimizers", "row updates, exactly", "run_steps"]),
+        ([2, 2], ["row updates, exactly", "run_steps"]),
         ([1, 2, 1], ["across", "uneven", "updates"]),
         pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
         pytest.param([1, 2, 1], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
@@ -42,7 +42,7 @@ def test_split_variables_do_the_same_as_copies_on_one_worker(devices: list[int],
 @pytest.mark.parametrize(
     ("devices", "names"),
     [
-        ([1, 3], ["optimizers", "row updates, exactly"]),
+        ([1, 3], ["row updates, exactly"]),
         pytest.param([1, 3], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
         pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
     ],

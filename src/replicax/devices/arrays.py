@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.devices.host_values import Where, as_array, check_integers
+from replicax.devices.mesh import devices_of
 
 
 def put(
@@ -117,8 +118,15 @@ def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
 
 
 def here(value: jax.Array) -> jax.Array:
-    """An array of which every device has the whole, as this worker has it."""
-    return value if value.is_fully_addressable else value.addressable_data(0)
+    """An array of which every replica has the whole, as this worker has it: on the devices of one of its replicas."""
+    if value.is_fully_addressable:
+        return value
+    if value.is_fully_replicated:
+        return value.addressable_data(0)
+    over_mesh: Any = value.sharding
+    owners = [row.flat[0].process_index for row in over_mesh.mesh.devices]
+    mine = owners.index(value.addressable_shards[0].device.process_index)
+    return put_among(value, NamedSharding(devices_of(over_mesh.mesh, mine), over_mesh.spec))
 
 
 def copied(value: jax.Array) -> jax.Array:

@@ -1,0 +1,63 @@
+"""Placements in combination: how variables lie, on how many workers, on how many logical devices, on which executor."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import processes
+from tests.strategies import workers_placements
+from tests.strategies.workers_placements import LAYOUTS, OPTIMIZERS, REPLICAS
+
+WORKERS = {1: [4], 2: [2, 2], 3: [1, 2, 1]}
+"""How many replicas each has; of three, no group has a worker for itself."""
+PAIRS = [tuple(list(OPTIMIZERS)[i::3]) for i in range(3)]
+
+
+@functools.cache
+def on_one_device(names: tuple[str, ...]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return workers_placements.go_through([1], 1, "mirrored", "compiled", names, folder)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("logical", [1, 2])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_placement_computes_what_one_device_does(
+    layout: str, workers: int, logical: int, executor: str, names: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    replicas = WORKERS[workers]
+    assert sum(replicas) == REPLICAS
+    arguments = replicas, logical, layout, executor, names, str(tmp_path)
+    if workers == 1:
+        results = [workers_placements.go_through(*arguments)]
+    else:
+        results = processes.run(
+            workers_placements.go_through,
+            *arguments,
+            workers=workers,
+            devices=[2 * count for count in replicas],
+            timeout=240,
+        )
+    for found in results:
+        expected = on_one_device(names)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for (path, mine), theirs in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+            where = jax.tree_util.keystr(path)
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=where)
+
+
+def test_each_worker_has_all_parts_of_a_mirrored_variable() -> None:
+    for values, shown in processes.run(workers_placements.read_parts, workers=2, devices=2):
+        for found in values:
+            np.testing.assert_array_equal(found, 2 * workers_placements.INITIAL["a"])
+        assert "mirrored on 2 replicas, split [1, 2] over 2 logical devices of each: [[" in shown
