@@ -83,9 +83,17 @@ def test_a_loop_of_the_tpu_compiler() -> None:
     assert cost.bytes == 6 * moved + 4  # and the counter's beginning
 
 
-@pytest.mark.parametrize("change", ["direction=LE", "constant(2)"])
+@pytest.mark.parametrize(("growth", "trips"), [(1, 6), (2, 3), (4, 2), (5, 2), (6, 1), (9, 1)])
+def test_a_loop_whose_counter_grows_faster(growth: int, trips: int) -> None:
+    """So the compiler for TPUs writes products of what is split over chips: it sends one part beside each product."""
+    cost = cost_of(parse(LOOP.replace("constant(1)", f"constant({growth})")))
+    assert cost.unknown_loops == ()
+    assert cost.matrix_flops == trips * 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("change", ["direction=LE", "constant(0)", "constant(-1)"])
 def test_a_loop_of_unknown_length_counts_once_and_is_named(change: str) -> None:
-    text = LOOP.replace("direction=LT", change) if "=" in change else LOOP.replace("constant(1)", change)
+    text = LOOP.replace("direction=LT", change) if "=" in change else LOOP.replace("constant(1)", change, 1)
     cost = cost_of(parse(text))
     assert cost.unknown_loops == ("loop",)
     assert cost.matrix_flops == 2 * 4 * 8 * 8

@@ -79,7 +79,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     """How often the body of a loop runs; ``None`` if that can't be told.
 
     The compiler for CPUs and GPUs writes it down. The one for TPUs does not: there it follows from a condition that
-    compares a counter with a constant, if the counter starts from a constant and grows by one.
+    compares a counter with a constant, if the counter starts from a constant and grows by a constant: by one, or by two
+    where the compiler has unrolled a loop that computes with one part while it sends another.
     """
     if found := _TRIPS.search(loop.attributes):
         return int(found[1])
@@ -91,7 +92,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
         return None
     index = int(re.findall(r"\bindex=(\d+)", counter.attributes)[0])
-    if not _grows_by_one(module.computations[loop.called("body")[0]], index):
+    growth = _growth(module.computations[loop.called("body")[0]], index)
+    if growth is None:
         return None
     initial = _origin(computation, loop.operands[0])
     if initial.opcode != "tuple":
@@ -100,19 +102,22 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     numbers = [i.arguments if i.opcode == "constant" else "" for i in (start, limit)]
     if not all(re.fullmatch(r"-?\d+", n) for n in numbers):
         return None
-    return max(0, int(numbers[1]) - int(numbers[0]))
+    return max(0, -((int(numbers[0]) - int(numbers[1])) // growth))
 
 
-def _grows_by_one(body: Computation, index: int) -> bool:
+def _growth(body: Computation, index: int) -> int | None:
+    """By how much a counter grows each time; ``None`` if that is not a number above 0 that is known."""
     if body.root.opcode != "tuple":
-        return False
+        return None
     new = _origin(body, body.root.operands[index])
     if new.opcode != "add":
-        return False
-    operands = [_origin(body, name) for name in new.operands]
-    return {o.opcode for o in operands} == {"get-tuple-element", "constant"} and any(
-        o.opcode == "constant" and o.arguments == "1" for o in operands
-    )
+        return None
+    operands = {o.opcode: o for o in (_origin(body, name) for name in new.operands)}
+    if set(operands) != {"get-tuple-element", "constant"} or not operands["constant"].arguments.isdigit():
+        return None
+    if int(re.findall(r"\bindex=(\d+)", operands["get-tuple-element"].attributes)[0]) != index:
+        return None
+    return int(operands["constant"].arguments) or None
 
 
 def _origin(computation: Computation, name: str) -> Instruction:
