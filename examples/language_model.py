@@ -1,17 +1,22 @@
 """A language model like Llama 2: a tiny one learns from real text here, and one of 70 billion parameters is planned.
 
     python examples/language_model.py --devices 4
+    python examples/language_model.py --devices 8 --group 2 --parts 2
+    replicax launch --workers 2 --devices-per-worker 4 examples/language_model.py --group 2 --parts 2
     replicax plan examples/language_model.py --topology v5p:4x8x8 --strategy sharded --with size=70b
 
 The model has what Llama 2 has: RMS norms, rotary embeddings, attention in which several heads of queries share one of
 keys and values, and SwiGLU. The first line trains it on bytes of the Python standard library's source code (or of what
-you name, ``--text "notes/*.txt"``) on four emulated devices. The second compiles the same step for 256 TPU chips, which
-need not be there.
+you name, ``--text "notes/*.txt"``) on four emulated devices.
 
-Parameters are float32, and products are computed in bfloat16. A layer is computed again in the backward pass, so of
-its values only what goes in is kept. The step is written for ONE replica, and is the same for every placement: with
-all parameters on each device (``mirrored``), with a piece of each (``sharded``), and with each replica spread over
-several devices (``replicax plan ... --logical 1x2x2x1``).
+The second line trains on eight, as 2 × 2 × 2. Each replica is spread over two devices, of which each has half of the
+heads and of the hidden units (tensor parallel). Two such replicas are a group, and share out what each of the two
+devices has (fully sharded). There are two groups with other texts (data parallel). In the third line each group is a
+worker, a process of its own. The fourth compiles the step for 256 TPU chips, which need not be there.
+
+The step is written for ONE replica, and is the same for every placement. Parameters are float32, and products are
+computed in bfloat16 (``--dtype float32``: then all placements have the same losses up to 1e-5). A layer is computed
+again in the backward pass, so of its values only what goes in is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ import replicax
 
 TEXT = os.path.join(sysconfig.get_paths()["stdlib"], "*.py")
 QUERIES = 512  # of which attention is computed at once
-EVERY = 20  # after so many steps a row is logged, and after ten times as many the run is saved
+EVERY = 20  # after so many steps a row is logged, and after ten times as many the run is saved: see --every
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,18 +193,18 @@ def texts_in(pattern, files, length):
     return np.frombuffer(data[: len(data) // (length + 1) * (length + 1)], np.uint8).reshape(-1, length + 1)
 
 
-def train(strategy, size, texts, folder, steps, batch=32, **options):
+def train(strategy, size, texts, folder, steps, batch=32, every=EVERY, **options):
     """So many steps, with what an earlier run in the same folder has made of them. ``batch`` is the GLOBAL one."""
     with strategy.scope():
-        checkpoint, bits, train_step = build(size, **options)
+        checkpoint, bits, train_step = build(size, strategy.extended.num_logical_devices, **options)
     dataset = strategy.make_numpy_dataset(texts.astype(np.int32)).seed(0).shuffle().repeat().batch(batch)
-    with replicax.CheckpointManager(checkpoint, os.path.join(folder, "saved"), every_steps=10 * EVERY) as manager:
+    with replicax.CheckpointManager(checkpoint, os.path.join(folder, "saved"), every_steps=10 * every) as manager:
         return replicax.train(
             train_step,
             strategy.distribute_dataset(dataset),
             steps,
             metrics=[bits],
-            log_every=EVERY,
+            log_every=every,
             logs=folder,
             checkpoints=manager,
         )
@@ -212,24 +217,47 @@ def plan(strategy, size="7b", batch=4, length=None):
     return train_step, jax.ShapeDtypeStruct((batch, (length or SIZES[size].length) + 1), jnp.int32)
 
 
-def main():
+def strategy_for(kind, group=None, parts=1):
+    """The placement, on all devices of all workers: see the command line's help."""
+    if kind == "mirrored":
+        return replicax.MultiWorkerMirroredStrategy(num_logical_devices=parts)
+    partitioner = replicax.GroupPartitioner(group) if group else None
+    return replicax.ShardedStrategy(variable_partitioner=partitioner, num_logical_devices=parts)
+
+
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--strategy", choices=("mirrored", "sharded"), default="sharded")
+    parser.add_argument("--group", type=int, help="split over each so many replicas only, and mirror over these groups")
+    parser.add_argument("--parts", type=int, default=1, help="how many devices each replica is spread over")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the products")
     parser.add_argument("--devices", type=int, help="so many emulated CPU devices; without it, those that are there")
     parser.add_argument("--text", default=TEXT, help="which files to read, as a pattern in quotes")
     parser.add_argument("--files", type=int, default=60, help="how many of them")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=32, help="texts of a step, of all replicas together")
+    parser.add_argument("--every", type=int, default=EVERY, help="so many steps are a row of the log")
     parser.add_argument("--folder", default="runs/language_model", help="for the log and the checkpoints")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if args.strategy == "mirrored" and args.group:
+        parser.error("--group: with --strategy mirrored nothing is split; leave one of them out")
     if args.devices:
         replicax.use_cpu_devices(args.devices)
     texts = texts_in(args.text, args.files, SIZES[args.size].length)
     if not len(texts):
         parser.error(f"--text {args.text}: there are no such files, or they are too short")
-    strategy = replicax.ShardedStrategy() if args.strategy == "sharded" else replicax.MirroredStrategy()
-    train(strategy, SIZES[args.size], texts, args.folder, args.steps, args.batch, learning_rate=3e-3)
+    train(
+        strategy_for(args.strategy, args.group, args.parts),
+        SIZES[args.size],
+        texts,
+        args.folder,
+        args.steps,
+        args.batch,
+        args.every,
+        dtype=args.dtype,
+        learning_rate=3e-3,
+    )
 
 
 if __name__ == "__main__":

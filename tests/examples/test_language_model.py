@@ -16,7 +16,9 @@ import pytest
 import replicax
 from examples import language_model
 from examples.language_model import SIZES, Size
+from tests.compiler import HURRIED
 from tests.conftest import logical_strategy, strategy_of
+from tests.launcher.launches import launched
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SMALL = Size(layers=3, width=16, heads=4, groups=2, hidden=24, words=32, length=12)
@@ -109,6 +111,7 @@ PLACEMENTS = {
     "mirrored": lambda: strategy_of(4),
     "sharded": lambda: replicax.ShardedStrategy([f"cpu:{i}" for i in range(4)]),
     "spread": lambda: logical_strategy(2, 2),
+    "all three": lambda: language_model.strategy_for("sharded", group=2, parts=2),
 }
 
 
@@ -158,8 +161,54 @@ def test_every_placement_trains_as_plain_jax_does(by_hand, placement: str) -> No
         assert_close(checkpoint.model[name].numpy(), expected, atol=1e-5)
     on_a_device = sum(v.stored().addressable_shards[0].data.size for v in checkpoint.model.values())
     whole = sum(v.size for v in checkpoint.model.values())
-    parts_of = {"one device": 1, "mirrored": 1, "sharded": 4, "spread": 2}[placement]
-    assert whole / parts_of <= on_a_device < whole / parts_of + 200  # norms
+    parts_of = {"one device": 1, "mirrored": 1, "sharded": 4, "spread": 2, "all three": 4}[placement]
+    assert whole / parts_of <= on_a_device < whole / parts_of + 300  # norms, and parts of less than 1 KiB
+
+
+# The example, but for the size of its model.
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from examples import language_model
+language_model.SIZES["tiny"] = language_model.{SMALL}
+language_model.main()
+"""
+
+
+def test_the_command_lines_have_the_losses_of_one_device(monkeypatch, tmp_path: pathlib.Path) -> None:
+    """Those of the docstring, for any number of devices and workers, data and fully sharded and tensor parallel."""
+    monkeypatch.setitem(language_model.SIZES, "tiny", SMALL)
+    few = f"--text {ROOT}/docs/r*.md --files 2 --steps 5 --every 2 --batch 8 --dtype float32".split()
+
+    def curve(folder: str) -> np.ndarray:
+        rows = csv.DictReader((tmp_path / folder / "train.csv").read_text().splitlines())
+        return np.array([[float(row[name]) for name in ("step", "loss", "bits per word")] for row in rows])
+
+    size, texts = SMALL, language_model.texts_in(few[1], 2, SMALL.length)
+    one = replicax.OneDeviceStrategy("cpu:0")
+    language_model.train(one, size, texts, tmp_path / "one", 5, 8, 2, dtype="float32", learning_rate=3e-3)
+    expected = curve("one")
+    assert expected[:, 0].tolist() == [2, 4, 5]
+
+    lines = [line.split() for line in language_model.__doc__.splitlines() if line.startswith("    ")]
+    assert [words[:2] for words in lines] == [["python", "examples/language_model.py"]] * 2 + [
+        ["replicax", "launch"],
+        ["replicax", "plan"],
+    ]
+    _, all_three, launch, _ = lines
+    language_model.main([*all_three[2:], *few, "--folder", str(tmp_path / "all three")])
+    assert_close(curve("all three"), expected)
+
+    words = ["train.py" if word.startswith("examples/") else word for word in launch[2:]]
+    done = launched(tmp_path, *words, *few, "--folder", str(tmp_path / "launched"), script=SCRIPT, **HURRIED)
+    assert done.code == 0, done.stderr
+    assert_close(curve("launched"), expected)
+
+
+def test_a_group_of_what_is_not_split(capsys) -> None:
+    with pytest.raises(SystemExit):
+        language_model.main(["--strategy", "mirrored", "--group", "2"])
+    assert "--group: with --strategy mirrored nothing is split" in capsys.readouterr().err
 
 
 def test_it_learns_from_real_text(tmp_path: pathlib.Path) -> None:

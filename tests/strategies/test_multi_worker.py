@@ -98,6 +98,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "assign": ("LocalityError", "'w' .* was assigned a plain value, .* worker 1 has another than worker 0"),
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),
         "create or run": ("DeadlockError", "worker 0 creates a variable 'unlike'; worker 1 runs the step 'one'"),
+        "logical": ("RuntimeError", "the number of logical devices of a replica is 1 on worker 0 and 2 on worker 1"),
         "devices": (
             "ValueError",
             "belongs to process .*MultiWorkerMirroredStrategy is the strategy for the devices of",

@@ -131,3 +131,30 @@ def test_a_strategy_has_its_extended_for_itself() -> None:
     with pytest.raises(ValueError, match=r"StrategyExtended belongs to MirroredStrategy\(\[cpu:0, cpu:1\]\) already"):
         replicax.Strategy(strategy.extended)
     assert strategy.extended.strategy is strategy
+
+
+@pytest.mark.parametrize("kind", ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ShardedStrategy"])
+@pytest.mark.parametrize("logical", [1, 2, 4])
+def test_each_replica_is_spread_over_so_many_devices_one_after_the_other(kind: str, logical: int) -> None:
+    names = [f"cpu:{i}" for i in (0, 1, 2, 3, 6, 7, 4, 5)]
+    strategy = getattr(replicax, kind)(names, num_logical_devices=logical)
+    assert strategy.num_replicas_in_sync == 8 // logical
+    found = [d.id for d in strategy.extended.logical_devices.flat]
+    assert found == [0, 1, 2, 3, 6, 7, 4, 5]
+    with strategy.scope():
+        v = replicax.Variable(np.zeros((16, 64), np.float32), partition_dimensions=[1, logical])
+    kept = 16 * 64 // (8 if kind == "ShardedStrategy" else logical)
+    assert {s.data.size for s in v.stored().addressable_shards} == {kept}
+
+
+@pytest.mark.parametrize("kind", ["MirroredStrategy", "MultiWorkerMirroredStrategy", "ShardedStrategy"])
+def test_a_number_of_logical_devices_that_the_devices_are_not_enough_for(kind: str) -> None:
+    make = getattr(replicax, kind)
+    message = r"must divide the number of devices.*: got 3 for 2 device\(s\), cpu:0, cpu:1"
+    with pytest.raises(ValueError, match=message):
+        make(["cpu:0", "cpu:1"], num_logical_devices=3)
+    with pytest.raises(ValueError, match="got 0 for 1 device"):
+        make(["cpu:0"], num_logical_devices=0)
+    for wrong in (True, "2", 2.0):
+        with pytest.raises(TypeError, match="num_logical_devices must be an int"):
+            make(["cpu:0", "cpu:1"], num_logical_devices=wrong)

@@ -319,6 +319,7 @@ def errors() -> dict[str, Any]:
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))
     found["create or run"] = message_of(lambda: [lambda: create(0.0), lambda: strategy.run(one, args=(1.0,))][worker]())
     found["devices"] = message_of(lambda: replicax.MirroredStrategy(jax.devices()))
+    found["logical"] = message_of(lambda: replicax.MultiWorkerMirroredStrategy(num_logical_devices=1 + worker))
     found["afterwards"] = values(strategy, [strategy.run(lambda x: here().all_reduce("sum", x), args=(1.0,)), w])
     return found
 

@@ -6,15 +6,11 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.strategies.multi_worker import in_lockstep
 
 
 def split_variables() -> list[list[list[float]]]:
     """Variables split over two logical devices, whose initial value has another second part on worker 1."""
-    lockstep, devices = in_lockstep(jax.local_devices()[:2])
-    strategy = replicax.Strategy(
-        replicax.StrategyExtended(np.array(devices, dtype=object).reshape(-1, 2), lockstep=lockstep)
-    )
+    strategy = replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"], num_logical_devices=2)
     value = np.zeros((4, 2), np.float32)
     value[2:] = jax.process_index()
     with strategy.scope():

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from replicax import _jax
 
@@ -107,6 +108,29 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         f"there is no device {device!r}; available: {', '.join(map(_name, available))}"
         + (". replicax.use_cpu_devices(n) emulates more CPU devices." if available[0].platform == "cpu" else "")
     )
+
+
+def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.ndarray:
+    """The devices of each replica, ``[replicas, logical devices]``: each has so many, one after the other.
+
+    Raises:
+      TypeError: ``num_logical_devices`` is no int.
+      ValueError: it does not divide the number of devices.
+
+    >>> import jax
+    >>> from replicax.devices.selection import in_replicas
+    >>> [[d.id for d in replica] for replica in in_replicas(jax.devices()[:4], 2)]
+    [[0, 1], [2, 3]]
+    """
+    if isinstance(num_logical_devices, bool) or not isinstance(num_logical_devices, int):
+        raise TypeError(f"num_logical_devices must be an int, got {num_logical_devices!r}")
+    if num_logical_devices < 1 or len(devices) % num_logical_devices:
+        raise ValueError(
+            f"num_logical_devices must divide the number of devices, so that each replica has as many: got "
+            f"{num_logical_devices} for {len(devices)} device(s), {', '.join(map(_name, devices))}"
+        )
+    replicas = np.array(devices, dtype=object)
+    return replicas.reshape(-1, num_logical_devices)
 
 
 def _check_owner(owner: str, device: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.devices.selection import resolve_devices
+from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
@@ -26,10 +26,14 @@ class MirroredStrategy(Strategy):
       num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
         with k of them runs them one after the other, between the collectives, and the program means what it would with
         a device for each replica; see ``docs/replicas.md``.
+      num_logical_devices: over how many devices each replica is spread, one after the other; by default each has one.
+        ``partition_dimensions`` of a variable and ``strategy.split_to_logical_devices`` split over them; see
+        ``docs/placement.md``.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of devices, or comes together with ``variable_partitioner``.
+        no multiple of the number of devices, or comes together with ``variable_partitioner``. Or
+        ``num_logical_devices`` does not divide the number of devices.
       TypeError: ``variable_partitioner`` of another type.
 
     >>> import replicax, jax.numpy as jnp
@@ -39,6 +43,11 @@ class MirroredStrategy(Strategy):
     >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=by_rows).scope():
     ...     replicax.Variable(jnp.arange(4.0), name="v")
     <Variable 'v' float32[4] split along dim 0 over 2 replicas: [0. 1. 2. 3.]>
+
+    Two replicas of two devices each:
+
+    >>> replicax.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"], num_logical_devices=2)
+    MirroredStrategy([cpu:0, cpu:2], 2 logical devices each)
 
     Eight replicas on two devices:
 
@@ -61,5 +70,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
+        num_logical_devices: int = 1,
     ) -> None:
-        super().__init__(StrategyExtended(resolve_devices(devices), variable_partitioner, num_replicas=num_replicas))
+        replicas = in_replicas(resolve_devices(devices), num_logical_devices)
+        super().__init__(StrategyExtended(replicas, variable_partitioner, num_replicas=num_replicas))

@@ -16,7 +16,7 @@ from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
-from replicax.devices.selection import resolve_devices
+from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
@@ -51,6 +51,8 @@ class MultiWorkerMirroredStrategy(Strategy):
       cluster_resolver: tells of the cluster; ``None`` means that the environment does.
       variable_partitioner: which variables to split over the replicas of all workers, and how; see
         :class:`ShardedVariable`. By default none. :class:`ShardedStrategy` splits all that are not small.
+      num_logical_devices: over how many of a worker's devices each replica is spread, one after the other; by default
+        each has one. The same on all workers.
 
     Attributes:
       cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only which task of
@@ -60,8 +62,9 @@ class MultiWorkerMirroredStrategy(Strategy):
       RuntimeError: the devices were made before the workers were connected, or can't communicate; the workers
         have different versions, platforms or settings; a collective gave wrong numbers; and as
         :func:`initialize_workers`.
-      ValueError: a device is named twice, does not exist or is another worker's; options that the devices don't
-        support; and as :func:`initialize_workers`.
+      ValueError: a device is named twice, does not exist or is another worker's; ``num_logical_devices`` does not
+        divide the number of this worker's devices; options that the devices don't support; and as
+        :func:`initialize_workers`.
       TypeError: ``communication_options``, ``cluster_resolver`` or ``variable_partitioner`` of another type.
       TimeoutError: workers can't be reached when they are to be connected; the message names them.
       DeadlockError: a worker does not create a strategy; the message names it.
@@ -84,8 +87,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
+        num_logical_devices: int = 1,
     ) -> None:
-        connected = Connected(type(self).__name__, devices, timeout_seconds, communication_options, cluster_resolver)
+        connected = Connected(
+            type(self).__name__,
+            devices,
+            timeout_seconds,
+            communication_options,
+            cluster_resolver,
+            num_logical_devices,
+        )
         self.cluster_resolver = connected.cluster_resolver
         super().__init__(connected.extended(variable_partitioner))
 
@@ -98,12 +109,12 @@ class Connected:
 
     Args:
       what: the strategy that is to have them.
-      devices, timeout_seconds, communication_options, cluster_resolver: as for :class:`MultiWorkerMirroredStrategy`,
-        also for the errors.
+      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices: as for
+        :class:`MultiWorkerMirroredStrategy`, also for the errors.
 
     Attributes:
       cluster_resolver: the resolver, or what stands for it.
-      devices: of all workers, in their order.
+      devices: of the replicas of all workers, in their order: ``[replicas, logical devices]``.
     """
 
     def __init__(
@@ -113,14 +124,15 @@ class Connected:
         timeout_seconds: float | None,
         communication_options: CommunicationOptions | None,
         cluster_resolver: ClusterResolver | None,
+        num_logical_devices: int,
     ) -> None:
         if isinstance(devices, ClusterResolver):  # as in the original
             raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
-        mine = resolve_devices(devices)
-        self._options = checked_options(communication_options, mine[0].platform, what)
+        mine = in_replicas(resolve_devices(devices), num_logical_devices)
+        self._options = checked_options(communication_options, mine[0, 0].platform, what)
         self._lockstep, self.devices = in_lockstep(mine, timeout_seconds)
 
     def extended(self, partitioner: Partitioner | None = None) -> StrategyExtended:
@@ -132,25 +144,25 @@ def on_workers(strategy: Strategy) -> str:
     """What a strategy is in words: how many replicas and workers it has, and which devices are this worker's."""
     extended = strategy.extended
     here = ", ".join(
-        f"{d.platform}:{d.local_hardware_id}" for d in (extended.worker_devices[i] for i in extended.local_replicas)
+        f"{d.platform}:{d.local_hardware_id}" for i in extended.local_replicas for d in extended.logical_devices[i]
     )
+    logical = extended.num_logical_devices
+    each = f" of {logical} logical devices each" if logical > 1 else ""
     return (
-        f"{type(strategy).__name__}({extended.num_replicas} replicas on {extended.workers.count} worker(s); here: "
-        f"{here})"
+        f"{type(strategy).__name__}({extended.num_replicas} replicas{each} on {extended.workers.count} worker(s); "
+        f"here: {here})"
     )
 
 
-def in_lockstep(
-    mine: Sequence[jax.Device], timeout_seconds: float | None = DEFAULT_TIMEOUT
-) -> tuple[Lockstep, tuple[jax.Device, ...]]:
+def in_lockstep(mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT) -> tuple[Lockstep, np.ndarray]:
     """The lockstep of this worker with the others, and the devices of all; checks that the workers fit together.
 
     Args:
-      mine: this worker's devices.
+      mine: the devices of this worker's replicas: ``[replicas, logical devices]``.
       timeout_seconds: how long to wait for the others.
     """
-    if jax.process_count() == 1 or _jax.is_absent(mine[0]):  # what is only planned needs nobody
-        return Lockstep(Alone(), timeout=timeout_seconds), tuple(mine)
+    if jax.process_count() == 1 or _jax.is_absent(mine[0, 0]):  # what is only planned needs nobody
+        return Lockstep(Alone(), timeout=timeout_seconds), mine
     number = next(_counter)  # of the strategy: its programs are not those of another
     lockstep = Lockstep(DistributedWorkers(f"replicax/{number}"), f"lockstep {number}", timeout=timeout_seconds)
     everyones = _agreed_devices(mine, lockstep)
@@ -184,8 +196,8 @@ def _check_initialised() -> None:
         )
 
 
-def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax.Device, ...]:
-    """All workers' devices, after checking that the workers fit together.
+def _agreed_devices(mine: np.ndarray, lockstep: Lockstep) -> np.ndarray:
+    """The devices of all workers' replicas, after checking that the workers fit together.
 
     Raises:
       RuntimeError: they don't; the message names a worker that differs from worker 0, and the difference.
@@ -195,14 +207,15 @@ def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax
     seen = {
         "the version of JAX": jax.__version__,
         "the version of jaxlib": jaxlib.version.__version__,
-        "the platform": mine[0].platform,
+        "the platform": mine[0, 0].platform,
         "the number of processes": jax.process_count(),
         "the number of devices of all processes": jax.device_count(),
+        "the number of logical devices of a replica": mine.shape[1],
         "jax_enable_x64": jax.config.values["jax_enable_x64"],
         "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
         "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
     }
-    offers = lockstep.share("creates a strategy for several workers", (seen, [d.id for d in mine]))
+    offers = lockstep.share("creates a strategy for several workers", (seen, [d.id for d in mine.flat]))
     for worker, (theirs, _) in enumerate(offers):
         for what, value in theirs.items():
             if value != offers[0][0][what]:
@@ -210,18 +223,19 @@ def _agreed_devices(mine: Sequence[jax.Device], lockstep: Lockstep) -> tuple[jax
                     f"the workers do not fit together: {what} is {offers[0][0][what]!r} on worker 0 and {value!r} on "
                     f"worker {worker}"
                 )
-    by_id = {d.id: d for d in jax.devices(mine[0].platform)}
-    return tuple(by_id[i] for _, ids in offers for i in ids)
+    by_id = {d.id: d for d in jax.devices(mine[0, 0].platform)}
+    everyones = np.array([by_id[i] for _, ids in offers for i in ids], dtype=object)
+    return everyones.reshape(-1, mine.shape[1])
 
 
-def _check_collectives(devices: Sequence[jax.Device], lockstep: Lockstep) -> None:
-    """Raise unless sums and gathers over all replicas are right.
+def _check_collectives(devices: np.ndarray, lockstep: Lockstep) -> None:
+    """Raise unless sums and gathers over all devices are right.
 
     Raises:
       RuntimeError: they are not; the message names the collective.
     """
-    mesh = replica_mesh(devices)
-    n = len(devices)
+    mesh = replica_mesh(devices.reshape(-1))
+    n = devices.size
     size = 1 << 18  # 1 MiB of float32: large enough for collectives that a backend does in pieces
 
     # Small numbers, so that sums over any likely number of replicas are exact.
@@ -250,6 +264,6 @@ def _check_collectives(devices: Sequence[jax.Device], lockstep: Lockstep) -> Non
         for what, is_right in zip(("all-reduce", "all-gather"), theirs, strict=True):
             if not is_right:
                 raise RuntimeError(
-                    f"an {what} over the {n} replicas gave wrong numbers on worker {worker}: this build of jaxlib "
+                    f"an {what} over the {n} devices gave wrong numbers on worker {worker}: this build of jaxlib "
                     f"({jax.__version__}) can't be relied on with these devices"
                 )

@@ -35,13 +35,16 @@ class ShardedStrategy(Strategy):
       timeout_seconds: how many seconds to wait for missing workers; see :class:`MultiWorkerMirroredStrategy`.
       communication_options: of all collectives without options of their own.
       cluster_resolver: tells of the cluster; ``None`` means that the environment does.
+      num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
+        logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
       variable_partitioner: the same as ``partitioner``, as other strategies call it.
 
     Attributes:
       cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist. Or
+        ``num_logical_devices`` does not divide their number.
       TypeError: both ``partitioner`` and ``variable_partitioner``.
       Exception: with several workers, as :class:`MultiWorkerMirroredStrategy`.
 
@@ -63,13 +66,21 @@ class ShardedStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
+        num_logical_devices: int = 1,
     ) -> None:
         if partitioner is not None and variable_partitioner is not None:
             raise TypeError(
                 "ShardedStrategy: partitioner and variable_partitioner are two names of one argument: leave one out"
             )
         chosen = partitioner if partitioner is not None else variable_partitioner
-        connected = Connected(type(self).__name__, devices, timeout_seconds, communication_options, cluster_resolver)
+        connected = Connected(
+            type(self).__name__,
+            devices,
+            timeout_seconds,
+            communication_options,
+            cluster_resolver,
+            num_logical_devices,
+        )
         self.cluster_resolver = connected.cluster_resolver
         super().__init__(connected.extended(over_all(len(connected.devices)) if chosen is None else chosen))
 

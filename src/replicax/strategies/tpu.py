@@ -151,4 +151,5 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | N
             f"the device assignment has devices of {len(driving)} processes, {driving}, but {jax.process_count()} run "
             "this program, and each must drive some: assign cores of every host"
         )
-    return in_lockstep([d for d in devices.flat if d.process_index == jax.process_index()])[0]
+    mine = np.array([d for d in devices.flat if d.process_index == jax.process_index()], dtype=object)
+    return in_lockstep(mine.reshape(-1, 1))[0]
