@@ -102,6 +102,9 @@ if TYPE_CHECKING:
         ShardedVariable,
         Synchronization,
         Variable,
+        as_arrays,
+        as_variables,
+        assign,
     )
     from replicax.workers.heartbeat import paused
 
@@ -183,6 +186,9 @@ __all__ = [
     "VariableLostError",
     "WorkerError",
     "array_records",
+    "as_arrays",
+    "as_variables",
+    "assign",
     "compute_average_loss",
     "csv_rows",
     "debug",
@@ -280,6 +286,9 @@ _LATER = {
     "VariableLostError": "replicax.errors",
     "WorkerError": "replicax.errors",
     "array_records": "replicax.data.files",
+    "as_arrays": "replicax.variables",
+    "as_variables": "replicax.variables",
+    "assign": "replicax.variables",
     "compute_average_loss": "replicax.training",
     "csv_rows": "replicax.data.files",
     "debug": "replicax.execution.run",

@@ -14,7 +14,9 @@ from replicax import _jax
 from replicax.devices.host_values import check_numbers
 from replicax.locality import M, R
 from replicax.nests import is_leaf, known
+from replicax.training.pairs import differentiable
 from replicax.user_functions import checked_function, checked_result
+from replicax.variables import as_arrays
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 
@@ -33,18 +35,21 @@ def value_and_grad(
     Args:
       fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of the loss and any pytree. It reads
         the variables directly, for example as a closure; they are not passed to it.
-      variables: a list of variables, or any pytree of them.
+      variables: a list of variables, or any pytree of them, such as :func:`as_variables` returns. What else stands in
+        it (functions, numbers, integer variables that are not trainable) has the gradient ``None``.
       has_aux: whether ``fn`` returns a pair.
       unconnected_gradients: what the gradient of a variable is that the loss does not depend on: ``"zero"``, zeros;
         ``"none"``, ``None``, with which ``Optimizer.apply_gradients`` leaves the variable out.
 
     Returns:
       A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``.
+      Where the pytree ``variables`` itself is among the arguments, ``fn`` gets it with arrays (:func:`as_arrays`), as
+      the functions of other libraries expect it: ``value_and_grad(loss_fn, params)(params, batch)``.
       The gradients have the structure of ``variables``; each has the shape and dtype of its variable.
 
     Raises:
-      TypeError: a leaf of ``variables`` is not a variable, or its dtype has no gradient; the loss is not a
-        float scalar.
+      TypeError: there is no variable in ``variables``, an array or number in a list of them, or a variable whose dtype
+        has no gradient; the loss is not a float scalar.
       ValueError: a variable is listed twice; ``unconnected_gradients`` is neither.
       LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the sum of the gradients would be n times too large.
@@ -56,16 +61,19 @@ def value_and_grad(
     >>> loss, (grad,) = replicax.value_and_grad(lambda: x * x, [x])()
     >>> float(loss), float(grad)
     (9.0, 6.0)
+    >>> params = replicax.as_variables({"x": x, "power": 2})
+    >>> loss, grads = replicax.value_and_grad(lambda params: params["x"] ** params["power"], params)(params)
+    >>> grads["power"], float(grads["x"])
+    (None, 6.0)
     """
     checked_function(fn, "value_and_grad(fn, variables)")
     if unconnected_gradients not in ("zero", "none"):
         raise ValueError(
             f"value_and_grad: unconnected_gradients must be 'zero' or 'none', got {unconnected_gradients!r}"
         )
-    chosen, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
+    chosen = differentiable(leaves, "value_and_grad(fn, variables)")
     for i, v in enumerate(chosen):
-        if not isinstance(v, Variable):
-            raise TypeError(f"value_and_grad(fn, variables): expected Variables, got {v!r}")
         if not jnp.issubdtype(v.dtype, jnp.inexact):
             raise TypeError(f"value_and_grad: {v.describe()} has no gradient; leave it out of variables")
         if any(v is other for other in chosen[:i]):
@@ -85,7 +93,8 @@ def value_and_grad(
                 values = [_noting(value, functools.partial(connected.add, i)) for i, value in enumerate(values)]
             store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
             with use_store(store):
-                returned = checked_result(fn(*args, **kwargs), fn, "value_and_grad")
+                given, named = _with_arrays(variables, args, kwargs)
+                returned = checked_result(fn(*given, **named), fn, "value_and_grad")
             loss, aux = _split(returned, has_aux)
             written.update(store.written)
             # Only arrays can leave a differentiated function; other objects of aux leave by a closure.
@@ -102,7 +111,10 @@ def value_and_grad(
         loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS)
         if unconnected_gradients == "none":
             gradients = [g if i in connected else None for i, g in enumerate(gradients)]
-        gradients = jax.tree_util.tree_unflatten(tree, gradients)
+        by_variable = dict(zip(chosen, gradients, strict=True))
+        gradients = jax.tree_util.tree_unflatten(
+            tree, [by_variable.get(leaf) if isinstance(leaf, Variable) else None for leaf in leaves]
+        )
         if not has_aux:
             return loss, gradients
         rest = iter(arrays)
@@ -110,6 +122,15 @@ def value_and_grad(
         return (loss, jax.tree_util.tree_unflatten(aux_tree, aux_leaves)), gradients
 
     return with_gradient
+
+
+def _with_arrays(variables: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments, where the pytree ``variables`` itself is given with arrays; a single variable stays one."""
+
+    def given(value: Any) -> Any:
+        return as_arrays(value) if value is variables and not isinstance(value, Variable) else value
+
+    return [given(value) for value in args], {name: given(value) for name, value in kwargs.items()}
 
 
 def _noting(value: Any, note: Callable[[], Any]) -> Any:

@@ -17,7 +17,7 @@ from replicax.locality import R, T
 from replicax.nests import is_leaf, known
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
-from replicax.training.pairs import pairs_of
+from replicax.training.pairs import differentiable, pairs_of
 from replicax.variables import Variable
 from replicax.variables.initial_layout import Stored
 from replicax.variables.slots import store_all
@@ -87,21 +87,19 @@ class Optimizer:
 
         Args:
           variables: a pytree of the variables to optimise, all of one strategy (an iterator becomes a list). The
-            transformation sees the parameters in this tree.
+            transformation sees the parameters in this tree, and ``None`` for leaves that are none: functions, numbers,
+            integer variables that are not trainable.
 
         Raises:
           ValueError: there are none, one is listed twice, or the optimizer was built for other variables.
           TypeError: a variable is on-read, or its dtype is not a float.
         """
-        variables, tree_of_variables = _taken_apart(variables)
+        variables, tree_of_variables = _optimised(variables)
         if self._variables:
             self._check_same(variables)
             return
         if not variables:
             raise ValueError("Optimizer: there are no variables to optimise")
-        for v in variables:
-            if not isinstance(v, Variable):
-                raise TypeError(f"Optimizer: expected Variables, got {v!r}")
         strategy = variables[0].strategy
         for i, v in enumerate(variables):
             if v.is_stacked or not jnp.issubdtype(v.dtype, jnp.inexact):
@@ -191,7 +189,8 @@ class Optimizer:
             variable's shape. A gradient may be :class:`IndexedSlices`: its rows are gathered, and it becomes a dense
             array for the transformation. Variables whose gradient is ``None`` are left out.
           variables: a pytree of variables. The transformation sees the parameters in the tree of the first call (for
-            pairs: in a list). Each call must name the same variables.
+            pairs: in a list). Each call must name the same variables. What else stands in the tree, such as the
+            functions of a module, has ``None`` as its gradient.
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
             ``False`` they must be reduced already (M).
           **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
@@ -298,6 +297,15 @@ def _taken_apart(variables: Any) -> tuple[list[Any], Any]:
     return leaves, tree
 
 
+def _optimised(variables: Any) -> tuple[list[Any], Any]:
+    """The variables of a pytree that can be optimised, and the pytree of these: ``None`` stands for other leaves."""
+    leaves, tree = _taken_apart(variables)
+    chosen = differentiable(leaves, "Optimizer")
+    kept = set(chosen)
+    others = [leaf if isinstance(leaf, Variable) and leaf in kept else None for leaf in leaves]
+    return chosen, jax.tree_util.tree_structure(jax.tree_util.tree_unflatten(tree, others), is_leaf=is_leaf)
+
+
 def _as_tree(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator | ValuesView) else values
 
@@ -316,8 +324,11 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
             raise ValueError(
                 f"apply_gradients: gradients must have the structure of the variables, {tree}, but have {theirs}"
             ) from None
-        found = pairs_of(zip(parts, leaves, strict=True))
-        chosen = jax.tree_util.tree_unflatten(tree, [None if g is None else v for g, v in found])
+        pairs = [(g, v) for g, v in zip(parts, leaves, strict=True) if g is not None or isinstance(v, Variable)]
+        found = pairs_of(pairs)
+        chosen = jax.tree_util.tree_unflatten(
+            tree, [None if g is None else v for g, v in zip(parts, leaves, strict=True)]
+        )
     return [(_gradient(g, v), v) for g, v in found if g is not None], chosen
 
 

@@ -1,11 +1,12 @@
-"""Pairs of a gradient and its variable, as a caller passes them."""
+"""Pairs of a gradient and its variable, as a caller passes them, and which variables of a pytree have gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax.devices.host_values import check_numbers
 from replicax.indexed_slices import is_slices
@@ -39,3 +40,19 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
             check_numbers(gradient, f"{what}: the gradient of {variable.describe()}")
         pairs.append((gradient, variable))
     return pairs
+
+
+def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
+    """The variables among the leaves of a pytree, without those that are counters and the like.
+
+    Other leaves, such as the functions of a module, are left out. Arrays and numbers in a pytree without any variable
+    are a mistake, and so is an array beside variables.
+
+    Raises:
+      TypeError: so it is.
+    """
+    variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
+    for leaf in leaves:
+        if not isinstance(leaf, Variable) and (not variables or isinstance(leaf, jax.Array)):
+            raise TypeError(f"{what}: expected Variables, got {leaf!r}; replicax.as_variables makes them of a pytree")
+    return [v for v in variables if v.trainable or jnp.issubdtype(v.dtype, jnp.inexact)]

@@ -8,6 +8,7 @@ from replicax.variables.partitioners import (
     MinSizePartitioner,
 )
 from replicax.variables.sharded_variable import ShardedVariable
+from replicax.variables.trees import as_arrays, as_variables, assign
 from replicax.variables.variable import Variable
 
 __all__ = [
@@ -19,4 +20,7 @@ __all__ = [
     "ShardedVariable",
     "Synchronization",
     "Variable",
+    "as_arrays",
+    "as_variables",
+    "assign",
 ]

@@ -1,0 +1,153 @@
+"""Pytrees of variables: the parameters of a model that another library has made, and back to arrays."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.devices.host_values import is_key
+from replicax.nests import is_leaf, known
+from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
+from replicax.variables.partitioners import Partitioner
+from replicax.variables.variable import Variable
+
+Tree = TypeVar("Tree")
+
+
+def as_variables(
+    tree: Tree,
+    *,
+    trainable: bool | None = None,
+    name: str | None = None,
+    synchronization: Synchronization | str = "auto",
+    aggregation: Aggregation | str = "none",
+    partitioner: Partitioner | None = None,
+) -> Tree:
+    """The same pytree, with a :class:`Variable` for each array in it.
+
+    Call it in the strategy's scope, which places the variables as it places others. What is no array (functions,
+    numbers, strings, ``None``) and what is a variable already stays as it is.
+
+    Args:
+      tree: a pytree of arrays of JAX or NumPy: the parameters of a Flax Linen or Haiku model, an Equinox module.
+      trainable: of all variables; by default true for those of a float dtype.
+      name: what their names begin with. They are called by their paths: ``params/dense/kernel``.
+      synchronization: of all variables; see :class:`Variable`.
+      aggregation: of all variables; ``"mean"`` and ``"sum"`` only of those that can be averaged or added up: random
+        keys, and integers with ``"mean"``, have ``"none"``.
+      partitioner: of all variables; by default the strategy's.
+
+    Returns:
+      A pytree of the same structure.
+
+    Raises:
+      ValueError, TypeError: as :class:`Variable` does; names the variable. None of them is kept then.
+
+    >>> import replicax, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     params = replicax.as_variables({"dense": {"kernel": np.ones(2, np.float32)}, "steps": np.int32(3)})
+    >>> params["dense"]["kernel"]
+    <Variable 'dense/kernel' float32[2] mirrored on 2 replicas: [1. 1.]>
+    >>> params["steps"].trainable
+    False
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)
+    wanted = parse_aggregation(aggregation)
+
+    def one(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            return leaf
+        inexact = bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+        return Variable(
+            leaf,
+            name="/".join([*([name] if name else []), *map(_word, path)]) or None,
+            trainable=trainable if trainable is not None or inexact else False,
+            synchronization=synchronization,
+            aggregation=wanted if _can_be_combined(leaf.dtype, wanted) else Aggregation.NONE,
+            partitioner=partitioner,
+        )
+
+    return jax.tree_util.tree_unflatten(structure, [one(path, leaf) for path, leaf in leaves])
+
+
+def as_arrays(tree: Tree) -> Tree:
+    """The same pytree, with the present value of each variable in the variable's place.
+
+    Inside a step these are this replica's values; inside the function of :func:`value_and_grad` those by which it is
+    differentiated. Outside they are those that ``variable.value`` gives.
+
+    Args:
+      tree: any pytree, such as :func:`as_variables` returns.
+
+    Returns:
+      A pytree of the same structure, without variables.
+
+    Raises:
+      LocalityError: as ``variable.value`` does.
+
+    >>> import replicax, numpy as np
+    >>> params = replicax.as_variables({"w": np.ones(2, np.float32), "activation": "relu"})
+    >>> replicax.as_arrays(params)
+    {'activation': 'relu', 'w': Array([1., 1.], dtype=float32)}
+    """
+    return jax.tree_util.tree_map(
+        lambda leaf: leaf.value if isinstance(leaf, Variable) else leaf, known(tree), is_leaf=is_leaf
+    )
+
+
+def assign(variables: Tree, values: Tree) -> None:
+    """Set each variable in ``variables`` to the value at its place in ``values``, as ``variable.assign`` does.
+
+    Args:
+      variables: a pytree of variables. What stands there besides is left as it is.
+      values: a pytree of the same structure, of arrays or of variables.
+
+    Raises:
+      ValueError: another structure; or, with the variable's name, another shape.
+      TypeError, LocalityError: as ``variable.assign`` does. A shape or a dtype that does not fit is found before any
+        variable is changed.
+
+    Issues the collectives of ``variable.assign``.
+
+    >>> import replicax, numpy as np
+    >>> params = replicax.as_variables({"w": np.ones(2, np.float32)})
+    >>> replicax.assign(params, {"w": np.zeros(2, np.float32)})
+    >>> params["w"].numpy().tolist()
+    [0.0, 0.0]
+    """
+    structure: Any
+    leaves, structure = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
+    try:
+        new = structure.flatten_up_to(known(values))
+    except (ValueError, TypeError) as error:
+        found = jax.tree_util.tree_structure(values, is_leaf=is_leaf)
+        raise ValueError(
+            f"replicax.assign(variables, values): values must have the structure of the variables, {structure}, but "
+            f"have {found}"
+        ) from error
+    pairs = [(leaf, value) for leaf, value in zip(leaves, new, strict=True) if isinstance(leaf, Variable)]
+    checked = [(leaf, leaf.checked(_value_of(value))) for leaf, value in pairs]
+    for leaf, value in checked:
+        leaf.assign(value)
+
+
+def _value_of(value: Any) -> Any:
+    return value.value if isinstance(value, Variable) else value
+
+
+def _can_be_combined(dtype: Any, aggregation: Aggregation) -> bool:
+    if is_key(dtype):
+        return False
+    return aggregation is not Aggregation.MEAN or bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _word(key: Any) -> str:
+    """A key of a path, as part of a name."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key).strip(".[]'\"")
