@@ -95,14 +95,17 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
 
 def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
     """The sum of each array over the replicas; for several replicas only."""
-    return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options))
+    return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1))
 
 
 def sums_of(
-    *arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None, replicas: Any = None
+    *arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None, per_device: int
 ) -> list[jax.Array]:
-    """The compiled form of :data:`all_reduce_p`; ``replicas`` has the numbers of those that come, if it is not one."""
+    """The compiled form of :data:`all_reduce_p`; so many replicas have added up their arrays on each device."""
     options = options or CommunicationOptions()
+    replicas = (
+        None if per_device == 1 else lax.axis_index(REPLICA_AXIS) * per_device + jnp.arange(per_device, dtype=jnp.int32)
+    )
     results: list[jax.Array] = []
     # Empty arrays are left out: there is nothing to send, and some compilers fail on them.
     for group in _groups([a for a in arrays if a.size], options.bytes_per_pack):
@@ -173,7 +176,9 @@ def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[A
 
 
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
-"""``y, … = all_reduce[axes=… options=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
+"""``y, … = all_reduce[axes=… options=… per_device=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
+
+If a device has several replicas, ``x`` is what these have together, and ``per_device`` says how many they are.
 
 It is lowered only when the whole program is known: if a replica needs only a piece of the sum, it becomes a
 reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).

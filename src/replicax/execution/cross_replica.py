@@ -131,8 +131,10 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
     if isinstance(value, Variable) and not value.is_stacked:
         if isinstance(value.layout, Split) and not context.in_step() and not replicas.is_absent:
             with exchanging():
-                return tuple(value.layout.pieces_here(value.stored()).values())
-        return value.layout.parts(value.read_value(), _seen_here(replicas))
+                pieces = value.layout.pieces_here(value.stored()).values()
+                return tuple(piece for piece in pieces for _ in range(replicas.per_device))
+        places = [replica // replicas.per_device for replica in _seen_here(replicas)]
+        return value.layout.parts(value.read_value(), places)
     leaves, treedef = _flatten(value)
     columns = [_components(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(replicas, value):

@@ -41,7 +41,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
     Args:
       devices: one device for each replica, or ``[replicas, logical devices]`` for replicas with several devices.
-      partitioner: splits on-write variables over the replicas, or over those of groups.
+      partitioner: splits on-write variables over the replicas, or over those of groups; where replicas share devices,
+        over the devices.
       parameter_device: the one device that has the on-write variables; by default each replica has them.
       lockstep: connects this worker with the others; by default there is one worker.
       communication_options: of collectives without options of their own.
@@ -51,8 +52,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
         other. ``None``: one for each device.
 
     Raises:
-      ValueError: ``num_replicas`` is no multiple of the devices; or replicas that share a device would have several
-        logical devices, split variables, variables on a parameter device, or other workers.
+      ValueError: ``num_replicas`` is no multiple of the devices; or replicas that share a device would have other
+        workers.
 
     Attributes:
       strategy: the strategy that this belongs to.
@@ -109,19 +110,12 @@ class StrategyExtended(Reducing, Updating, Renamed):
                     f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
                 )
         self.mesh: Mesh = replica_mesh(self.logical_devices)
-        per_device = _per_device(num_replicas, len(self.logical_devices))
+        per_device = _per_device(num_replicas, *self.logical_devices.shape)
         if per_device > 1:
-            shared = {
-                "several logical devices": self.logical_devices.shape[1] > 1,
-                "a partitioner": self.partitioner is not None,
-                "a parameter_device": parameter_device is not None,
-                "several workers": self.lockstep.several,
-            }
-            if any(shared.values()):
+            if self.lockstep.several:
                 raise ValueError(
                     f"num_replicas={num_replicas} on {len(self.logical_devices)} device(s): replicas that share a "
-                    f"device can't be combined with {' and '.join(k for k, v in shared.items() if v)}; use as many "
-                    "devices as replicas"
+                    "device can't be combined with several workers; use as many devices as replicas"
                 )
             self.logical_devices = np.repeat(self.logical_devices, per_device, axis=0)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
@@ -132,7 +126,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         )
         self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
-            partitioner.size(self.num_replicas, self.slices)  # or it raises an error
+            partitioner.size(len(self.logical_devices) // per_device, self.slices)  # or it raises an error
 
     def belong_to(self, strategy: Strategy) -> None:
         """Be the lower level of ``strategy``, which has no variables and programs yet."""
@@ -283,8 +277,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
     experimental_between_graph = between_graph
 
 
-def _per_device(num_replicas: int | None, devices: int) -> int:
-    """How many replicas each device runs.
+def _per_device(num_replicas: int | None, devices: int, logical_devices: int) -> int:
+    """How many replicas each device runs, or each group of logical devices.
 
     Raises:
       TypeError: ``num_replicas`` is not an int.
@@ -295,8 +289,10 @@ def _per_device(num_replicas: int | None, devices: int) -> int:
     if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
         raise TypeError(f"num_replicas must be an int or None, got {num_replicas!r}")
     if num_replicas < 1 or num_replicas % devices:
+        of = "devices" if logical_devices == 1 else "groups of logical devices"
+        there = f"{devices} device(s)" if logical_devices == 1 else f"{devices} group(s) of {logical_devices} devices"
         raise ValueError(
-            f"num_replicas must be a multiple of the number of devices, so that each runs as many: got {num_replicas} "
-            f"replica(s) for {devices} device(s)"
+            f"num_replicas must be a multiple of the number of {of}, so that each runs as many: got {num_replicas} "
+            f"replica(s) for {there}"
         )
     return num_replicas // devices

@@ -23,9 +23,12 @@ class CentralStorageStrategy(Strategy):
     Args:
       compute_devices: JAX devices, or strings such as ``"gpu:1"``; ``None`` means all local devices.
       parameter_device: the device that holds the variables; ``None`` means the host's first CPU device.
+      num_replicas: how many replicas; a multiple of the number of compute devices, as of :class:`MirroredStrategy`. The
+        variables are copied to a device once for all of its replicas.
 
     Raises:
-      ValueError: a device is named twice, or does not exist; the message lists those that exist.
+      ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
+        no multiple of the number of compute devices.
 
     >>> import replicax
     >>> strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
@@ -43,6 +46,8 @@ class CentralStorageStrategy(Strategy):
         self,
         compute_devices: Sequence[str | jax.Device] | None = None,
         parameter_device: str | jax.Device | None = None,
+        num_replicas: int | None = None,
     ) -> None:
         home = resolve_device("cpu:0" if parameter_device is None else parameter_device)
-        super().__init__(StrategyExtended(resolve_devices(compute_devices), parameter_device=home))
+        devices = resolve_devices(compute_devices)
+        super().__init__(StrategyExtended(devices, parameter_device=home, num_replicas=num_replicas))

@@ -21,7 +21,7 @@ class MirroredStrategy(Strategy):
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
-      variable_partitioner: which variables to split over the replicas, and how; see :class:`ShardedVariable`. By
+      variable_partitioner: which variables to split over the devices, and how; see :class:`ShardedVariable`. By
         default none. :class:`ShardedStrategy` splits all that are not small.
       num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
         with k of them runs them one after the other, between the collectives, and the program means what it would with
@@ -32,8 +32,8 @@ class MirroredStrategy(Strategy):
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of devices, or comes together with ``variable_partitioner``. Or
-        ``num_logical_devices`` does not divide the number of devices.
+        no multiple of the number of devices, or of the groups of logical devices. Or ``num_logical_devices`` does not
+        divide the number of devices.
       TypeError: ``variable_partitioner`` of another type.
 
     >>> import replicax, jax.numpy as jnp

@@ -135,9 +135,15 @@ class Connected:
         self._options = checked_options(communication_options, mine[0, 0].platform, what)
         self._lockstep, self.devices = in_lockstep(mine, timeout_seconds)
 
-    def extended(self, partitioner: Partitioner | None = None) -> StrategyExtended:
-        """The lower level of a strategy that has a replica on each of these devices."""
-        return StrategyExtended(self.devices, partitioner, lockstep=self._lockstep, communication_options=self._options)
+    def extended(self, partitioner: Partitioner | None = None, num_replicas: int | None = None) -> StrategyExtended:
+        """The lower level of a strategy that has as many replicas on each of these devices, by default one."""
+        return StrategyExtended(
+            self.devices,
+            partitioner,
+            lockstep=self._lockstep,
+            communication_options=self._options,
+            num_replicas=num_replicas,
+        )
 
 
 def on_workers(strategy: Strategy) -> str:

@@ -11,22 +11,26 @@ from replicax.strategy import Strategy
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica, with its variables and its input, on ``device``.
+    """One replica, with its variables and its input, on ``device``; or several, one after the other.
 
-    It is the reference for other strategies: the same step, without collectives.
+    It is the reference for other strategies: the same step, without collectives. With several replicas it is gradient
+    accumulation for any step: each replica has its part of a batch, and memory is needed for one part at a time.
 
     Args:
       device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
+      num_replicas: how many replicas, by default one; see :class:`MirroredStrategy`.
 
     Raises:
-      ValueError: there is no such device; the message lists those that exist.
+      ValueError: there is no such device; the message lists those that exist. Or ``num_replicas`` is below 1.
 
     >>> import replicax
     >>> strategy = replicax.OneDeviceStrategy("cpu:1")
     >>> strategy.run(lambda x: x + 1, args=(1.0,)).devices()
     {CpuDevice(id=1)}
+    >>> replicax.OneDeviceStrategy("cpu:1", num_replicas=4)
+    OneDeviceStrategy([cpu:1], 4 replicas on each)
     """
 
-    @keywords_renamed(variable_partitioner="leave it out: there is one replica, which has all of each variable")
-    def __init__(self, device: str | jax.Device) -> None:
-        super().__init__(StrategyExtended([resolve_device(device)]))
+    @keywords_renamed(variable_partitioner="leave it out: there is one device, which has all of each variable")
+    def __init__(self, device: str | jax.Device, num_replicas: int | None = None) -> None:
+        super().__init__(StrategyExtended([resolve_device(device)], num_replicas=num_replicas))

@@ -38,13 +38,16 @@ class ShardedStrategy(Strategy):
       num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
         logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
       variable_partitioner: the same as ``partitioner``, as other strategies call it.
+      num_replicas: how many replicas; a multiple of the number of devices, as of :class:`MirroredStrategy`. Variables
+        are split over the devices. A device gathers the parameters of a layer, and scatters the sum of its gradient,
+        for each of its replicas anew, so that it never holds the whole model.
 
     Attributes:
       cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or
-        ``num_logical_devices`` does not divide their number.
+        ``num_logical_devices`` does not divide their number; or ``num_replicas`` is no multiple of it.
       TypeError: both ``partitioner`` and ``variable_partitioner``.
       Exception: with several workers, as :class:`MultiWorkerMirroredStrategy`.
 
@@ -56,6 +59,14 @@ class ShardedStrategy(Strategy):
     ...     w = replicax.Variable(jnp.zeros((512, 4)), name="w")
     >>> w.layout.describe(strategy.extended.mesh), strategy.local_results(w)[0].shape
     ('split along dim 0 over 2 replicas', (256, 4))
+
+    Eight replicas on two devices, each of which has half of a variable:
+
+    >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], num_replicas=8)
+    >>> with strategy.scope():
+    ...     w = replicax.Variable(jnp.zeros((512, 4)), name="w")
+    >>> strategy.num_replicas_in_sync, [shard.data.shape for shard in w.value.addressable_shards]
+    (8, [(256, 4), (256, 4)])
     """
 
     def __init__(
@@ -67,6 +78,7 @@ class ShardedStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
         num_logical_devices: int = 1,
+        num_replicas: int | None = None,
     ) -> None:
         if partitioner is not None and variable_partitioner is not None:
             raise TypeError(
@@ -82,7 +94,9 @@ class ShardedStrategy(Strategy):
             num_logical_devices,
         )
         self.cluster_resolver = connected.cluster_resolver
-        super().__init__(connected.extended(over_all(len(connected.devices)) if chosen is None else chosen))
+        if chosen is None:
+            chosen = over_all(len(connected.devices))
+        super().__init__(connected.extended(chosen, num_replicas))
 
     def __repr__(self) -> str:
         return on_workers(self) if self.extended.lockstep.several else super().__repr__()

@@ -17,7 +17,7 @@ from replicax.workers.lockstep import Lockstep
 
 
 class TPUStrategy(Strategy):
-    """A replica on each core of a TPU slice, or on each block of cores of a device assignment.
+    """A replica on each core of a TPU slice, or on each block of cores of a device assignment; or several on each.
 
     It is only a placement: steps are the same as under :class:`MirroredStrategy`. On emulated devices it trains
     exactly as on real devices. Several slices follow the same assignment, and replicas are numbered slice by slice.
@@ -31,6 +31,8 @@ class TPUStrategy(Strategy):
         a replica on each core.
       variable_partitioner: which variables to split over the replicas of all slices, and how; see
         :class:`ShardedVariable`. By default none. Each logical device of a replica has the replica's piece.
+      num_replicas: how many replicas, in all slices; a multiple of the number of cores, or of blocks of cores. Each of
+        these runs so many, one after the other, as the devices of :class:`MirroredStrategy` do.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -38,7 +40,8 @@ class TPUStrategy(Strategy):
 
     Raises:
       RuntimeError: there is no TPU.
-      ValueError: the assignment is for another topology than the resolver's; or it leaves a process without devices.
+      ValueError: the assignment is for another topology than the resolver's; it leaves a process without devices; or
+        ``num_replicas`` is no multiple of the number of cores, or of blocks of cores.
       TypeError: ``variable_partitioner``, or another argument, of another type.
 
     >>> import replicax
@@ -49,6 +52,8 @@ class TPUStrategy(Strategy):
     >>> pairs = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 1, 2], num_replicas=4)
     >>> replicax.TPUStrategy(resolver, pairs).num_replicas_in_sync
     4
+    >>> replicax.TPUStrategy(resolver, pairs, num_replicas=16).num_replicas_in_sync
+    16
     """
 
     @keywords_renamed(
@@ -61,6 +66,7 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: TPUClusterResolver | None = None,
         device_assignment: DeviceAssignment | None = None,
         variable_partitioner: Partitioner | None = None,
+        num_replicas: int | None = None,
     ) -> None:
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -71,7 +77,11 @@ class TPUStrategy(Strategy):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
         lockstep = _lockstep(resolver, devices)
-        super().__init__(StrategyExtended(devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices))
+        super().__init__(
+            StrategyExtended(
+                devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices, num_replicas=num_replicas
+            )
+        )
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
 
@@ -83,7 +93,7 @@ class TPUStrategy(Strategy):
     @property
     def num_replicas_per_host(self) -> int:
         """How many replicas have their first logical device on a host; if hosts differ, the largest number."""
-        return int(np.bincount(self.device_assignment.tasks()[:, 0]).max())
+        return int(np.bincount(self.device_assignment.tasks()[:, 0]).max()) * self._replicas.per_device
 
     @property
     def _hosts(self) -> list[int]:

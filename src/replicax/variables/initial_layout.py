@@ -116,12 +116,6 @@ def layout_for(
     if partition_dimensions is None:
         if variable.is_on_read and replicas.count > 1:
             return Copies(replicas.count)
-        if chosen is not None and replicas.per_device > 1:
-            raise ValueError(
-                f"{variable.describe()} can't be split over {replicas.count} replicas on "
-                f"{replicas.count // replicas.per_device} device(s): leave partitioner out, or use as many devices as "
-                "replicas"
-            )
         split = _layout_by(chosen, variable.name, shape, variable.dtype, replicas)
         return usual if isinstance(split, Mirrored) else split
     if usual.home is not None and not variable.is_on_read:
@@ -200,9 +194,10 @@ def _layout_by(
     """
     if partitioner is None:
         return Mirrored()
-    size = replicas.count
+    devices = replicas.count // replicas.per_device
+    size = devices
     if isinstance(partitioner, GroupPartitioner):
-        size = partitioner.size(replicas.count, replicas.slices)
+        size = partitioner.size(devices, replicas.slices)
         partitioner = partitioner.partitioner or over_all(size)
     if size == 1:
         return Mirrored()
@@ -219,4 +214,4 @@ def _layout_by(
             f"{shape}, with at most one of them above 1; got {returned!r}"
         )
     dim = next((d for d, p in enumerate(pieces) if p > 1), None)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, replicas.count // size)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, devices // size)

@@ -226,6 +226,8 @@ class Copies(_Usual):
 class Split(_Usual):
     """A piece of the value on every replica of a group: these, one after the other along a dim, are the whole value.
 
+    Replicas that share a device have its piece together, and count as one here.
+
     All pieces are stored with the same size. If the value does not divide evenly, the last pieces are filled up
     with zeros, which are not part of the value.
 
@@ -326,9 +328,10 @@ class Split(_Usual):
         return pieces
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
+        owners = f"{self.replicas} {'replicas' if replicas == self.replicas * self.groups else 'devices'}"
         if self.groups == 1:
-            return f"split along dim {self.dim} over {self.replicas} replicas"
-        return f"split along dim {self.dim} over the {self.replicas} replicas of each of {self.groups} groups"
+            return f"split along dim {self.dim} over {owners}"
+        return f"split along dim {self.dim} over the {owners} of each of {self.groups} groups"
 
 
 def _module_of(value: Any) -> Any:

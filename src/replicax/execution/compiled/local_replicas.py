@@ -22,7 +22,7 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.convolutions import bind_in_branch
-from replicax.collectives import all_reduce_p, sums_of
+from replicax.collectives import all_reduce_p
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.local_collectives import (
     LOCAL_REDUCTIONS,
@@ -35,6 +35,7 @@ from replicax.execution.compiled.local_collectives import (
 from replicax.execution.compiled.local_values import Each
 from replicax.execution.compiled.replica_stages import ReplicaStage, asks_for_position, is_sum, stages_of, used_by
 from replicax.execution.program.collective_operations import over_replicas
+from replicax.execution.program.marks import turn_p
 from replicax.locality import Locality, M, T
 
 
@@ -123,6 +124,7 @@ class LocalReplicas:
 
         def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
             number, arrays = mine
+            [number] = turn_p.bind(number)
             local = {**shared, **dict(zip(given, arrays, strict=True))}
             _Alone(self, number).go(stage.alone, local)
             terms = [local[v].astype(total.dtype) for v, total in zip(stage.summed, state[0], strict=True)]
@@ -161,7 +163,7 @@ class LocalReplicas:
         local = [self.together(v, jnp.sum, is_sum=True) for v in operands]
         if self.per_device == self.count:
             return local
-        return sums_of(*local, **equation.params, replicas=self.numbers)
+        return list(all_reduce_p.bind(*local, **{**equation.params, "per_device": self.per_device}))
 
     def together(self, value: Any, reduce: Callable[..., Any], is_sum: bool) -> Any:
         """What the replicas of this device make of a value, before the devices meet."""

@@ -170,13 +170,17 @@ class Gathers:
 
     Args:
       ahead: bytes.
+      turn: what the first gathers wait for, in a loop over replicas: as all turns gather the same, the compiler would
+        do it once for all, before the loop.
     """
 
-    def __init__(self, ahead: int) -> None:
+    def __init__(self, ahead: int, turn: Any = None) -> None:
         self.ahead = ahead
         self._total = 0
         self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
+        if turn is not None:
+            self._tokens.append((-ahead, turn))
         self._computed: dict[int, tuple[int, Any]] = {}  # by id: when, and the value, so that the id stays its own
 
     def whole(self, piece: Piece) -> Any:

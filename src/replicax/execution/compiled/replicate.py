@@ -15,6 +15,7 @@ from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import adapted
+from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
@@ -28,7 +29,6 @@ from replicax.execution.compiled.local_values import (
     zeros_like,
 )
 from replicax.execution.compiled.placement_report import PlacementReport
-from replicax.execution.compiled.split_variables import partitioned
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
@@ -37,7 +37,7 @@ from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
-from replicax.variables.layout import Copies, Layout, Mirrored, Split
+from replicax.variables.layout import Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 from replicax.workers.launch_log import Label
 
@@ -245,8 +245,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1:
-            local = LocalReplicas(count, here, localities or {}, mesh.devices.flat[0].platform == "cpu")
-            results = local.run(program.jaxpr, values, [isinstance(w, Copies) for w in wanted])
+            local = lambda: LocalReplicas(count, here, localities or {}, mesh.devices.flat[0].platform == "cpu")  # noqa: E731
+            results = evaluated_for_each(program.jaxpr, values, wanted, local, split)
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
@@ -317,15 +317,6 @@ def where_examples_are(
 
 Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
-
-
-def evaluated(
-    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
-) -> list[Any]:
-    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
-    if localities is None:
-        return _jax.evaluate(jaxpr, values)
-    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
 
 
 def over_replicas_of(

@@ -31,6 +31,7 @@ from replicax._jax.primitive_families import (
     SUMS,
 )
 from replicax.collectives import all_reduce_p
+from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, wanted_sums
 from replicax.execution.compiled.pieces import (
     Gathers,
     Piece,
@@ -43,11 +44,9 @@ from replicax.execution.compiled.pieces import (
 )
 from replicax.execution.compiled.wanted_pieces import (
     PASSED_ON,
-    LoopSum,
     inlined,
     may_scatter,
     says_nothing_new,
-    sums_in_loops,
     wanted_pieces,
 )
 from replicax.locality import Locality, M, T
@@ -79,16 +78,23 @@ class Partition:
         self.localities = localities
         self.gathers = gathers
 
-    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any], wanted: Sequence[Split | None]) -> list[Any]:
+    def run(
+        self,
+        jaxpr: _jax.Jaxpr,
+        values: Sequence[Any],
+        wanted: Sequence[Split | None],
+        sums: Mapping[Any, WantedSum] | None = None,
+    ) -> list[Any]:
         """Apply ``jaxpr`` to whole values and :class:`Piece`; return such.
 
         Args:
           jaxpr: the program.
           values: its operands.
           wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
+          sums: of the results those of which only pieces of sums over the replicas will be needed; they may come so.
         """
         hints = wanted_pieces(jaxpr, wanted)
-        sunk = sums_in_loops(jaxpr, hints)
+        sunk = wanted_sums(jaxpr, hints, sums)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
         def read(atom: Any) -> Any:
@@ -135,7 +141,7 @@ class Partition:
             return self.all_reduce(equation, operands, hints)
         if isinstance(operands[0] if operands else None, Piece) and says_nothing_new(equation, operands[0].split):
             return operands
-        in_pieces = any(isinstance(v, Piece | _Later) for v in operands)
+        in_pieces = any(map(_in_pieces, operands))
         called = inlined(equation)
         if called is not None and (in_pieces or any(v in hints for v in equation.outvars)):
             return self.run(called, operands, [hints.get(v) for v in equation.outvars])
@@ -155,7 +161,7 @@ class Partition:
 
     def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
         """Any other operation, on the whole values."""
-        if not any(isinstance(v, Piece | _Later) for v in operands):
+        if not any(map(_in_pieces, operands)):
             return _jax.bind(equation, operands)
         whole = [self.whole(v) for v in operands]
         self.gathers.used_with([w for w, v in zip(whole, operands, strict=True) if w is v])
@@ -226,46 +232,59 @@ class Partition:
                 results[i] = total
         return results
 
-    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, LoopSum]) -> list[Any]:
-        """A loop over slices of a split variable, such as a stack of layers.
+    def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, WantedSum]) -> list[Any]:
+        """A loop over slices of a split variable, such as a stack of layers, or over the replicas of a device.
 
         Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
-        the sum of each over the replicas is scattered at once.
+        the sum of each over the replicas is scattered at once. In a loop over the replicas of a device, what is large
+        is gathered in each turn anew, and of a sum over these replicas each term is summed over the devices and
+        scattered at once. So a device never has all of the model, or of its gradients.
         """
         loop = _jax.scan_of(equation.params)
         n_consts, n_carry = loop.constants, loop.carried
+        plan = loop_plan(equation, loop, sunk)
         sliced = operands[n_consts + n_carry :]
         splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
-        summed = [sunk.get(v) for v in equation.outvars[n_carry:]]
-        if not any(splits) and not any(summed):
-            return self.on_whole(equation, operands)
+        consts = [v if own else self.whole(v) for v, own in zip(operands[:n_consts], plan.shared, strict=True)]
+        if not any(splits) and not any(plan.sums) and not any(map(_in_pieces, consts)):
+            return self.on_whole(equation, [*consts, *operands[n_consts:]])
         inner = [None if s is None else without_dims(s, [0]) for s in splits]
-        consts = [self.whole(v) for v in operands[:n_consts]]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            passed = Partition(self.localities, Gathers(self.gathers.ahead))
-            slices = [x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True)]
-            results = passed.run(loop.body, [*consts, *carry, *slices], [])
-            results = [passed.whole(v) for v in results]
-            rows = results[n_carry:]
-            sums = [(x, s) for x, s in zip(rows, summed, strict=True) if s is not None]
-            pieces = iter(summed_pieces([s.slice(x) for x, s in sums], [without_dims(s.split, [0]) for _, s in sums]))
-            return results[:n_carry], [x if s is None else next(pieces) for x, s in zip(rows, summed, strict=True)]
+            values = [*consts, *carry, *(x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True))]
+            gathers = Gathers(self.gathers.ahead, None if plan.number is None else values[plan.number])
+            turn = Partition(self.localities, gathers)
+            made = turn.summed(turn.run(plan.body, values, [], plan.wanted()), plan.sums)
+            totals = zip(carry, made, plan.sums, strict=False)
+            return [x if s is None else lax.add(before, x) for before, x, s in totals], made[n_carry:]
 
+        start = zip(operands[n_consts : n_consts + n_carry], plan.sums, strict=False)
         carry, stacked = lax.scan(
             body,
-            [self.whole(v) for v in operands[n_consts : n_consts + n_carry]],
+            [self.whole(v) if s is None else self.piece(v, s.split) for v, s in start],  # totals begin with zeros
             [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
             length=loop.length,
             reverse=loop.reverse,
             unroll=loop.unroll,
         )
-        rows = zip(stacked, summed, strict=True)
-        return [*carry, *(x if s is None else Piece(x, s.split, summed=True) for x, s in rows)]
+        return [x if s is None else s.result(x) for x, s in zip([*carry, *stacked], plan.sums, strict=True)]
+
+    def summed(self, values: Sequence[Any], sums: Sequence[LoopSum | None]) -> list[Any]:
+        """What a turn of a loop has made: pieces of the sums over the replicas, and anything else whole."""
+        arrays = [v.array if isinstance(v, Piece) and v.summed else None for v in values]
+        late = [(i, s) for i, s in enumerate(sums) if s is not None and arrays[i] is None]
+        summands = [s.summand(self.whole(values[i])) for i, s in late]
+        for (i, _), piece in zip(late, summed_pieces(summands, [s.of_turn for _, s in late]), strict=True):
+            arrays[i] = piece
+        return [self.whole(v) if array is None else array for v, array in zip(values, arrays, strict=True)]
+
+
+def _in_pieces(value: Any) -> bool:
+    return isinstance(value, Piece | _Later)
 
 
 def _is_small_or_in_pieces(value: Any) -> bool:
-    return isinstance(value, Piece | _Later) or jnp.size(value) <= _INDICES
+    return _in_pieces(value) or jnp.size(value) <= _INDICES
 
 
 def _changes_rows(equation: Any, target: Any) -> bool:

@@ -65,9 +65,10 @@ class ExactStore:
         """The whole value, from the pieces that all replicas bring, on whichever worker they are."""
         layout = variable.layout
         assert isinstance(layout, Split)
-        mine = layout.pieces_here(variable.stored())[self.communicator.replica]
+        k = self.replicas.per_device
+        mine = layout.pieces_here(variable.stored())[self.communicator.replica // k]
         pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
-        return layout.joined(pieces[: layout.replicas])  # those of the first group, which has all
+        return layout.joined(pieces[: layout.replicas * k : k])  # those of the first group, which has all
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)

@@ -15,8 +15,9 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
+from replicax.execution.compiled.device_program import evaluated
 from replicax.execution.compiled.local_values import of_value
-from replicax.execution.compiled.replicate import care_for, evaluated, over_replicas_of, where_examples_are
+from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
 from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
 from replicax.execution.pipeline.placement import Placement, Variables, place
@@ -67,6 +68,13 @@ class _Planner:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in program.uses.values():
             _check_may_be_placed(use)
+        devices = int(mesh.shape[REPLICA_AXIS])
+        if program.replicas > devices:
+            raise PlacementError(
+                f"{program.name!r} assigns values to logical devices, and {program.replicas} replicas would share "
+                f"{devices} group(s) of these: such a step needs a group for each replica. Leave num_replicas out, and "
+                "have the step divide its batch itself: the devices work on its parts at the same time"
+            )
         self.program = program
         self.mesh = mesh
         self.several = mesh.shape[REPLICA_AXIS] > 1

@@ -53,6 +53,12 @@ Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x
 places it is nothing at all. Each has a number of its own; see :mod:`replicax.execution.pipeline.placement`.
 """
 
+turn_p = _jax.identity_primitive("replicax_turn")
+"""``n = turn i``: ``n`` is ``i``, the number of the replica whose turn it is in a loop over the replicas of a device.
+
+What such a loop carries is all the same to its replicas, or a sum over them that begins with zeros.
+"""
+
 asks_p = _jax.asking_primitive("replicax_asks", lambda x, *, question: question.ask(x))
 """``b = asks[question=q] x``: the answer to ``q``, a :class:`replicax.execution.padding.questions.Question`, of ``x``.
 

@@ -1,0 +1,190 @@
+"""Loop sums: what a loop may sum over the replicas and scatter in each of its turns, instead of once at its end.
+
+A loop over the layers of a model stacks their gradients; of each slice the sum is taken at once. A loop over the
+replicas of a device adds up the gradients of each; of each term the sum over the devices is taken at once. In both, all
+of it need not be in memory: what the loop stacks or carries is in pieces.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax._jax.primitive_families import ADDITIONS, CASTS, ELEMENTWISE
+from replicax.collectives import PACK_LIMIT, all_reduce_p
+from replicax.execution.compiled.pieces import Piece, without_dims
+from replicax.execution.compiled.wanted_pieces import may_scatter, says_nothing_new
+from replicax.execution.program.marks import mark_p, turn_p
+from replicax.variables.layout import Split
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class WantedSum:
+    """A value of which nothing but pieces of its sum over the replicas is needed.
+
+    Attributes:
+      split: which pieces.
+      before: the operations, each of one value and element by element, that are between the value and the sum.
+    """
+
+    split: Split
+    before: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LoopSum:
+    """How a loop makes a sum over the replicas, turn by turn.
+
+    Attributes:
+      of_turn: which pieces of what a turn makes are needed.
+      split: which pieces of the stack of all slices, or of the total, these make up.
+      adds: whether it is a total to which the turns add.
+      first: operations on what a turn makes, before it is summed. So a gradient that is cast to a wider dtype is summed
+        in that one.
+      last: operations on the pieces, after the loop.
+    """
+
+    of_turn: Split
+    split: Split
+    adds: bool
+    first: tuple[Any, ...] = ()
+    last: tuple[Any, ...] = ()
+
+    def summand(self, array: Any) -> Any:
+        """What a turn has made, as it is to be summed."""
+        return _applied(self.first, array)
+
+    def result(self, array: Any) -> Piece:
+        """The pieces that the loop has stacked or added up, as pieces of the sum that is wanted."""
+        return Piece(_applied(self.last, array), self.split, summed=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LoopPlan:
+    """What a loop does in pieces.
+
+    Attributes:
+      body: the program of one turn. Of a total that the turns add to, the result is what this turn adds.
+      sums: for each of its results how it is summed; ``None`` if it is not.
+      number: which of its inputs is the number of the replica whose turn it is; ``None`` if it is no loop over replicas
+        that share a device.
+      shared: for each of the loop's constants whether it is gathered in each turn, if it is in pieces.
+    """
+
+    body: _jax.Jaxpr
+    sums: list[LoopSum | None]
+    number: int | None
+    shared: list[bool]
+
+    def wanted(self) -> dict[Any, WantedSum]:
+        """What a turn makes of which only pieces of sums are needed. Slices are summed when it is over."""
+        results = zip(self.body.outvars, self.sums, strict=True)
+        return {v: WantedSum(s.of_turn) for v, s in results if s is not None and s.adds}
+
+
+def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, WantedSum]) -> LoopPlan:
+    """What a loop may do in pieces.
+
+    A loop over the replicas of a device gathers what is large in each turn, or the device would have all of the model;
+    what is small it gathers once, and sums once. Another loop gathers what its turns share once, as it may have many.
+
+    Args:
+      equation: the loop.
+      loop: the same, taken apart.
+      sunk: of the values in its program those of which only pieces of sums are needed.
+    """
+    wanted = [sunk.get(v) for v in equation.outvars]
+    sums: list[LoopSum | None] = [None] * loop.carried
+    for total in wanted[loop.carried :]:
+        is_stacked = total is not None and total.split.dim > 0
+        sums.append(_of_slices(total) if total is not None and is_stacked else None)
+    marks = [e for e in loop.body.eqns if e.primitive is turn_p]
+    if not marks:
+        return LoopPlan(loop.body, sums, None, [False] * loop.constants)
+    inputs: list[Any] = loop.body.invars
+    uses, makers = _uses(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
+    outputs: list[Any] = list(loop.body.outvars)
+    for i, (before, total) in enumerate(zip(inputs[loop.constants :], wanted[: loop.carried], strict=False)):
+        maker = makers.get(outputs[i])
+        if total is None or maker is None or is_small(before) or uses[before] != 1 or uses[outputs[i]] != 1:
+            continue
+        terms = [v for v in maker.invars if v is not before]
+        if maker.primitive.name in ADDITIONS and len(terms) == 1 and all(map(_is_cast, total.before)):
+            sums[i], outputs[i] = LoopSum(total.split, total.split, adds=True, last=total.before), terms[0]
+    replaced = {v for v, now in zip(loop.body.outvars, outputs, strict=True) if v is not now}
+    equations = [e for e in loop.body.eqns if replaced.isdisjoint(e.outvars)]
+    body = _jax.replace_inputs(loop.body, inputs, equations, outputs)
+    shared = [not is_small(v) for v in equation.invars[: loop.constants]]
+    return LoopPlan(body, sums, inputs.index(marks[0].invars[0]), shared)
+
+
+def is_small(atom: Any) -> bool:
+    """Whether a value is so small that it is not worth a collective in each turn of a loop."""
+    return bool(atom.aval.size * atom.aval.dtype.itemsize <= PACK_LIMIT)
+
+
+def wanted_sums(
+    jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split], results: Mapping[Any, WantedSum] | None = None
+) -> dict[Any, WantedSum]:
+    """The values of a program of which nothing but pieces of their sums over the replicas is needed.
+
+    Args:
+      jaxpr: the program.
+      hints: which of its values are needed in pieces only.
+      results: of its results those of which only pieces of sums are needed.
+    """
+    uses = _uses(jaxpr)
+    sunk = {v: total for v, total in (results or {}).items() if not isinstance(v, _jax.Literal) and uses[v] == 1}
+    for equation in reversed(jaxpr.eqns):
+        found: list[WantedSum | None]
+        if equation.primitive is all_reduce_p and may_scatter(equation):
+            found = [WantedSum(hints[v]) if v in hints else None for v in equation.outvars]
+        elif equation.primitive is mark_p or any(
+            v in sunk and says_nothing_new(equation, sunk[v].split) for v in equation.outvars
+        ):
+            found = [sunk.get(v) for v in equation.outvars]
+        elif _is_of_one_value(equation) and (later := sunk.get(equation.outvars[0])) is not None:
+            found = [WantedSum(later.split, (equation, *later.before))] * len(equation.invars)
+        else:
+            continue
+        for v, total in zip(equation.invars, found, strict=True):
+            if total is not None and not isinstance(v, _jax.Literal) and uses[v] == 1:
+                sunk[v] = total
+    return sunk
+
+
+def _of_slices(total: WantedSum) -> LoopSum:
+    return LoopSum(without_dims(total.split, [0]), total.split, adds=False, first=total.before)
+
+
+def _applied(equations: Sequence[Any], array: Any) -> Any:
+    """``array`` after operations of one value each."""
+    for equation in equations:
+        operands = [v.val if isinstance(v, _jax.Literal) else array for v in equation.invars]
+        [array] = _jax.bind(equation, operands)
+    return array
+
+
+def _is_cast(equation: Any) -> bool:
+    return equation.primitive.name in CASTS
+
+
+def _is_of_one_value(equation: Any) -> bool:
+    """Whether an operation computes each element from the one in its place of a single value, and from numbers."""
+    values = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+    return (
+        equation.primitive.name in ELEMENTWISE
+        and len(values) == 1
+        and values[0].aval.shape == equation.outvars[0].aval.shape
+        and all(v is values[0] or not v.aval.shape for v in equation.invars)
+    )
+
+
+def _uses(jaxpr: _jax.Jaxpr) -> collections.Counter[Any]:
+    """How often each value is used, a result of the program once more."""
+    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
+    return uses
