@@ -126,7 +126,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         )
         self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
-            partitioner.size(len(self.logical_devices) // per_device, self.slices)  # or it raises an error
+            partitioner.size(self.num_replicas // per_device, self.slices, per_device)  # or it raises an error
 
     def belong_to(self, strategy: Strategy) -> None:
         """Be the lower level of ``strategy``, which has no variables and programs yet."""

@@ -35,12 +35,12 @@ class ShardedStrategy(Strategy):
       timeout_seconds: how many seconds to wait for missing workers; see :class:`MultiWorkerMirroredStrategy`.
       communication_options: of all collectives without options of their own.
       cluster_resolver: tells of the cluster; ``None`` means that the environment does.
-      num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
-        logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
       variable_partitioner: the same as ``partitioner``, as other strategies call it.
       num_replicas: how many replicas; a multiple of the number of devices, as of :class:`MirroredStrategy`. Variables
         are split over the devices. A device gathers the parameters of a layer, and scatters the sum of its gradient,
         for each of its replicas anew, so that it never holds the whole model.
+      num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
+        logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
 
     Attributes:
       cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
@@ -77,8 +77,8 @@ class ShardedStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
-        num_logical_devices: int = 1,
         num_replicas: int | None = None,
+        num_logical_devices: int = 1,
     ) -> None:
         if partitioner is not None and variable_partitioner is not None:
             raise TypeError(

@@ -197,7 +197,7 @@ def _layout_by(
     devices = replicas.count // replicas.per_device
     size = devices
     if isinstance(partitioner, GroupPartitioner):
-        size = partitioner.size(devices, replicas.slices)
+        size = partitioner.size(devices, replicas.slices, replicas.per_device)
         partitioner = partitioner.partitioner or over_all(size)
     if size == 1:
         return Mirrored()

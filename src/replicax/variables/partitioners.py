@@ -109,7 +109,8 @@ class GroupPartitioner:
     groups. That pays where links inside a group are faster than those between groups.
 
     Replicas are neighbours in the order of their numbers: with 8 replicas and ``group_size=4`` the groups are 0 to 3
-    and 4 to 7. Groups may lie within a worker or span several.
+    and 4 to 7. Groups may lie within a worker or span several. Where several replicas share a device, what is split is
+    split over devices, and a group is one of ``group_size`` devices.
 
     Attributes:
       group_size: how many replicas share a copy. It must divide the number of replicas, if that is not 1; with 1 each
@@ -147,12 +148,13 @@ class GroupPartitioner:
             raise TypeError(f"GroupPartitioner: a group has no groups of its own, got partitioner={self.partitioner!r}")
         checked_partitioner(self.partitioner)
 
-    def size(self, replicas: int, slices: int) -> int:
-        """How many replicas a group has.
+    def size(self, replicas: int, slices: int, per_device: int = 1) -> int:
+        """How many replicas a group has, of which those that share a device count as one.
 
         Args:
-          replicas: how many there are.
+          replicas: how many there are, counted so.
           slices: in how many slices they lie, one after the other, with as many in each; 0: they lie otherwise.
+          per_device: how many share each device.
 
         Raises:
           ValueError: the size does not divide the number of replicas; or there is none, and groups can't be slices.
@@ -166,8 +168,9 @@ class GroupPartitioner:
             )
         size = replicas // slices if self.group_size is None else self.group_size
         if replicas % size:
+            what = "replicas" if per_device == 1 else "devices that replicas share"
             raise ValueError(
-                f"GroupPartitioner: group_size {size} does not divide the number of replicas, {replicas}: choose one "
+                f"GroupPartitioner: group_size {size} does not divide the number of {what}, {replicas}: choose one "
                 f"of {', '.join(str(n) for n in range(1, replicas + 1) if replicas % n == 0)}"
             )
         return size
