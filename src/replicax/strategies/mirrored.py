@@ -26,6 +26,10 @@ class MirroredStrategy(Strategy):
       num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
         with k of them runs them one after the other, between the collectives, and the program means what it would with
         a device for each replica; see ``docs/replicas.md``.
+      replicas_at_once: how many of the replicas of a device run at the same time, at most, as one operation on the
+        arrays of all of them (``jax.vmap``). By default they run one after the other. That needs the least memory, and
+        is as quick where one replica keeps a device busy; for what is small, several at once are quicker. If the
+        replicas of a device do not divide evenly by it, the largest smaller number that divides them is taken.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
@@ -61,5 +65,13 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
+        replicas_at_once: int = 1,
     ) -> None:
-        super().__init__(StrategyExtended(resolve_devices(devices), variable_partitioner, num_replicas=num_replicas))
+        super().__init__(
+            StrategyExtended(
+                resolve_devices(devices),
+                variable_partitioner,
+                num_replicas=num_replicas,
+                replicas_at_once=replicas_at_once,
+            )
+        )

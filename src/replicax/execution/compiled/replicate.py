@@ -245,7 +245,9 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1:
-            local = LocalReplicas(count, here, localities or {}, mesh.devices.flat[0].platform == "cpu")
+            local = LocalReplicas(
+                count, here, localities or {}, mesh.devices.flat[0].platform == "cpu", program.at_once
+            )
             results = local.run(program.jaxpr, values, [isinstance(w, Copies) for w in wanted])
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)
