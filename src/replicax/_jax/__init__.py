@@ -15,6 +15,7 @@ from replicax._jax.collective_params import (
     scattered_along,
     senders,
 )
+from replicax._jax.contractions import summed_up, sums_up
 from replicax._jax.control_flow import (
     Branches,
     Scan,
@@ -217,6 +218,8 @@ __all__ = [
     "source_line",
     "staging_trace",
     "sub_jaxprs",
+    "summed_up",
+    "sums_up",
     "to_arrays",
     "tpu_cluster",
     "trace_of_this_thread",

@@ -83,7 +83,9 @@ CONCATENATIONS = primitives_named("concatenate")
 
 BROADCASTS = primitives_named("broadcast_in_dim")
 
-DIM_MOVES = BROADCASTS | primitives_named("transpose")
+TRANSPOSITIONS = primitives_named("transpose")
+
+DIM_MOVES = BROADCASTS | TRANSPOSITIONS
 """Each dim of the operand becomes one of the result."""
 
 RESHAPES = primitives_named("reshape")
@@ -156,6 +158,12 @@ UNRELIABLE = primitives_named("io_callback rng_uniform empty create_token")
 Each device asks the host, its own generator or memory that nobody has written, and gets what it gets. (What is called
 "empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another has not.)
 """
+
+GENERATORS = primitives_named("rng_bit_generator")
+"""They make other bits for several states at once than for each alone."""
+
+FOREIGN_CALLS = primitives_named("ffi_call")
+"""They call functions that are compiled elsewhere."""
 
 WRITES = primitives_named("swap addupdate")
 """They write into a mutable array."""

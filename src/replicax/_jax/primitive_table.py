@@ -88,6 +88,7 @@ reduce_window_max reduce_window_min reduce_window_sum: base_dilation padding win
 remat2: differentiated jaxpr policy prevent_cse
 reshape: dimensions new_sizes sharding
 rev squeeze: dimensions
+rng_bit_generator: algorithm dtype out_sharding shape
 round: rounding_method
 scan: jaxpr length num_carry num_consts reverse unroll
 scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub: dimension_numbers indices_are_sorted mode

@@ -50,6 +50,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
         as the devices say. :class:`GroupPartitioner` makes a group of each.
       num_replicas: how many replicas there are: a multiple of the devices, each of which runs so many, one after the
         other. ``None``: one for each device.
+      replicas_at_once: how many of the replicas of a device run at the same time, at most; see
+        :class:`MirroredStrategy`.
 
     Raises:
       ValueError: ``num_replicas`` is no multiple of the devices; or replicas that share a device would have other
@@ -98,6 +100,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         communication_options: CommunicationOptions | None = None,
         slices: int | None = None,
         num_replicas: int | None = None,
+        replicas_at_once: int = 1,
     ) -> None:
         self.communication_options = communication_options
         self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
@@ -111,6 +114,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
                 )
         self.mesh: Mesh = replica_mesh(self.logical_devices)
         per_device = _per_device(num_replicas, *self.logical_devices.shape)
+        self._at_once = _at_once(replicas_at_once, per_device)
         if per_device > 1:
             if self.lockstep.several:
                 raise ValueError(
@@ -142,6 +146,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
             is_absent=self.is_absent,
             lockstep=self.lockstep,
             options=self.communication_options,
+            at_once=self._at_once,
         )
         self.variables = VariableCollection(
             self.replicas,
@@ -296,3 +301,20 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
             f"replica(s) for {there}"
         )
     return num_replicas // devices
+
+
+def _at_once(replicas_at_once: int, per_device: int) -> int:
+    """How many of a device's replicas run at the same time: as many as wanted, if these divide evenly, or fewer.
+
+    Raises:
+      TypeError: ``replicas_at_once`` is not an int.
+      ValueError: it is below 1.
+    """
+    if isinstance(replicas_at_once, bool) or not isinstance(replicas_at_once, int):
+        raise TypeError(f"replicas_at_once must be an int, got {replicas_at_once!r}")
+    if replicas_at_once < 1:
+        raise ValueError(
+            f"replicas_at_once must be at least 1, got {replicas_at_once}: with num_replicas=64 on one "
+            "device, 1 runs them one after the other, and 8 eight at the same time"
+        )
+    return max(n for n in range(1, min(replicas_at_once, per_device) + 1) if per_device % n == 0)

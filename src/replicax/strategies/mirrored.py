@@ -29,6 +29,10 @@ class MirroredStrategy(Strategy):
       num_logical_devices: over how many devices each replica is spread, one after the other; by default each has one.
         ``partition_dimensions`` of a variable and ``strategy.split_to_logical_devices`` split over them; see
         ``docs/placement.md``.
+      replicas_at_once: how many of the replicas of a device run at the same time, at most, as one operation on the
+        arrays of all of them (``jax.vmap``). By default they run one after the other. That needs the least memory, and
+        is as quick where one replica keeps a device busy; for what is small, several at once are quicker. If the
+        replicas of a device do not divide evenly by it, the largest smaller number that divides them is taken.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
@@ -71,6 +75,11 @@ class MirroredStrategy(Strategy):
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
         num_logical_devices: int = 1,
+        replicas_at_once: int = 1,
     ) -> None:
         replicas = in_replicas(resolve_devices(devices), num_logical_devices)
-        super().__init__(StrategyExtended(replicas, variable_partitioner, num_replicas=num_replicas))
+        super().__init__(
+            StrategyExtended(
+                replicas, variable_partitioner, num_replicas=num_replicas, replicas_at_once=replicas_at_once
+            )
+        )

@@ -36,6 +36,7 @@ class Replicas:
       is_absent: whether the devices are only described: plan mode.
       lockstep: what their workers tell each other to stay together.
       options: of collectives that are given none; ``None`` for the usual ones.
+      at_once: how many of the replicas that share a device run at the same time, where they can.
 
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
@@ -53,6 +54,7 @@ class Replicas:
     is_absent: bool
     lockstep: Lockstep
     options: CommunicationOptions | None
+    at_once: int = 1
 
     @property
     def num_logical_devices(self) -> int:
@@ -61,7 +63,7 @@ class Replicas:
 
     @property
     def per_device(self) -> int:
-        """How many replicas each device runs, one after the other."""
+        """How many replicas each device runs."""
         return self.count // int(self.mesh.shape[REPLICA_AXIS])
 
     @property

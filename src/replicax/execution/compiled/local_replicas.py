@@ -33,7 +33,14 @@ from replicax.execution.compiled.local_collectives import (
     widened,
 )
 from replicax.execution.compiled.local_values import Each
-from replicax.execution.compiled.replica_stages import ReplicaStage, asks_for_position, is_sum, stages_of, used_by
+from replicax.execution.compiled.replica_stages import (
+    ReplicaStage,
+    asks_for_position,
+    is_sum,
+    stages_of,
+    used_by,
+)
+from replicax.execution.compiled.replicas_together import Term, can_be_together, terms_of
 from replicax.execution.program.collective_operations import over_replicas
 from replicax.execution.program.marks import turn_p
 from replicax.locality import Locality, M, T
@@ -54,12 +61,17 @@ class LocalReplicas:
       per_device: how many of them each device has.
       localities: those of the values in the program.
       on_cpu: whether it is for CPUs.
+      at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
     """
 
-    def __init__(self, count: int, per_device: int, localities: Mapping[Any, Locality], on_cpu: bool) -> None:
+    def __init__(
+        self, count: int, per_device: int, localities: Mapping[Any, Locality], on_cpu: bool, at_once: int = 1
+    ) -> None:
         self.count = count
         self.per_device = per_device
         self.localities = localities
+        self.at_once = at_once
+        self.on_cpu = on_cpu
         self.bind_alone: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
         first = lax.axis_index(REPLICA_AXIS) * per_device if per_device < count else jnp.int32(0)
         self.numbers = first + jnp.arange(per_device, dtype=jnp.int32)
@@ -121,19 +133,38 @@ class LocalReplicas:
         used = used_by(stage.alone)
         given = [v for v in used if isinstance(env.get(v), Each)]
         shared = {v: env[v] for v in used if v in env and v not in given}
+        together = self.at_once > 1 and can_be_together(stage, self.differs)
+        terms = terms_of(stage, self.differs) if together else [Term(v) for v in stage.summed]
 
-        def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
+        def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
             number, arrays = mine
             [number] = turn_p.bind(number)
             local = {**shared, **dict(zip(given, arrays, strict=True))}
             _Alone(self, number).go(stage.alone, local)
-            terms = [local[v].astype(total.dtype) for v, total in zip(stage.summed, state[0], strict=True)]
-            totals = [lax.add(a, b) for a, b in zip(state[0], terms, strict=True)]
-            return (totals, [local[v] for v in stage.alike]), [local[v] for v in stage.kept]
+            return (
+                [[local[v] for v in t.parts] for t in terms],
+                [local[v] for v in stage.alike],
+                [local[v] for v in stage.kept],
+            )
+
+        def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
+            if together:
+                parts, alike, kept = jax.vmap(replica)(mine)
+                new = [term.total(arrays, self.on_cpu) for term, arrays in zip(terms, parts, strict=True)]
+                alike = [x[0] for x in alike]
+            else:
+                parts, alike, kept = replica(mine)
+                new = [x.astype(total.dtype) for [x], total in zip(parts, state[0], strict=True)]
+            return ([lax.add(a, b) for a, b in zip(state[0], new, strict=True)], alike), kept
 
         zeros = [jnp.zeros(v.aval.shape, widened(v.aval.dtype)) for v in stage.summed]
         nothing_yet = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in stage.alike]
-        (totals, alike), kept = lax.scan(turn, (zeros, nothing_yet), (self.numbers, [env[v].array for v in given]))
+        mine = self.numbers, [env[v].array for v in given]
+        if together:
+            mine = jax.tree.map(lambda x: x.reshape(-1, self.at_once, *x.shape[1:]), mine)
+        (totals, alike), kept = lax.scan(turn, (zeros, nothing_yet), mine)
+        if together:
+            kept = [x.reshape(self.per_device, *x.shape[2:]) for x in kept]
         env.update((v, Each(array)) for v, array in zip(stage.kept, kept, strict=True))
         env.update(zip(stage.alike, alike, strict=True))
         env.update((v, _Total(t.astype(v.aval.dtype))) for v, t in zip(stage.summed, totals, strict=True))

@@ -71,7 +71,7 @@ def _staged(
     acted, latest, line = 0, of_mutable, ""
     for equation in jaxpr.eqns:
         operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
-        acts, meets = _acts(equation), is_collective(equation)
+        acts, meets = is_action(equation), is_collective(equation)
         mutates = any(map(_jax.is_mutable, [*operands, *equation.outvars]))
         number = max([made[v][0] for v in operands], default=0)
         if acts:
@@ -120,7 +120,7 @@ def used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
     return dict.fromkeys(v for e in equations for v in e.invars if not isinstance(v, _jax.Literal))
 
 
-def _acts(equation: _jax.Equation) -> bool:
+def is_action(equation: _jax.Equation) -> bool:
     """Whether an operation does something besides computing its results, so that it is to be done for each replica."""
     return _jax.acts_outside_program(equation) or not _jax.is_function(equation.primitive.name, equation.params)
 

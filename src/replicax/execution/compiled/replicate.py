@@ -245,7 +245,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1:
-            local = lambda: LocalReplicas(count, here, localities or {}, mesh.devices.flat[0].platform == "cpu")  # noqa: E731
+            on_cpu = mesh.devices.flat[0].platform == "cpu"
+            local = lambda: LocalReplicas(count, here, localities or {}, on_cpu, program.at_once)  # noqa: E731
             results = evaluated_for_each(program.jaxpr, values, wanted, local, split)
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)

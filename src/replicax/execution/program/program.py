@@ -73,6 +73,8 @@ class Program:
     name: str
     replicas: int
     """How many run it together."""
+    at_once: int
+    """How many of those that share a device do so at the same time."""
     jaxpr: _jax.Jaxpr
     reads: tuple[Use, ...]
     arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]

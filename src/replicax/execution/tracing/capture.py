@@ -178,6 +178,7 @@ def capture(
     return Program(
         name=name,
         replicas=replicas.count,
+        at_once=replicas.at_once,
         jaxpr=_jax.replace_inputs(
             jaxpr,
             [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],

@@ -177,6 +177,7 @@ class _Joining:
         return Program(
             name=first.name,
             replicas=first.replicas,
+            at_once=first.at_once,
             jaxpr=_jax.replace_inputs(
                 jaxpr,
                 [*(by_position[i] for i in range(len(inputs))), *(v for v, _ in closed_over)],

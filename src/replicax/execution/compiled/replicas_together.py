@@ -1,0 +1,122 @@
+"""Replicas together: what several replicas of a device do at the same time, as one operation on the arrays of all.
+
+Sums over replicas of matrix products and convolutions, such as the gradients of weights, are one product, in which the
+replicas are contracted with the examples. So no gradient is there for each replica.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax._jax.primitive_families import CASTS, FOREIGN_CALLS, GENERATORS, HOST_CALLS, TRANSPOSITIONS
+from replicax.devices.host_values import is_key
+from replicax.execution.compiled.local_collectives import widened
+from replicax.execution.compiled.replica_stages import ReplicaStage, is_action
+from replicax.execution.program.marks import mark_p
+
+
+def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> bool:
+    """Whether several replicas can do what each does by itself at the same time, and each gets what it would alone.
+
+    Not what acts, calls other programs or changes mutable arrays. Not a branch in which replicas may go different ways:
+    together they would go all of them, and what ends for those that belong there may not end for others. And not random
+    bits of a generator that makes others for several keys at once.
+    """
+
+    def is_for_one(equation: _jax.Equation) -> bool:
+        name, operands = equation.primitive.name, equation.invars
+        decides = isinstance(_jax.control_flow_of(equation), _jax.Branches)
+        return (
+            is_action(equation)
+            or name in HOST_CALLS | FOREIGN_CALLS | GENERATORS
+            or any(is_key(v.aval.dtype) and v.aval.dtype != _threefry() for v in operands)
+            or any(map(_jax.is_mutable, [*operands, *equation.outvars]))
+            or (decides and may_differ(operands[0]))
+        )
+
+    return not any(
+        is_for_one(e) or any(_jax.contains(inner, is_for_one) for inner in _jax.sub_jaxprs(e)) for e in stage.alone
+    )
+
+
+@functools.cache
+def _threefry() -> Any:
+    """The dtype of the keys whose bits are the same for one key and for several at once."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """What each replica has of a sum over replicas.
+
+    Attributes:
+      value: the term.
+      product: the matrix product or convolution that it is, transposed or cast; ``None`` if it is another value.
+      moves: how the product is transposed and cast, one after the other.
+    """
+
+    value: Any
+    product: _jax.Equation | None = None
+    moves: tuple[_jax.Equation, ...] = ()
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """What is to be known of each replica."""
+        return [self.value] if self.product is None else self.product.invars
+
+    def total(self, arrays: Sequence[Any], on_cpu: bool) -> Any:
+        """The sum over replicas, in a dtype in which it is precise.
+
+        Args:
+          arrays: ``[replicas, *shape]`` of each of the parts.
+          on_cpu: whether it is for CPUs.
+        """
+        dtype = widened(self.value.aval.dtype)
+        if self.product is None:
+            return jnp.sum(arrays[0], 0, dtype=dtype)
+        result = _jax.summed_up(self.product, *arrays, widened(self.product.outvars[0].aval.dtype), on_cpu=on_cpu)
+        for move in self.moves:
+            if move.primitive.name in TRANSPOSITIONS:
+                [result] = _jax.bind(move, [result])
+        return result.astype(dtype)
+
+
+def terms_of(stage: ReplicaStage, differ: Callable[[Any], bool]) -> list[Term]:
+    """The terms of the sums of a stage.
+
+    Args:
+      stage: the stage.
+      differ: whether each replica has its own of a value.
+    """
+    made_by = {v: equation for equation in stage.alone for v in equation.outvars}
+    return [_term(value, made_by, differ) for value in stage.summed]
+
+
+def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[Any], bool]) -> Term:
+    moves: list[_jax.Equation] = []
+    source = value
+    while source in made_by:
+        equation = made_by[source]
+        if equation.primitive is mark_p:
+            source = equation.invars[equation.outvars.index(source)]
+        elif _keeps_sums(equation):
+            moves.insert(0, equation)
+            [source] = equation.invars
+        else:
+            is_product = _jax.sums_up(equation) and all(map(differ, equation.invars))
+            return Term(value, equation, tuple(moves)) if is_product else Term(value)
+    return Term(value)
+
+
+def _keeps_sums(equation: _jax.Equation) -> bool:
+    """Whether it makes no difference if a sum is taken before or after: but for precision, which is not less before."""
+    name = equation.primitive.name
+    floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (*equation.invars, *equation.outvars))
+    return name in TRANSPOSITIONS or (name in CASTS and floats)
