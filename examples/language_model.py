@@ -4,6 +4,7 @@
     python examples/language_model.py --devices 8 --group 2 --parts 2
     replicax launch --workers 2 --devices-per-worker 4 examples/language_model.py --group 2 --parts 2
     replicax plan examples/language_model.py --topology v5p:4x8x8 --strategy sharded --with size=70b
+    replicax plan examples/language_model.py --topology v5p:4x4x4 --with size=7b --search
 
 The model has what Llama 2 has: RMS norms, rotary embeddings, attention in which several heads of queries share one of
 keys and values, and SwiGLU. The first line trains it on bytes of the Python standard library's source code (or of what
@@ -12,11 +13,12 @@ you name, ``--text "notes/*.txt"``) on four emulated devices.
 The second line trains on eight, as 2 × 2 × 2. Each replica is spread over two devices, of which each has half of the
 heads and of the hidden units (tensor parallel). Two such replicas are a group, and share out what each of the two
 devices has (fully sharded). There are two groups with other texts (data parallel). In the third line each group is a
-worker, a process of its own. The fourth compiles the step for 256 TPU chips, which need not be there.
+worker, a process of its own. The fourth compiles the step for 256 TPU chips, which need not be there; the fifth looks
+for the placement of a smaller model that is predicted to be the quickest.
 
 The step is written for ONE replica, and is the same for every placement. Parameters are float32, and products are
 computed in bfloat16 (``--dtype float32``: then all placements have the same losses up to 1e-5). A layer is computed
-again in the backward pass, so of its values only what goes in is kept.
+again in the backward pass, so of its values only what goes in is kept (``replicax plan ... --with remat=none``: all).
 """
 
 from __future__ import annotations
@@ -131,7 +133,6 @@ def swiglu(x, gate, up, down):
     return (jax.nn.silu(x @ gate) * (x @ up)) @ down
 
 
-@jax.checkpoint
 def layer(x, weights):
     y = rms_norm(x, weights["attention_norm"])
     query, key, value = (jnp.einsum("btd,dhe->bthe", y, weights[name]) for name in ("query", "key", "value"))
@@ -139,20 +140,24 @@ def layer(x, weights):
     return x + swiglu(rms_norm(x, weights["mlp_norm"]), weights["gate"], weights["up"], weights["down"]), None
 
 
-def model(weights, words):
-    """Logits (float32) of the word behind each of ``words``, ``[texts, length]``."""
+def model(weights, words, remat="layers"):
+    """Logits (float32) of the word behind each of ``words``, ``[texts, length]``.
+
+    With ``remat="layers"`` a layer is computed again in the backward pass; with ``"none"`` all of its values are kept.
+    """
     x = weights["embedding"][words]
-    x, _ = jax.lax.scan(layer, x, {k: w for k, w in weights.items() if k not in ("embedding", "norm", "head")})
+    one = {"layers": jax.checkpoint(layer), "none": layer}[remat]
+    x, _ = jax.lax.scan(one, x, {k: w for k, w in weights.items() if k not in ("embedding", "norm", "head")})
     return (rms_norm(x, weights["norm"]) @ weights["head"]).astype(jnp.float32)
 
 
 # --- training: variables, which have a place, and a step ----------------------------------------------------
 
 
-def build(size, parts=1, dtype=jnp.bfloat16, learning_rate=3e-4):
+def build(size, parts=1, dtype=jnp.bfloat16, learning_rate=3e-4, remat="layers"):
     """What is saved, what is logged, and the step. Call it in ``strategy.scope()``, which places what is made here.
 
-    ``parts`` is the number of devices of a replica.
+    ``parts`` is the number of devices of a replica; ``remat`` is that of ``model``.
     """
 
     def variable(key, name, shape):
@@ -173,7 +178,7 @@ def build(size, parts=1, dtype=jnp.bfloat16, learning_rate=3e-4):
 
     def train_step(text):  # this replica's, [texts, length + 1]
         def loss_fn():
-            logits = model({name: v.value.astype(dtype) for name, v in variables.items()}, text[:, :-1])
+            logits = model({name: v.value.astype(dtype) for name, v in variables.items()}, text[:, :-1], remat)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean(axis=-1)
             bits.update(losses / math.log(2))
             return replicax.compute_average_loss(losses)  # the share of the mean over the GLOBAL batch
@@ -210,10 +215,14 @@ def train(strategy, size, texts, folder, steps, batch=32, every=EVERY, **options
         )
 
 
-def plan(strategy, size="7b", batch=4, length=None):
+SEARCH = {"remat": ["layers", "none"]}  # what replicax plan --search may vary of plan's arguments
+
+
+def plan(strategy, size="7b", batch=4, length=None, remat="layers", dtype="bfloat16"):
     """The step, and what one REPLICA of it takes: so many texts of so many words (by default, the size's)."""
     with strategy.scope():
-        *_, train_step = build(SIZES[size], parts=strategy.extended.num_logical_devices)
+        parts = strategy.extended.num_logical_devices
+        *_, train_step = build(SIZES[size], parts, dtype, remat=remat)
     return train_step, jax.ShapeDtypeStruct((batch, (length or SIZES[size].length) + 1), jnp.int32)
 
 

@@ -90,8 +90,11 @@ def test_the_example_on_tpus(tmp_path, platforms: str) -> None:
 
 
 def test_a_module_and_several_cores_for_a_replica(model) -> None:
-    done = replicax_command("model:plan", "--topology", "v5p:2x2x2", "--logical", "1x2x1x1", cwd=model.parent)
+    done = replicax_command(
+        *("model:plan", "--topology", "v5p:2x2x2", "--logical", "1x2x1x1", "--strategy", "groups:2"), cwd=model.parent
+    )
     assert done.returncode == 0, done.stderr
+    assert "float32[32,64]" in done.stdout  # a variable of 64×64 in two pieces
     assert done.stdout.startswith("step on 4 replicas, 8 × TPU v5 (2x2x2)\n")
     assert "mesh replica 4 × logical0 2" in done.stdout
 
@@ -161,7 +164,11 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}", "--topology", "v9:4x4"], "there is no TPU generation 'v9'; known: v2, v3"),
         (["{model}", "--topology", "telepathy"], "'telepathy' is not a TPU slice: expected a name such as 'v5e:4x4'"),
         (["{model}", "--topology", "v5e:4x4", "--replicas", "4"], "--replicas is for emulated CPU devices"),
-        (["{model}", "--logical", "1x1x1x2"], "--logical needs --topology"),
+        (["{model}", "--logical", "3"], "num_logical_devices must divide the number of devices"),
+        (["{model}", "--topology", "v5p:2x2x2", "--logical", "3"], "no block of 3 cores divides 2x2x2x1 cores along"),
+        (["{model}", "--batch", "12"], "a replica would have 3/2 examples of the batch: choose another batch"),
+        (["{model}", "--microbatches", "3"], "a replica would have 64/3 examples of the batch: choose another batch"),
+        (["{model}", "--strategy", "groups:3"], "group_size 3 does not divide the number of replicas, 8"),
         (["{model}", "--slices", "2"], "--slices needs --topology"),
         (["{model}", "--topology", "v5e:4x4", "--slices", "0"], "--slices: must be at least 1, got 0"),
         (["{model}", "--topology", "v5e:4x4", "--network", "3"], "it needs --slices 2 or more"),
@@ -169,10 +176,6 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}", "--topology", "v4:2x2x1", "--slices", "2"], "what a v4 chip can send to other slices: give it"),
         (["{model}", "--topology", "v5p:2x2x2", "--logical", "two"], "must be cores along x, y, z and on a chip"),
         (["{model}", "--topology", "v5p:2x2x2", "--logical", "1x1x4x1"], "exceeds the mesh"),
-        (
-            ["{model}", "--topology", "v5p:2x2x2", "--logical", "1x1x2x1", "--strategy", "sharded"],
-            "can't go together",
-        ),
         (["{model}", "--replicas", "128"], "comes too late"),  # the devices of this process are made already
         (["{model}:sized", "--with", "size"], "--with: must be NAME=VALUE, such as size=70b, got 'size'"),
         (["{model}:sized", "--with", "size=1", "--with", "size=2"], "--with gives an argument twice: size"),
@@ -182,7 +185,10 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
         (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),
-        (["{model}", "--strategy", "telepathy"], "invalid choice: 'telepathy'"),
+        (
+            ["{model}", "--strategy", "telepathy"],
+            "must be mirrored, sharded or groups:N, such as groups:8, got 'telepathy'",
+        ),
         ([], "the following arguments are required: SCRIPT_OR_MODULE"),
     ],
 )

@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import functools
-import importlib
-import importlib.util
-import inspect
+import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, why_not_writable, written
+from replicax.cli.search.case_processes import end_with_search
+from replicax.cli.user_function import check_keywords, last_line, load, with_keywords
 from replicax.errors import shortened
 
 if TYPE_CHECKING:
@@ -36,6 +34,13 @@ the step takes, with a jax.ShapeDtypeStruct of one replica's shape for each arra
 
 If it has further arguments, as in def plan(strategy, size="7b", batch=4), --with gives them: --with size=70b --with
 batch=2. What Python reads as a number, True, False, None, a list or a string is that; anything else is text.
+
+--search plans many cases, each in a process of its own, and prints them in the order of predicted step time. What it
+varies are the options --strategy, --logical and --microbatches, and arguments of the function: --search
+strategy=mirrored,groups:8 microbatches=1,2 remat=none,layers. What is not said is varied as the program offers it, in a
+dict of its module such as SEARCH = {"remat": ["none", "layers"]}, and then by default: mirrored, sharded or in groups,
+and 1, 2 or 4 microbatches. What is given as an option or by --with is not varied. All cases have the same batch: what
+the function's element_spec has for one replica, on each device; or that of --batch.
 
 Exit status: 0 if the step fits, or if it is not known how much memory there is; 1 if it does not fit, or can't be
 traced or compiled; 2 if the input was wrong, and nothing was compiled; 3 if a file could not be written after all.
@@ -69,13 +74,29 @@ def add_parser(subparsers: Any) -> None:
         help="what a chip can send to other slices, in 10^9 bytes per second (default: what the chip table has)",
     )
     parser.add_argument(
-        "--logical", type=_shape, metavar="XxYxZxC", help="the cores of one replica, such as 1x2x2x1 (default: one)"
+        "--logical",
+        type=_logical,
+        metavar="XxYxZxC",
+        help="the cores of one replica, such as 1x2x2x1; or their number, for a block (default: one)",
     )
     parser.add_argument(
         "--strategy",
-        choices=("mirrored", "sharded"),
-        default="mirrored",
-        help="whether each replica has all variables, or a piece of each (default: mirrored)",
+        type=_variables,
+        metavar="{mirrored,sharded,groups:N}",
+        help="whether each replica has all variables, a piece of each, or a piece of each within groups of N replicas "
+        "(default: mirrored)",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=positive_int,
+        metavar="K",
+        help="cut the batch of each replica into K, which run one after the other: K replicas for each (default: 1)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=positive_int,
+        metavar="N",
+        help="the examples of a step, on all replicas together (default: what the function's element_spec has)",
     )
     parser.add_argument(
         "--replicas", type=positive_int, metavar="N", help="emulated CPU devices, without --topology (default: 8)"
@@ -89,6 +110,24 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=VALUE",
         help="an argument of the function, such as size=70b; as often as you like",
     )
+    parser.add_argument(
+        "--chip", type=Path, metavar="FILE", help="figures to estimate with: a JSON object with the fields of a Chip"
+    )
+    parser.add_argument(
+        "--search",
+        nargs="*",
+        metavar="NAME=VALUES",
+        help="plan all combinations of some choices, such as microbatches=1,2,4 remat=none,layers, and rank them",
+    )
+    parser.add_argument("--jobs", type=positive_int, metavar="N", help="of a search: cases at once (default: cores)")
+    parser.add_argument(
+        "--deadline",
+        type=_positive_float,
+        default=1800.0,
+        metavar="S",
+        help="of a search: how many seconds a case may take (default: 1800)",
+    )
+    parser.add_argument("--case", type=Path, help=argparse.SUPPRESS)  # a process of a search: where to write
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with pictures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.set_defaults(run=run)
@@ -96,8 +135,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if the step does not fit or can't be compiled, or 3 if a file can't be written."""
+    if args.case is not None:
+        end_with_search()
     _check(args)
-    function = _with_keywords(_load(args.target), args)
+    module, loaded = load(args.target, _PROG)
+    keywords = [(name, value) for name, value, _ in args.keywords]
+    if args.search is not None:
+        return _search(args, module, loaded)
+    function = with_keywords(loaded, keywords, args.target, _PROG)
     strategy = _make_strategy(args)
     chip = _chip(args)
 
@@ -110,13 +155,19 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.target} must return (step, element_spec), the step and what it takes; got "
                 f"{shortened(repr(planned))}"
             )
-        found = replicax.plan(strategy, *planned, chip=chip)
+        step, element = planned[0], _with_batch(planned[1], strategy, args)
+        if args.case is not None and (pruned := _pruned(strategy, step, element, chip)) is not None:
+            _write_case(args.case, strategy, element, pruned)
+            return 1
+        found = replicax.plan(strategy, step, element, chip=chip)
     except CommandError:
         raise
     except (Exception, SystemExit) as error:  # the user's code, or what it may not do
-        where = _last_line(error)
-        print(f"{_PROG}: {args.target}{where}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    if args.case is not None:
+        _write_case(args.case, strategy, element, found.to_dict())
+        return 0
     found.print()
     failures = []
     for path, write in ((args.html, found.write_html), (args.json, lambda path: path.write_text(found.to_json()))):
@@ -132,37 +183,96 @@ def run(args: argparse.Namespace) -> int:
     return NOT_WRITTEN if failures else 1 if found.fits is False else 0
 
 
+# --- a search, and its cases ----------------------------------------------------------------------------
+
+
+def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any]) -> int:
+    from replicax.cli.search.plan_search import search
+
+    keywords = {name: value for name, value, _ in args.keywords}
+    if args.html is not None:
+        raise _error("--html is the page of one plan: use the command that the search prints")
+    if args.topology is not None:
+        from replicax.tpu.generations import parse_slice
+
+        try:
+            parse_slice(args.topology)
+        except ValueError as error:
+            raise _error(" ".join(str(error).split())) from error
+    _chip(args)  # or it raises an error
+
+    def check(varied: dict[str, Any]) -> None:
+        check_keywords(function, {**keywords, **varied}, args.target, _PROG)
+
+    checks = {"strategy": _variables, "logical": _logical, "microbatches": positive_int}
+    return search(args, module, check, checks, _PROG)
+
+
+def _pruned(strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.Chip | None) -> dict[str, Any] | None:
+    """What there is to say of a case whose variables alone do not fit, so that it need not be compiled."""
+    from replicax.planning.planner import variables_alone
+
+    needed, capacity = variables_alone(strategy, step, element, chip=chip)
+    if capacity is None or needed <= capacity:
+        return None
+    return {"fits": False, "is_pruned": True, "memory": {"total": needed, "capacity": capacity}}
+
+
+def _write_case(path: Path, strategy: replicax.Strategy, element: Any, found: dict[str, Any]) -> None:
+    from replicax.planning.global_batch import examples_of
+
+    replicas = strategy.num_replicas_in_sync
+    each = examples_of(element)
+    path.write_text(json.dumps({"replicas": replicas, "examples": each and each * replicas, **found}))
+
+
+def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namespace) -> Any:
+    """The element of a replica, of which each step takes the batch that was asked for."""
+    from replicax.planning.global_batch import examples_of, with_examples
+
+    replicas, parts = strategy.num_replicas_in_sync, args.microbatches or 1
+    if args.batch is None and parts == 1 and (args.case is None or strategy.extended.num_logical_devices == 1):
+        return element
+    try:
+        given = examples_of(element)
+        if given is None:
+            return element
+        spread = strategy.extended.num_logical_devices if args.case is not None else 1  # each device has its part
+        rows = Fraction(given * spread, parts) if args.batch is None else Fraction(args.batch, replicas)
+        return with_examples(element, rows)
+    except ValueError as error:
+        raise _error(str(error)) from error
+
+
 # --- before anything runs -------------------------------------------------------------------------------
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2,3}", text):
-        raise argparse.ArgumentTypeError(f"must be cores along x, y, z and on a chip, such as 1x2x2x1, got {text!r}")
-    return tuple(int(size) for size in text.split("x"))
+def _logical(text: str) -> tuple[int, ...] | int:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2,3}|[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(
+            f"must be cores along x, y, z and on a chip, such as 1x2x2x1, or their number, got {text!r}"
+        )
+    return tuple(int(size) for size in text.split("x")) if "x" in text else int(text)
 
 
-def _keyword(text: str) -> tuple[str, Any]:
+def _variables(text: str) -> str:
+    from replicax.planning.strategy_spec import check_variables
+
+    try:
+        return check_variables(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _keyword(text: str) -> tuple[str, Any, str]:
+    """The name and the value, and both as they are written."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, such as size=70b, got {text!r}")
     try:
-        return name, ast.literal_eval(value)
+        return name, ast.literal_eval(value), text
     except (ValueError, SyntaxError):
-        return name, value
-
-
-def _with_keywords(function: Callable[..., Any], args: argparse.Namespace) -> Callable[[Any], Any]:
-    """The function with the arguments that ``--with`` gives it."""
-    names = [name for name, _ in args.keywords]
-    keywords = dict(args.keywords)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise _error(f"--with gives an argument twice: {', '.join(twice)}")
-    if keywords:
-        try:
-            inspect.signature(function).bind(None, **keywords)
-        except TypeError as error:
-            raise _error(f"--with: {args.target} does not take these arguments: {error}") from error
-    return functools.partial(function, **keywords)
+        return name, value, text
 
 
 def _positive_float(text: str) -> float:
@@ -176,16 +286,24 @@ def _positive_float(text: str) -> float:
 
 
 def _chip(args: argparse.Namespace) -> replicax.Chip | None:
-    """The chip of the table, with the network that was asked for."""
-    if (args.slices or 1) == 1:
-        return None
-    from replicax.planning.chip_specs import CHIPS
+    """The chip of the table, or that of a file, with the network that was asked for; ``None``: what a plan finds."""
+    from replicax.planning.chip_specs import CHIPS, Chip
     from replicax.tpu.generations import parse_slice
 
-    chip = CHIPS[parse_slice(args.topology)[0].name]
+    if args.chip is not None:
+        try:
+            chip = Chip(**json.loads(args.chip.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise _error(
+                f"--chip {args.chip}: expected a JSON object with the fields of replicax.Chip: {error}"
+            ) from error
+    elif (args.slices or 1) == 1:
+        return None
+    else:
+        chip = CHIPS[parse_slice(args.topology)[0].name]
     if args.network is not None:
         return dataclasses.replace(chip, network=args.network * 1e9)
-    if not chip.network:
+    if (args.slices or 1) > 1 and not chip.network:
         raise _error(f"it is not known what a {chip.name} chip can send to other slices: give it, as --network GB/S")
     return chip
 
@@ -193,14 +311,12 @@ def _chip(args: argparse.Namespace) -> replicax.Chip | None:
 def _check(args: argparse.Namespace) -> None:
     if args.topology is not None and args.replicas is not None:
         raise _error("--replicas is for emulated CPU devices; with --topology the slice says how many there are")
-    if args.topology is None and args.logical is not None:
-        raise _error("--logical needs --topology, which has the cores")
     if args.topology is None and args.slices is not None:
         raise _error("--slices needs --topology, which says what each slice is")
     if args.network is not None and (args.slices or 1) == 1:
         raise _error("--network is what goes between slices: it needs --slices 2 or more")
-    if args.logical is not None and args.strategy == "sharded":
-        raise _error("--logical and --strategy sharded can't go together: a sharded replica has one device")
+    if args.search is None and args.jobs is not None:
+        raise _error("--jobs is about the cases of a search: it needs --search")
     for option, path in (("--html", args.html), ("--json", args.json)):
         if path is not None and (why := why_not_writable(path)) is not None:
             raise _error(f"{option} {path}: can't be written ({why})")
@@ -208,77 +324,24 @@ def _check(args: argparse.Namespace) -> None:
         raise _error(f"--html and --json are both {args.html}, and the second would overwrite the first")
 
 
-def _load(target: str) -> Callable[[Any], Any]:
-    place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
-    if not place or not name.isidentifier():
-        raise _error(f"{target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan")
-    try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
-    except CommandError:
-        raise
-    except SystemExit as error:
-        raise _error(
-            f"{place} ended the program while it was imported (sys.exit({error.code!r})): put what is to run only when "
-            "it is the main program under if __name__ == '__main__'"
-        ) from error
-    except Exception as error:
-        raise _error(f"{place} can't be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise _error(f"{place} has no function {name!r}{'' if colon else ' (name another: FILE:FUNCTION)'}")
-    found: Callable[[Any], Any] = function
-    return found
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise _error(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))  # as if it were run
-    spec.loader.exec_module(module)
-    return module
-
-
-def _from_name(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
-    return importlib.import_module(name)
-
-
 def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
     import jax
 
-    import replicax
+    from replicax.planning.strategy_spec import StrategySpec
 
-    if args.topology is None:
-        try:
-            replicax.use_cpu_devices(args.replicas or 8)
-        except RuntimeError as error:
-            raise _error(str(error)) from error
-        return replicax.ShardedStrategy() if args.strategy == "sharded" else replicax.MirroredStrategy()
-    if not os.environ.get("JAX_PLATFORMS"):
+    if args.topology is not None and not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")  # what is computed along the way needs no accelerator
     try:
-        resolver = replicax.TPUClusterResolver(topology=args.topology, slices=args.slices)
-        if args.strategy == "sharded":
-            return replicax.ShardedStrategy(list(resolver.devices.flat))
-        assignment = None
-        if args.logical is not None:
-            assignment = replicax.DeviceAssignment.build(resolver.topology, args.logical, num_replicas=None)
-        return replicax.TPUStrategy(resolver, assignment)
+        return StrategySpec(
+            topology=args.topology,
+            slices=args.slices,
+            devices=args.replicas,
+            variables=args.strategy or "mirrored",
+            logical=args.logical,
+            microbatches=args.microbatches or 1,
+        ).strategy()
     except (RuntimeError, ValueError) as error:
         raise _error(" ".join(str(error).split())) from error
-
-
-def _last_line(error: BaseException) -> str:
-    """Where in the user's code it happened."""
-    here = Path(__file__).parents[1]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(here)]
-    frames = [f for f in frames if "site-packages" not in f.filename]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _error(message: str) -> CommandError:

@@ -26,6 +26,11 @@ class Chip:
       sources: where the figures are from.
       network: what it can send to chips of other slices, through the data-center network: its share of what its host
         can, in bytes per second; 0 if that is not known.
+      arithmetic: what it computes besides matrix products, in FLOPs per second; 0: that is not counted.
+      launch: what each operation takes besides its work, in seconds.
+      meeting: what each collective takes besides its bytes, in seconds, where there are no links with hops.
+      is_serial: whether the same processor computes, copies and communicates, so that nothing overlaps, as that of
+        emulated devices. See :func:`replicax.planning.calibration.measured_chip`.
 
     >>> import replicax
     >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
@@ -43,12 +48,16 @@ class Chip:
     usable: float | None = None
     sources: tuple[str, ...] = ()
     network: float = 0.0
+    arithmetic: float = 0.0
+    launch: float = 0.0
+    meeting: float = 0.0
+    is_serial: bool = False
 
     def __post_init__(self) -> None:
         for field in ("flops", "memory", "bandwidth"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
-        for field in ("link", "links", "network"):
+        for field in ("link", "links", "network", "arithmetic", "launch", "meeting"):
             if getattr(self, field) < 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
 
@@ -61,6 +70,7 @@ class Chip:
             memory=self.memory / devices,
             bandwidth=self.bandwidth / devices,
             usable=usable,
+            arithmetic=self.arithmetic / devices,
         )
 
 

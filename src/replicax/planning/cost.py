@@ -45,12 +45,14 @@ class Cost:
       other_flops: of everything else, one for each number computed.
       bytes: read from and written to main memory.
       unknown_loops: loops for which it is not known how often they run; they are counted once.
+      launches: how many operations run, each as one kernel; a fusion is one.
     """
 
     matrix_flops: int
     other_flops: int
     bytes: int
     unknown_loops: tuple[str, ...] = ()
+    launches: int = 0
 
 
 def cost_of(module: Module) -> Cost:
@@ -66,10 +68,10 @@ def cost_of(module: Module) -> Cost:
     ...   ROOT %z = f32[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }''')
     ... )
-    Cost(matrix_flops=192, other_flops=0, bytes=272, unknown_loops=())
+    Cost(matrix_flops=192, other_flops=0, bytes=272, unknown_loops=(), launches=1)
     """
     walk = Walk(module)
-    matrix = other = moved = 0
+    matrix = other = moved = launches = 0
     for executed in walk:
         instruction, computation = executed.instruction, executed.computation
         match instruction.opcode:
@@ -83,7 +85,8 @@ def cost_of(module: Module) -> Cost:
                 other += executed.times * sum(math.prod(a.dims) for a in instruction.arrays)
         if not executed.is_fused:
             moved += executed.times * _bytes_moved(module, computation, instruction)
-    return Cost(matrix, other, moved, tuple(walk.unknown_loops))
+            launches += executed.times * (instruction.opcode not in _FREE)
+    return Cost(matrix, other, moved, tuple(walk.unknown_loops), launches)
 
 
 def _width(instruction: Instruction) -> int:

@@ -32,33 +32,46 @@ class Estimate:
       memory: of reads and writes at the memory's bandwidth.
       communication: of all collectives over the links of a slice, one after the other.
       between_slices: of all that slices tell each other, one after the other.
+      arithmetic: of everything else that is computed; 0 where it is not counted.
+      launches: of beginning each operation; 0 where it is not counted.
+      is_serial: whether one processor does it all, so that nothing overlaps.
     """
 
     compute: float
     memory: float
     communication: float
     between_slices: float = 0.0
+    arithmetic: float = 0.0
+    launches: float = 0.0
+    is_serial: bool = False
 
     @property
     def overlapped(self) -> float:
         """If computing, memory, links and network work at the same time: the least that the step can take."""
-        return max(self.compute, self.memory, self.communication, self.between_slices)
+        return sum(self._parts.values()) if self.is_serial else max(self._parts.values())
 
     @property
     def sequential(self) -> float:
         """If collectives overlap with nothing."""
+        if self.is_serial:
+            return self.overlapped
         return max(self.compute, self.memory) + self.communication + self.between_slices
 
     @property
     def bound_by(self) -> str:
         """What takes longest."""
-        times = {
+        return max(self._parts, key=self._parts.__getitem__)
+
+    @property
+    def _parts(self) -> dict[str, float]:
+        return {
             "compute": self.compute,
             "memory": self.memory,
             "communication": self.communication,
             "the network between slices": self.between_slices,
+            "arithmetic": self.arithmetic,
+            "launches": self.launches,
         }
-        return max(times, key=times.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +120,9 @@ def estimate_of(
         memory=cost.bytes / device.bandwidth,
         communication=sum(use.count * network.seconds(use, grid) for use in inside),
         between_slices=sum(use.count * network.seconds_between(use, slices or network.slices) for use in between),
+        arithmetic=cost.other_flops / device.arithmetic if device.arithmetic else 0.0,
+        launches=cost.launches * device.launch,
+        is_serial=device.is_serial,
     )
 
 

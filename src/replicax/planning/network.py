@@ -182,10 +182,10 @@ class Network:
             return self.seconds_between(use, self.slices)
         if grid is not None and len(self._places(use, self.chips(grid))) == 1:
             return 0.0
-        chip = self.chip
-        if self._generation is None:  # all its links lead to the others
-            chip = dataclasses.replace(chip, link=chip.link * chip.links / 2)
-        return seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
+        if self._generation is not None:
+            return seconds_of(use.kind, use.whole, self.lines(use, grid), self.chip)
+        chip = dataclasses.replace(self.chip, link=self.chip.link * self.chip.links / 2)  # all lead to the others
+        return chip.meeting + seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
 
     def seconds_between(self, use: CollectiveUse, slices: int) -> float:
         """How long one issue of what slices tell each other takes; or would, if there were only so many of them."""

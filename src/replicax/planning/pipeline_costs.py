@@ -80,6 +80,7 @@ def shares_of(executable: PlacedExecutable, names: Sequence[str], programs: Sequ
             sum(c.other_flops for c in costs),
             sum(c.bytes for c in costs),
             tuple(dict.fromkeys(name for c in costs for name in c.unknown_loops)),
+            sum(c.launches for c in costs),
         )
         shares.append(Share(memory, cost, _collectives(executable, k, mine), len({id(p) for p in mine})))
     return shares

@@ -19,7 +19,7 @@ from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
-from replicax.planning.memory import inputs_and_outputs, largest, memory_of, temporaries_of
+from replicax.planning.memory import inputs_and_outputs, largest, memory_of, read_variables, temporaries_of
 from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
@@ -76,11 +76,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
     _check_network(strategy, chip)
     begin = time.perf_counter()
-    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
-    arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
-    executable = prepare(strategy.extended.programs, step, arguments)
+    executable, names = _traced(strategy, step, element_spec)
     traced = time.perf_counter() - begin
-    names = [path.replace("args[0]", "element", 1) for path in arguments.paths()]
     if isinstance(executable, PlacedExecutable):
         compilations = compile_regions(executable)
         shares = shares_of(executable, names, compilations)
@@ -89,6 +86,38 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         compilations = [compile_ahead(executable.compiled, executable.program.name, kind)]
         shares = [_share(executable, names, compilations[0])]
     return _report(strategy, executable, compilations, shares, traced, chip)
+
+
+def variables_alone(
+    strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None
+) -> tuple[int, int | None]:
+    """What the variables of a step need on one device, and what there is, in bytes: known before it is compiled.
+
+    The arguments, and the errors, are those of :func:`plan`, which then need not trace the step again. What there is is
+    ``None`` if it is not known, or if logical devices have different variables.
+
+    >>> import jax, replicax
+    >>> from replicax.planning.planner import variables_alone
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     w = replicax.Variable(lambda: jax.numpy.zeros((256, 10)), name="w")
+    >>> variables_alone(strategy, lambda x: x @ w, jax.ShapeDtypeStruct((32, 256), "float32"))
+    (10240, None)
+    """
+    executable, _ = _traced(strategy, step, element_spec)
+    if isinstance(executable, PlacedExecutable):
+        return 0, None
+    device = _chips(_devices_of(strategy), chip)[1]
+    needed = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
+    return needed, None if device is None else int(device.usable or device.memory)
+
+
+def _traced(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
+    """The program of a step, which is kept with the strategy's others, and the names of its traced arguments."""
+    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
+    arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
+    executable = prepare(strategy.extended.programs, step, arguments)
+    return executable, [path.replace("args[0]", "element", 1) for path in arguments.paths()]
 
 
 def _devices_of(strategy: Strategy) -> np.ndarray:

@@ -162,7 +162,11 @@ class Plan:
         for part, data in (*parts, *zip(self.stages, found["stages"], strict=True)):
             data["memory"]["total"] = part.memory.total
             if part.estimate is not None:
-                data["estimate"] |= {"overlapped": part.estimate.overlapped, "sequential": part.estimate.sequential}
+                data["estimate"] |= {
+                    "overlapped": part.estimate.overlapped,
+                    "sequential": part.estimate.sequential,
+                    "bound_by": part.estimate.bound_by,
+                }
         return found
 
     def to_json(self) -> str:

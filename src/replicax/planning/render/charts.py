@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 _BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, *_OTHERS = COLOURS
 _PARTS = {"arguments": _BLUE, "outputs": _GREEN, "temporaries": _YELLOW, "program": _PURPLE}
-_TIMES = {"compute": _BLUE, "memory": _YELLOW, "communication": _RED, "between slices": _PURPLE}
+_TIMES = {
+    "compute": _BLUE,
+    "memory": _YELLOW,
+    "communication": _RED,
+    "between slices": _PURPLE,
+    "arithmetic": _CYAN,
+    "launches": _GREEN,
+}
 
 
 def memory_picture(plan: Plan) -> Figure:
@@ -57,7 +64,9 @@ def time_picture(plan: Plan) -> Figure:
     """How long each resource is busy in a step."""
     assert plan.estimate is not None
     figure, axes = _figure(1.9)
-    names = (*(("between slices",) if plan.slices > 1 else ()), "communication", "memory", "compute")
+    optional = ("launches", "arithmetic", "between slices")
+    given = tuple(name for name in optional if getattr(plan.estimate, name.replace(" ", "_")))
+    names = (*given, "communication", "memory", "compute")
     seconds = [float(getattr(plan.estimate, name.replace(" ", "_"))) for name in names]
     scale, unit = unit_of(max(seconds), SECONDS)
     bars = axes.barh(names, [s / scale for s in seconds], color=[_TIMES[name] for name in names], height=0.6)

@@ -106,14 +106,16 @@ def _buffers(plan: Plan) -> Section:
 def _work(plan: Plan) -> Section:
     cost, estimate = plan.cost, plan.estimate
     times = [""] * 4
+    arithmetic = ""
     if estimate is not None:
         seconds = (estimate.compute, estimate.memory, estimate.communication, estimate.between_slices)
         times = [seconds_in_words(s) for s in seconds]
+        arithmetic = seconds_in_words(estimate.arithmetic) if estimate.arithmetic else ""
     between = sum(c.bytes * c.count for c in plan.collectives if SLICE_AXIS in c.axes)
     inside = sum(c.bytes * c.count for c in plan.collectives) - between
     rows = [
         ("matrix products", f"{count_in_words(cost.matrix_flops)}FLOP", times[0]),
-        ("other arithmetic", f"{count_in_words(cost.other_flops)}FLOP", ""),
+        ("other arithmetic", f"{count_in_words(cost.other_flops)}FLOP", arithmetic),
         ("reads and writes of memory", bytes_in_words(cost.bytes), times[1]),
         ("collectives", bytes_in_words(inside), times[2]),
     ]
@@ -124,8 +126,13 @@ def _work(plan: Plan) -> Section:
         ]
     notes = []
     if estimate is not None and plan.chip is not None:
-        rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
-        rows.append(("a step, if collectives overlap with nothing", "", seconds_in_words(estimate.sequential)))
+        if estimate.launches:
+            rows.append(("operations", f"{cost.launches:,}", seconds_in_words(estimate.launches)))
+        if estimate.is_serial:
+            rows.append(("a step, as nothing overlaps", "", seconds_in_words(estimate.sequential)))
+        else:
+            rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
+            rows.append(("a step, if collectives overlap with nothing", "", seconds_in_words(estimate.sequential)))
         notes.append(
             f"An estimate, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
             f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "

@@ -1,0 +1,132 @@
+"""What a search varies: values of the plan's own options, and of the arguments of the user's function."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from replicax.cli.command_line import CommandError
+
+OPTIONS = ("strategy", "logical", "microbatches")
+"""Choices that are options of ``replicax plan``; all others are arguments of the function, as ``--with`` gives them."""
+
+DECLARED = "SEARCH"
+"""What a program calls the choices that it offers: a dict from names to values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchCase:
+    """One combination.
+
+    Attributes:
+      values: the name and the value of each choice, as they stand on the command line.
+
+    >>> from replicax.cli.search.choices import SearchCase
+    >>> SearchCase((("strategy", "sharded"), ("remat", "none"))).arguments()
+    ['--strategy', 'sharded', '--with', 'remat=none']
+    """
+
+    values: tuple[tuple[str, str], ...]
+
+    def arguments(self) -> list[str]:
+        """What the command line of ``replicax plan`` has for it."""
+        found: list[str] = []
+        for name, value in self.values:
+            found += [f"--{name}", value] if name in OPTIONS else ["--with", f"{name}={value}"]
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(value if name == "strategy" else f"{name} {value}" for name, value in self.values)
+
+
+def parsed(texts: Sequence[str], prog: str) -> dict[str, list[str]]:
+    """The choices of a command line: ``NAME=VALUE,VALUE``.
+
+    Raises:
+      CommandError: a text is none; a name or a value is there twice.
+
+    >>> from replicax.cli.search.choices import parsed
+    >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"], "replicax plan")
+    {'strategy': ['mirrored', 'groups:4'], 'remat': ['none', 'layers']}
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        values = rest.split(",")
+        if not equals or not name.isidentifier() or not all(values):
+            raise CommandError(
+                f"{prog}: error: --search: expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got {text!r}"
+            )
+        if name in found:
+            raise CommandError(f"{prog}: error: --search has {name} twice: give all of its values at once")
+        found[name] = _checked(name, values, "--search", prog)
+    return found
+
+
+def declared(module: Any, prog: str) -> dict[str, list[str]]:
+    """The choices that a program offers in its ``SEARCH``, or none.
+
+    Raises:
+      CommandError: ``SEARCH`` is no dict from names to values.
+    """
+    offered = getattr(module, DECLARED, {})
+    where = f"{DECLARED} of {getattr(module, '__name__', 'the program')}"
+    if not isinstance(offered, Mapping) or not all(isinstance(name, str) for name in offered):
+        raise CommandError(f"{prog}: error: {where} must be a dict from names to lists of values, got {offered!r}")
+    found = {}
+    for name, values in offered.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise CommandError(f"{prog}: error: {where} must have a list of values of {name!r}, got {values!r}")
+        found[name] = _checked(name, [_as_text(value) for value in values], where, prog)
+    return found
+
+
+def default_choices(devices: int, slices: int) -> dict[str, list[str]]:
+    """What is varied without the program's help.
+
+    Groups of variables are slices if there are several, and otherwise about as many as each group has devices.
+
+    >>> from replicax.cli.search.choices import default_choices
+    >>> default_choices(64, 1)
+    {'strategy': ['mirrored', 'sharded', 'groups:8'], 'microbatches': ['1', '2', '4']}
+    """
+    group = devices // slices if slices > 1 else 1
+    if slices == 1:
+        while group * group < devices and devices % (2 * group) == 0:
+            group *= 2
+    groups = [f"groups:{group}"] if 1 < group < devices else []
+    several = ["mirrored", "sharded", *groups] if devices > 1 else ["mirrored"]
+    return {"strategy": several, "microbatches": ["1", "2", "4"]}
+
+
+def cases_of(choices: Mapping[str, Sequence[str]]) -> list[SearchCase]:
+    """All combinations, the last name's values fastest.
+
+    >>> from replicax.cli.search.choices import cases_of
+    >>> [str(case) for case in cases_of({"strategy": ["mirrored", "sharded"], "microbatches": ["1", "2"]})]
+    ['mirrored, microbatches 1', 'mirrored, microbatches 2', 'sharded, microbatches 1', 'sharded, microbatches 2']
+    """
+    rows: Iterator[tuple[str, ...]] = itertools.product(*choices.values())
+    return [SearchCase(tuple(zip(choices, row, strict=True))) for row in rows]
+
+
+def _checked(name: str, values: list[str], where: str, prog: str) -> list[str]:
+    if not values:
+        raise CommandError(f"{prog}: error: {where} has no value of {name}")
+    if twice := sorted({value for value in values if values.count(value) > 1}):
+        raise CommandError(f"{prog}: error: {where} has a value of {name} twice: {', '.join(twice)}")
+    return values
+
+
+def _as_text(value: Any) -> str:
+    """What ``--with`` reads as this value."""
+    if not isinstance(value, str):
+        return repr(value)
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return repr(value)

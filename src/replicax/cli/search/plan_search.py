@@ -1,0 +1,206 @@
+"""The course of a search: what is varied, the cases on their way, and what is printed in the end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from replicax.cli.command_line import NOT_WRITTEN, CommandError, written
+from replicax.cli.search.case_processes import CaseOutcome, outcomes
+from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
+from replicax.cli.search.ranking import RankedCase, as_data, command, print_ranking, ranked
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MEASURE = "import sys; from replicax.planning.calibration import write_measured; write_measured(*sys.argv[1:])"
+
+
+def search(
+    args: argparse.Namespace,
+    module: Any,
+    check: Callable[[dict[str, Any]], None],
+    checks: Mapping[str, Callable[[str], object]],
+    prog: str,
+) -> int:
+    """Run ``replicax plan --search``; returns 0, 1 if no case fits, 3 if a file can't be written, 130 if interrupted.
+
+    Args:
+      args: of the command line.
+      module: the user's, which may offer choices.
+      check: raises if the function does not take these arguments; gets their names, with any values.
+      checks: for each option that may be varied, what raises for a value that is none.
+      prog: how errors begin.
+    """
+    from rich.console import Console
+
+    cases = cases_of(_choices(args, module, checks, prog))
+    check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    jobs = min(args.jobs or len(os.sched_getaffinity(0)), len(cases))
+    with tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        chip = args.chip
+        if chip is None and args.topology is None:
+            chip = _measured(folder / "chip.json", args.replicas or 8, console, prog)
+        common = _common(args)
+        hidden = [] if chip is None else ["--chip", str(chip)]
+
+        def arguments(case: SearchCase) -> list[str]:
+            return [*common, *case.arguments(), *hidden]
+
+        cases_in_words = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+        console.print(f"{cases_in_words}, {jobs} at once, each for at most {args.deadline:g} s", style="bold")
+        found, is_interrupted = _followed(outcomes(cases, arguments, jobs, args.deadline, folder), cases, console)
+    rows = ranked(found)
+    unfinished = [case for case in cases if case not in {row.case for row in rows}]
+    commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
+    if rows:
+        print_ranking(rows, console)
+    if is_interrupted:
+        console.print(f"interrupted: {len(unfinished)} of {len(cases)} cases are not known", style="yellow")
+    best = rows[0] if rows and rows[0].state == "fits" else None
+    if best is not None:
+        console.print("The first alone, with all its tables:", style="bold")
+        console.print(commands[best.case], soft_wrap=True, markup=False)
+    failure = None
+    if args.json is not None:
+        text = json.dumps(as_data(rows, commands, unfinished), indent=2)
+        failure = written(args.json, lambda path: path.write_text(text))
+        print(f"Written: {args.json}" if failure is None else f"{prog}: {failure}")
+    if is_interrupted:
+        return 130
+    if best is None:
+        print(f"{prog}: none of {cases_in_words} fits", file=sys.stderr)
+    return NOT_WRITTEN if failure else 1 if best is None else 0
+
+
+# --- what is varied -------------------------------------------------------------------------------------
+
+
+def _choices(
+    args: argparse.Namespace, module: Any, checks: Mapping[str, Callable[[str], object]], prog: str
+) -> dict[str, list[str]]:
+    """What the command line says, then what the program offers, then what can be varied of any program."""
+    given = parsed(args.search, prog)
+    fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
+    if twice := sorted(fixed & set(given)):
+        raise CommandError(f"{prog}: error: {twice[0]} is given, and --search varies it: leave out one of the two")
+    choices = default_choices(_devices(args), args.slices or 1) | declared(module, prog) | given
+    choices = {name: values for name, values in choices.items() if name not in fixed}
+    if not choices:
+        raise CommandError(f"{prog}: error: --search has nothing to vary: all choices are given")
+    for name, check in checks.items():
+        for value in choices.get(name, ()):
+            try:
+                check(value)
+            except argparse.ArgumentTypeError as error:
+                raise CommandError(f"{prog}: error: --search {name}={value}: {error}") from error
+    return choices
+
+
+def _devices(args: argparse.Namespace) -> int:
+    from replicax.tpu.generations import parse_slice
+
+    if args.topology is None:
+        return args.replicas or 8
+    kind, shape = parse_slice(args.topology)
+    return math.prod(shape) * kind.devices_per_chip * (args.slices or 1)
+
+
+def _common(args: argparse.Namespace) -> list[str]:
+    """What the command lines of all cases have."""
+    words = [args.target]
+    options = ("topology", "slices", "network", "replicas", "logical", "strategy", "microbatches", "batch")
+    for name in options:
+        value = getattr(args, name)
+        if isinstance(value, tuple):
+            value = "x".join(map(str, value))
+        words += [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    for *_, text in args.keywords:
+        words += ["--with", text]
+    return words
+
+
+def _batch(args: argparse.Namespace, row: RankedCase) -> list[str]:
+    """The batch that the case had, where it was not said."""
+    return [] if args.batch is not None or row.examples is None else ["--batch", str(row.examples)]
+
+
+def _chip(args: argparse.Namespace) -> list[str]:
+    return [] if args.chip is None else ["--chip", str(args.chip)]
+
+
+def _measured(path: Path, devices: int, console: Console, prog: str) -> Path:
+    """What emulated devices can do on this machine, in a file."""
+    console.print(f"measuring what each of {devices} emulated devices can do here", style="dim")
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(path), str(devices)], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no reason"]
+        raise CommandError(f"{prog}: error: the emulated devices can't be measured: {last[0]}")
+    return path
+
+
+# --- on the way -----------------------------------------------------------------------------------------
+
+
+def _followed(
+    found: Generator[CaseOutcome], cases: list[SearchCase], console: Console
+) -> tuple[list[CaseOutcome], bool]:
+    """All outcomes, and whether somebody has interrupted; each is shown as it comes."""
+    known: list[CaseOutcome] = []
+    with _terminated_as_interrupted(), contextlib.closing(found), _progress(len(cases), console) as advance:
+        try:
+            for outcome in found:
+                known.append(outcome)
+                advance(f"{len(known)} of {len(cases)}  {RankedCase.of(outcome).in_a_line}")
+        except KeyboardInterrupt:
+            return known, True
+    return known, False
+
+
+@contextlib.contextmanager
+def _progress(total: int, console: Console) -> Iterator[Callable[[str], None]]:
+    """A function to call with a line for each case: below the lines there is a bar, on a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.completed} of {task.total} cases"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(line: str) -> None:
+            console.print(line, markup=False, soft_wrap=True)
+            bar.advance(task)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is like Ctrl-C: what is known is printed, and nothing is left behind."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread, as in a test
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

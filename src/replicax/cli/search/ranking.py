@@ -1,0 +1,149 @@
+"""The outcomes of a search in order: which case is best, what bounds each, and why others don't do."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.cli.search.case_processes import CaseOutcome
+from replicax.cli.search.choices import SearchCase
+from replicax.devices.quantities import bytes_in_words, seconds_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+VERSION = 1
+"""Of the JSON: it grows when a field changes its meaning."""
+
+_ORDER = ("fits", "does not fit", "failed")
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedCase:
+    """A case with what was found out about it.
+
+    Attributes:
+      case: which.
+      state: ``"fits"``, also where it is not known how much memory there is; ``"does not fit"``; or ``"failed"``: it
+        could not be planned.
+      reason: why it does not fit, or could not be planned.
+      seconds: the predicted time of a step, the least that it can take; ``None`` if there is no estimate.
+      seconds_at_most: the same, if collectives overlap with nothing.
+      bound_by: what takes longest.
+      memory: what it needs on one device, in bytes.
+      capacity: what there is.
+      examples: of a step, on all replicas; ``None`` if it takes none.
+      replicas: how many replicas there are.
+      planned_in: how long tracing and compiling took, in seconds, with everything around it.
+    """
+
+    case: SearchCase
+    state: str
+    reason: str = ""
+    seconds: float | None = None
+    seconds_at_most: float | None = None
+    bound_by: str = ""
+    memory: int | None = None
+    capacity: int | None = None
+    examples: int | None = None
+    replicas: int | None = None
+    planned_in: float = 0.0
+
+    @classmethod
+    def of(cls, outcome: CaseOutcome) -> RankedCase:
+        """What an outcome says."""
+        found = outcome.found
+        if found is None:
+            return cls(outcome.case, "failed", outcome.reason, planned_in=outcome.seconds)
+        memory, estimate = found["memory"], found.get("estimate")
+        fits = found["fits"] is not False
+        reason = ""
+        if not fits:
+            reason = f"{bytes_in_words(memory['total'])} of {bytes_in_words(memory['capacity'])}"
+            if found.get("is_pruned"):
+                reason = f"its variables alone need {reason}"
+        known = estimate if fits and estimate is not None else None
+        return cls(
+            case=outcome.case,
+            state="fits" if fits else "does not fit",
+            reason=reason,
+            seconds=known["overlapped"] if known else None,
+            seconds_at_most=known["sequential"] if known else None,
+            bound_by=known["bound_by"] if known else "",
+            memory=memory["total"],
+            capacity=memory["capacity"],
+            examples=found["examples"],
+            replicas=found["replicas"],
+            planned_in=outcome.seconds,
+        )
+
+    @property
+    def key(self) -> tuple[int, float, float]:
+        """By which cases are sorted: those that fit, and those that are predicted to be quicker, come first."""
+        inf = float("inf")
+        each = self.examples or 1  # the time of an example, in case that programs choose batches by themselves
+        times = [inf if s is None else s / each for s in (self.seconds, self.seconds_at_most)]
+        if self.state == "does not fit":
+            times = [float(self.memory or inf), 0.0]
+        return _ORDER.index(self.state), times[0], times[1]
+
+    @property
+    def in_a_line(self) -> str:
+        """The case and what was found out."""
+        if self.state == "fits" and self.seconds is not None:
+            found = f"at least {seconds_in_words(self.seconds)}, bound by {self.bound_by}"
+        else:
+            found = self.state + (f": {self.reason}" if self.reason else "")
+        return f"{self.case}: {found}"
+
+
+def ranked(found: Iterable[CaseOutcome]) -> list[RankedCase]:
+    """The outcomes, the best first."""
+    return sorted(map(RankedCase.of, found), key=lambda row: row.key)
+
+
+def command(words: Sequence[str]) -> str:
+    """A command line that can be typed."""
+    return shlex.join(["replicax", "plan", *words])
+
+
+def as_data(rows: Sequence[RankedCase], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:
+    """What a search has found, as dicts, lists, strings and numbers."""
+    cases = [{**dataclasses.asdict(row), "case": dict(row.case.values), "command": commands[row.case]} for row in rows]
+    return {"version": VERSION, "cases": cases, "unfinished": [dict(case.values) for case in unfinished]}
+
+
+def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
+    """Print the cases as a table, the best first."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(dict.fromkeys(name for row in rows for name, _ in row.case.values))
+    batches = {row.examples for row in rows if row.state == "fits"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    if len(batches) > 1:
+        table.add_column("examples", justify="right")
+    for heading in ("at least", "if nothing overlaps", "needs"):
+        table.add_column(heading, justify="right")
+    table.add_column("bound by, or why not", overflow="fold")
+    for row in rows:
+        values = dict(row.case.values)
+        cells = [values[name] for name in names]
+        if len(batches) > 1:
+            cells.append("" if row.examples is None else f"{row.examples:,}")
+        cells += ["" if s is None else seconds_in_words(s) for s in (row.seconds, row.seconds_at_most)]
+        cells.append("" if row.memory is None else bytes_in_words(row.memory))
+        why = row.bound_by if row.state == "fits" else f"{row.state}: {row.reason}"
+        table.add_row(*map(Text, [*cells, why]), style="" if row.state == "fits" else "dim")
+    console.print(table)
+    if len(batches) > 1:
+        console.print(
+            "The cases differ in the examples of a step, as the function chooses them; they are in the order of the "
+            "time for one example. --batch gives all the same.",
+            style="dim",
+        )

@@ -1,0 +1,101 @@
+"""The function that a command line names: where it is, what it is given, and where it fails."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from replicax.cli.command_line import CommandError
+
+
+def load(target: str, prog: str) -> tuple[ModuleType, Callable[..., Any]]:
+    """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``.
+
+    Raises:
+      CommandError: there is none, or its module can't be imported.
+    """
+    place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
+    if not place or not name.isidentifier():
+        raise CommandError(
+            f"{prog}: error: {target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan"
+        )
+    try:
+        module = _from_file(Path(place), prog) if place.endswith(".py") else _from_name(place)
+    except CommandError:
+        raise
+    except SystemExit as error:
+        raise CommandError(
+            f"{prog}: error: {place} ended the program while it was imported (sys.exit({error.code!r})): put what is "
+            "to run only when it is the main program under if __name__ == '__main__'"
+        ) from error
+    except Exception as error:
+        raise CommandError(f"{prog}: error: {place} can't be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        hint = "" if colon else " (name another: FILE:FUNCTION)"
+        raise CommandError(f"{prog}: error: {place} has no function {name!r}{hint}")
+    return module, function
+
+
+def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], target: str, prog: str) -> None:
+    """Check that a function takes a strategy and these arguments.
+
+    Raises:
+      CommandError: it does not.
+    """
+    if not keywords:
+        return
+    try:
+        inspect.signature(function).bind(None, **keywords)
+    except TypeError as error:
+        raise CommandError(f"{prog}: error: --with: {target} does not take these arguments: {error}") from error
+
+
+def with_keywords(
+    function: Callable[..., Any], pairs: list[tuple[str, Any]], target: str, prog: str
+) -> Callable[[Any], Any]:
+    """The function with further arguments.
+
+    Raises:
+      CommandError: it does not take them, or one is there twice.
+    """
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise CommandError(f"{prog}: error: --with gives an argument twice: {', '.join(twice)}")
+    check_keywords(function, dict(pairs), target, prog)
+    return functools.partial(function, **dict(pairs))
+
+
+def last_line(error: BaseException) -> str:
+    """Where in the user's code it happened."""
+    here = Path(__file__).parents[1]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(here)]
+    frames = [f for f in frames if "site-packages" not in f.filename]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _from_file(path: Path, prog: str) -> ModuleType:
+    if not path.is_file():
+        raise CommandError(f"{prog}: error: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))  # as if it were run
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    return importlib.import_module(name)

@@ -1,0 +1,139 @@
+"""What an emulated device can do: a few small programs on all of them at once, timed on this machine.
+
+Devices that JAX emulates on a CPU share its cores, so what each can do is measured while all are busy. Nothing overlaps
+there: a core that sums what another has sent does not multiply meanwhile. So the estimate of a step is the sum of its
+parts, and each part has a program here:
+
+=============  =====================================================================
+``flops``      products of 256×256 matrices of float32, one after the other
+``arithmetic`` polynomials and exponentials of numbers that stay in the cache
+``bandwidth``  arrays of 4 MiB are read and written
+``launch``     a chain of products of 4×4 matrices, which are too small to count
+``meeting``    a chain of sums of one number over all devices
+``link``       a sum of 1 MiB over all devices
+=============  =====================================================================
+
+It is coarse. A CPU is faster at large products than at small ones, at data in its cache than at other data, and
+bfloat16 is converted on the way. The order of cases that differ by a fifth can be told, and not the time of each;
+``benchmarks/search.py`` measures how far that goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from replicax.devices.selection import use_cpu_devices
+from replicax.planning.chip_specs import Chip
+
+_AXIS = "device"
+_ROUNDS = 5
+_SIDE = 256
+_ARRAY = 2**20  # float32 numbers, 4 MiB
+_PACK = 2**18  # 1 MiB
+_CACHED = 2**14
+_DEGREE = 8
+
+
+def measured_chip(devices: Sequence[jax.Device]) -> Chip:
+    """What each of these devices can do while all are busy; takes a few seconds.
+
+    Args:
+      devices: of one process, such as emulated CPU devices.
+
+    Raises:
+      ValueError: ``devices`` is empty.
+
+    >>> import jax
+    >>> from replicax.planning.calibration import measured_chip
+    >>> chip = measured_chip(jax.devices()[:2])
+    >>> chip.is_serial, chip.flops > 1e8, chip.bandwidth > 1e7
+    (True, True, True)
+    """
+    if not devices:
+        raise ValueError("measured_chip: expected at least one device, got none")
+    mesh = Mesh(np.array(devices), (_AXIS,))
+    count = len(devices)
+    # All are measured once without their work, so that what a call itself takes is not counted.
+    idle = _seconds(mesh, lambda x: x, 1, 1)
+    product = _seconds(mesh, lambda x: x @ jnp.full((_SIDE, _SIDE), 1 / _SIDE), (_SIDE, _SIDE), 16) - idle / 16
+    copy = _seconds(mesh, lambda x: x + 1, _ARRAY, 4) - idle / 4
+    numbers = _seconds(mesh, _arithmetic, _CACHED, 64) - idle / 64
+    launch = _seconds(mesh, _small_products, (4, 4), 64) / _CHAIN
+    meeting = sent = 0.0
+    if count > 1:
+        meeting = max(0.0, _seconds(mesh, lambda x: lax.psum(x, _AXIS) / count, 1, 32) - launch)
+        sent = max(1e-9, _seconds(mesh, lambda x: lax.psum(x, _AXIS) / count, _PACK, 4) - meeting)
+    whole = 4 * _PACK
+    return Chip(
+        name=f"emulated {devices[0].platform}",
+        flops=2 * _SIDE**3 / max(product, 1e-9),
+        memory=_memory() / count,
+        bandwidth=2 * 4 * _ARRAY / max(copy, 1e-9),
+        link=2 * whole * (count - 1) / count / sent if count > 1 else 0.0,
+        links=1,
+        sources=(f"measured on this machine, with all {count} device(s) busy",),
+        arithmetic=_CACHED * (2 * _DEGREE + 1) / max(numbers, 1e-9),
+        launch=launch,
+        meeting=meeting,
+        is_serial=True,
+    )
+
+
+_CHAIN = 16
+
+
+def _small_products(x: jax.Array) -> jax.Array:
+    """Products that can't become one, as each needs the one before it."""
+    for _ in range(_CHAIN):
+        x = lax.optimization_barrier(x @ x)
+    return x
+
+
+def _arithmetic(x: jax.Array) -> jax.Array:
+    """A polynomial, and an exponential: twice the degree, and one more FLOP, as plans count them."""
+    y = x
+    for i in range(_DEGREE - 1):
+        y = y * x + float(i)
+    return jnp.exp(-y) * 0.5
+
+
+def _seconds(mesh: Mesh, turn: Callable[[Any], Any], shape: int | tuple[int, ...], turns: int) -> float:
+    """How long one turn takes on each device, of ``turns`` in a loop: the best of a few tries."""
+    spec = PartitionSpec(_AXIS)
+
+    def loop(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, turns, lambda _, y: turn(y), x[0])[None]
+
+    compiled = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    each = (shape,) if isinstance(shape, int) else shape
+    x = jax.device_put(np.full((mesh.size, *each), 0.5, np.float32), jax.NamedSharding(mesh, spec))
+    compiled(x).block_until_ready()
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        compiled(x).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return min(times) / turns
+
+
+def _memory() -> float:
+    """The machine's main memory, in bytes."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def write_measured(path: str, devices: str) -> None:
+    """Emulate so many devices, measure them, and write the :class:`Chip` as JSON: a process of its own for it."""
+    use_cpu_devices(int(devices))
+    Path(path).write_text(json.dumps(dataclasses.asdict(measured_chip(jax.devices()))))

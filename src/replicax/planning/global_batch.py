@@ -1,0 +1,59 @@
+"""How many examples a step takes: the same number for every placement, so that plans can be compared."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+
+def examples_of(element_spec: Any) -> int | None:
+    """How many examples one replica takes: the size of dim 0 of each described array; ``None`` if there are none.
+
+    Raises:
+      ValueError: the arrays differ in it.
+
+    >>> import jax
+    >>> from replicax.planning.global_batch import examples_of
+    >>> examples_of({"x": jax.ShapeDtypeStruct((32, 784), "float32"), "y": jax.ShapeDtypeStruct((32,), "int32")})
+    32
+    """
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(element_spec) if _has_examples(leaf)}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"dim 0 of an element's arrays should be its examples, but it has {', '.join(map(str, sorted(sizes)))} of "
+            "them: the number of examples can't be changed"
+        )
+    return sizes.pop() if sizes else None
+
+
+def with_examples(element_spec: Any, examples: int | Fraction) -> Any:
+    """``element_spec`` with another number of examples in each described array.
+
+    Raises:
+      ValueError: it is no whole number; or the arrays differ in the number of examples.
+
+    >>> import jax
+    >>> from replicax.planning.global_batch import with_examples
+    >>> with_examples(jax.ShapeDtypeStruct((32, 784), "float32"), 8)
+    ShapeDtypeStruct(shape=(8, 784), dtype=float32)
+    """
+    if examples_of(element_spec) is None:
+        return element_spec
+    number = Fraction(examples)
+    if number.denominator != 1 or number < 1:
+        raise ValueError(
+            f"a replica would have {number} examples of the batch: choose another batch, or other replicas"
+        )
+
+    def changed(leaf: Any) -> Any:
+        if not _has_examples(leaf):
+            return leaf
+        return leaf.update(shape=(int(number), *leaf.shape[1:]))
+
+    return jax.tree.map(changed, element_spec)
+
+
+def _has_examples(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and len(leaf.shape) > 0

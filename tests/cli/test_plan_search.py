@@ -1,0 +1,333 @@
+"""``replicax plan --search``: what is varied, cases in processes of their own, their order, and every end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from replicax.cli import main
+from replicax.cli.search import case_processes, plan_search
+from replicax.cli.search.case_processes import CaseOutcome, outcomes
+from replicax.cli.search.choices import SearchCase, cases_of
+from replicax.cli.search.ranking import ranked
+
+REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
+
+MODEL = """
+import jax, jax.numpy as jnp, replicax
+SEARCH = {"width": [32, 64]}
+def plan(strategy, width=16, kind=None):
+    if width == 7:
+        raise KeyError("layers")
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.zeros((width, width)), name="w", aggregation="mean")
+    def step(x):
+        return w.assign(jnp.tanh(x @ w)).value.sum()
+    return step, jax.ShapeDtypeStruct((width, width), "float32")
+"""
+
+CHIP = {"name": "small", "flops": 1e12, "memory": 2**15, "bandwidth": 1e9, "link": 1e9, "links": 1}
+
+
+@pytest.fixture
+def model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "chip.json").write_text(json.dumps(CHIP))
+    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
+    yield tmp_path / "model.py"
+    sys.modules.pop("model", None)
+
+
+def found(seconds: float, fits: bool = True, examples: int = 8, total: int = 2**20, **more: object) -> dict:
+    estimate = {"overlapped": seconds, "sequential": 2 * seconds, "bound_by": "memory"}
+    memory = {"total": total, "capacity": 2**30}
+    return {"fits": fits, "memory": memory, "estimate": estimate, "examples": examples, "replicas": 8, **more}
+
+
+def case(name: str) -> SearchCase:
+    return SearchCase((("strategy", name),))
+
+
+# --- as a user would start it ---------------------------------------------------------------------------
+
+
+def test_a_search_on_emulated_devices(model) -> None:
+    """One case is best, one does not fit, which is known before it is compiled, and one fails; all in one table."""
+    search = ["--search", "strategy=sharded", "microbatches=1", "width=7,256,32"]
+    done = subprocess.run(
+        [*REPLICAX, "plan", "model.py", "--replicas", "4", "--chip", "chip.json", *search, "--json", "found.json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "JAX_PLATFORMS": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    data = json.loads((model.parent / "found.json").read_text())
+    assert data["unfinished"] == []
+    best, too_large, broken = data["cases"]
+    assert best["state"] == "fits"
+    assert best["case"] == {"strategy": "sharded", "microbatches": "1", "width": "32"}
+    assert best["seconds"] > 0
+    assert (best["examples"], best["replicas"]) == (4 * 32, 4)
+    assert (too_large["state"], too_large["reason"]) == (
+        "does not fit",
+        "its variables alone need 64.00 KiB of 32.00 KiB",
+    )
+    assert (broken["state"], broken["reason"]) == ("failed", "model.py (model.py:6): KeyError: 'layers'")
+    assert best["command"] in done.stdout  # which can be typed, and is the same plan
+    assert best["command"].endswith(" --batch 128 --chip chip.json")
+    lines = [line.split("  ")[:2] for line in done.stdout.splitlines() if " of 3  sharded, " in line]
+    assert sorted(line[0] for line in lines) == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+# --- without compiling anything -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Cases whose outcomes are given, in any order, instead of processes."""
+
+    def fake(*results: CaseOutcome | BaseException) -> list[list[str]]:
+        asked: list[list[str]] = []
+
+        def outcomes(cases, arguments, jobs, deadline, folder):
+            asked.extend(list(arguments(case)) for case in cases)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+
+        monkeypatch.setattr(plan_search, "outcomes", outcomes)
+        return asked
+
+    return fake
+
+
+def test_the_order_of_a_search(model, capsys, faked) -> None:
+    asked = faked(
+        CaseOutcome(case("a"), found(2.0)),
+        CaseOutcome(case("b"), found(9.0, fits=False, total=2**31)),
+        CaseOutcome(case("c"), None, "KeyError"),
+        CaseOutcome(case("d"), found(1.0)),
+        CaseOutcome(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
+    )
+    given = ["--chip", "chip.json", "--strategy", "sharded", "--with", "kind=x", "--search", "microbatches=2"]
+    assert main(["plan", "model.py", *given]) == 0
+    common = ["model.py", "--strategy", "sharded", "--with", "kind=x", "--microbatches", "2"]
+    assert asked == [[*common, "--with", f"width={width}", "--chip", "chip.json"] for width in (32, 64)]
+    table = capsys.readouterr().out.partition("strategy ")[2].splitlines()[1:]
+    cells = [line.split()[0] for line in table if line.strip()]
+    assert [cell for cell in cells if cell in "abcde"] == ["d", "a", "b", "e", "c"]
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "message"),
+    [
+        ([CaseOutcome(case("a"), found(1.0)), KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
+        ([KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
+        ([CaseOutcome(case("a"), None, "it is late")], 1, "none of 2 cases fits"),
+        ([CaseOutcome(case("a"), found(1.0, fits=False))], 1, "none of 2 cases fits"),
+    ],
+)
+def test_the_ends_of_a_search(model, capsys, faked, results, status, message) -> None:
+    faked(*results)
+    given = ["--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1", "--json", "found.json"]
+    assert main(["plan", "model.py", *given]) == status
+    printed = capsys.readouterr()
+    assert message in printed.out + printed.err
+    data = json.loads((model.parent / "found.json").read_text())
+    assert len(data["cases"]) == len([r for r in results if isinstance(r, CaseOutcome)])
+    assert len(data["unfinished"]) == 2  # the outcomes here are of other cases
+
+
+def test_programs_that_choose_batches_are_compared_by_the_example() -> None:
+    rows = ranked([CaseOutcome(case("a"), found(2.0, examples=8)), CaseOutcome(case("b"), found(3.0, examples=16))])
+    assert [str(row.case) for row in rows] == ["b", "a"]
+
+
+def test_equal_times_are_in_the_order_without_overlap() -> None:
+    slow = found(1.0)
+    slow["estimate"]["sequential"] = 5.0
+    rows = ranked([CaseOutcome(case("a"), slow), CaseOutcome(case("b"), found(1.0))])
+    assert [str(row.case) for row in rows] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--search", "microbatches"], "expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got 'microbatches'"),
+        (["--search", "microbatches="], "expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got 'microbatches='"),
+        (["--search", "microbatches=0"], "--search microbatches=0: must be at least 1, got 0"),
+        (["--search", "microbatches=1,1"], "--search has a value of microbatches twice: 1"),
+        (
+            ["--search", "strategy=mirrored,split"],
+            "must be mirrored, sharded or groups:N, such as groups:8, got 'split'",
+        ),
+        (["--search", "logical=2x"], "--search logical=2x: must be cores along x, y, z and on a chip"),
+        (["--search", "width=1", "width=2"], "--search has width twice: give all of its values at once"),
+        (["--search", "depth=1"], "does not take these arguments: got an unexpected keyword argument 'depth'"),
+        (["--with", "width=8", "--search", "width=1"], "width is given, and --search varies it"),
+        (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),
+        (["--search", "--html", "page.html"], "--html is the page of one plan"),
+        (["--search", "--topology", "v9:4x4"], "there is no TPU generation 'v9'"),
+        (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "what a v4 chip can send to other slices: give it"),
+        (["--search", "--deadline", "0"], "must be a positive number, got '0'"),
+        (["--search", "--chip", "missing.json"], "--chip missing.json: expected a JSON object with the fields of"),
+        (["--jobs", "2"], "--jobs is about the cases of a search: it needs --search"),
+    ],
+)
+def test_a_wrong_search_is_one_line(model, capsys, args, message) -> None:
+    assert main(["plan", "model.py", *args]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("['width']", "SEARCH of model must be a dict from names to lists of values, got ['width']"),
+        ("{'width': 3}", "SEARCH of model must have a list of values of 'width', got 3"),
+        ("{'width': 'wide'}", "SEARCH of model must have a list of values of 'width', got 'wide'"),
+        ("{'width': []}", "SEARCH of model has no value of width"),
+    ],
+)
+def test_a_wrong_offer_of_a_program(model, capsys, declared, message) -> None:
+    model.write_text(model.read_text().replace('{"width": [32, 64]}', declared))
+    assert main(["plan", "model.py", "--search"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_values_of_python_are_what_with_reads(model, capsys, faked) -> None:
+    model.write_text(model.read_text().replace("[32, 64]", "[None, 'wide', '1', (2, 3), 0.5]"))
+    asked = faked(KeyboardInterrupt())
+    assert main(["plan", "model.py", "--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]) == 130
+    assert [words[-3] for words in asked] == [f"width={v}" for v in ("None", "wide", "'1'", "(2, 3)", "0.5")]
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+PLAYED = """
+import json, os, signal, subprocess, sys, time
+what, path = sys.argv[1], sys.argv[-1]
+if what == "writes":
+    open(path, "w").write(json.dumps({"number": 1}))
+elif what == "fails":
+    sys.exit("Traceback\\nreplicax plan: error: it is wrong")
+elif what == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif what == "silent":
+    sys.exit(7)
+elif what == "half":
+    open(path, "w").write("{")
+    sys.exit(1)
+elif what == "hangs":
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    open(os.path.dirname(path) + ".child", "w").write(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+"""
+
+
+def is_running(process: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@pytest.fixture
+def played(monkeypatch, tmp_path):
+    """Processes that do at once what a plan may do in the end."""
+    monkeypatch.setattr(case_processes, "_COMMAND", [sys.executable, "-S", "-c", PLAYED])
+    names = ["writes", "fails", "dies", "silent", "half", "hangs"]
+    return {name: case(name) for name in names}, (lambda case: [case.values[0][1]]), tmp_path
+
+
+def wait_for_ends(processes: list[int]) -> None:
+    """A process that is killed takes a moment to end."""
+    deadline = time.monotonic() + 60
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children_of(folder, count: int) -> list[int]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        texts = [path.read_text().split() for path in folder.glob("*.child")]
+        if len(texts) == count and all(len(text) == 2 for text in texts):
+            return [int(word) for text in texts for word in text]
+        time.sleep(0.02)
+    raise AssertionError(f"{count} processes should have started")
+
+
+@pytest.mark.parametrize("jobs", [1, 3, 9])
+def test_what_becomes_of_processes(played, jobs) -> None:
+    cases, arguments, folder = played
+    results = {
+        str(outcome.case): (outcome.found, outcome.reason)
+        for outcome in outcomes([c for name, c in cases.items() if name != "hangs"], arguments, jobs, 600, folder)
+    }
+    assert results == {
+        "writes": ({"number": 1}, ""),
+        "fails": (None, "it is wrong"),
+        "dies": (None, "its process was ended by SIGKILL: perhaps the machine had too little memory; try fewer --jobs"),
+        "silent": (None, "exit status 7"),
+        "half": (None, "exit status 1"),
+    }
+
+
+def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) -> None:
+    cases, arguments, folder = played
+    [late] = outcomes([cases["hangs"]], arguments, 2, 3.0, folder)
+    assert (late.found, late.reason) == (None, "not planned within 3 s (--deadline)")
+    wait_for_ends(children_of(folder, 1))
+
+
+def test_whoever_stops_listening_ends_all_processes(played) -> None:
+    cases, arguments, folder = played
+    several = outcomes([cases["hangs"], cases["hangs"], cases["writes"]], arguments, 3, 600.0, folder)
+    assert next(several).found == {"number": 1}
+    children = children_of(folder, 2)
+    several.close()
+    wait_for_ends(children)
+
+
+def test_cases_end_with_a_search_that_is_killed(tmp_path) -> None:
+    """SIGKILL can't be caught: the kernel closes the pipe that each case reads."""
+    waits = "import sys, time; from replicax.cli.search.case_processes import end_with_search; end_with_search()"
+    script = f"""
+        import sys
+        from pathlib import Path
+        from replicax.cli.search import case_processes
+        from replicax.cli.search.choices import SearchCase
+        waits = {waits!r} + "; open(sys.argv[-1] + '.pid', 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+        case_processes._COMMAND = [sys.executable, "-c", waits]
+        list(case_processes.outcomes([SearchCase(())], lambda case: [], 1, 600.0, Path({str(tmp_path)!r})))
+    """
+    search = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    try:
+        file, deadline = tmp_path / "0" / "found.json.pid", time.monotonic() + 60
+        while not (file.exists() and file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child = int(file.read_text())
+    finally:
+        search.kill()
+        search.wait()
+    wait_for_ends([child])
+
+
+def test_all_combinations() -> None:
+    cases = cases_of({"strategy": ["mirrored", "sharded"], "logical": ["1", "2x1x1x1"], "remat": ["none"]})
+    assert len({tuple(c.arguments()) for c in cases}) == 4
+    assert cases[1].arguments() == ["--strategy", "mirrored", "--logical", "2x1x1x1", "--with", "remat=none"]
