@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -277,6 +278,47 @@ class StrategyExtended(Reducing, Updating, Renamed):
         2
         """
         return self.programs.trace_count(fn)
+
+    def plot(
+        self,
+        path: str | os.PathLike[str],
+        program: Executable | None = None,
+        variables: Sequence[Variable] | None = None,
+    ) -> None:
+        """Draw which device holds which part of each variable, and what the devices tell each other in a step.
+
+        Parts are those that the variables' arrays have, and collectives those of the compiled program. The picture has
+        a column for each of the first 16 devices, and a row for each of the 12 largest variables. Any worker may draw
+        it alone.
+
+        Args:
+          path: of an SVG file to write.
+          program: a step, as :meth:`trace` returns it; by default no collectives are drawn.
+          variables: which to draw; by default all that there are of this strategy.
+
+        Raises:
+          ValueError: the path does not end in ``.svg``; a variable is another strategy's; or the step assigns values to
+            logical devices.
+
+        >>> import pathlib, replicax, tempfile
+        >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     w = replicax.Variable([0.0] * 512, name="w")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     strategy.extended.plot(
+        ...         f"{folder}/placement.svg", strategy.extended.trace(lambda x: x @ w, args=(w.value,))
+        ...     )
+        ...     pathlib.Path(f"{folder}/placement.svg").read_text().count("all-gather")
+        1
+        """
+        if variables is None:
+            variables = list(self.variables)
+        for variable in variables:
+            if not self.variable_created_in_scope(variable):
+                raise ValueError(f"extended.plot: {variable!r} is no variable of {self.strategy!r}")
+        from replicax.drawing.placement_picture import plot  # loaded when it is used
+
+        plot(path, self.replicas, self.partitioner, variables, program)
 
     experimental_should_init = should_init
     experimental_between_graph = between_graph

@@ -150,7 +150,7 @@ def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> lis
             if collective is None or is_repeated(instruction, issued):
                 continue
             collective = _as_issued(collective, executed.computation.name, module)
-            members = _members(instruction, math.prod(axes.values()) // slices)
+            members = groups_of(instruction, math.prod(axes.values()) // slices)[0]
             use = CollectiveUse(
                 kind=collective.kind,
                 bytes=collective.bytes,
@@ -195,30 +195,37 @@ def _as_issued(collective: Collective, computation: str, module: Module) -> Coll
     return collective
 
 
-def _members(instruction: Instruction, devices: int) -> tuple[int, ...]:
-    """The devices of the first group; all ``devices``, if no groups are named."""
+def groups_of(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:
+    """Who takes part in a collective together: places in the mesh. Of a permute, who sends to whom, in chains.
+
+    Args:
+      instruction: a collective.
+      devices: how many there are, which is a group if none is named.
+    """
     text = instruction.attributes
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
-        return _chain(re.findall(r"\{(\d+),(\d+)", pairs[1] + "}"))
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
-        return tuple(int(i) for i in found[1].split(",") if i)
+        return _chains(re.findall(r"\{(\d+),(\d+)", pairs[1] + "}"))
+    if found := re.search(r"replica_groups=\{(\{.*?\})\}", text):
+        return [tuple(int(i) for i in group.split(",") if i) for group in re.findall(r"\{([\d,]*)\}", found[1])]
     if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         numbers = np.arange(np.prod([int(d) for d in found[3].split(",")]))
         if found[4]:
             order = [int(d) for d in found[4].split(",")]
             numbers = numbers.reshape([int(d) for d in found[3].split(",")]).transpose(order)
-        return tuple(numbers.reshape(int(found[1]), int(found[2]))[0].tolist())
-    return tuple(range(devices))
+        return [tuple(group) for group in numbers.reshape(int(found[1]), int(found[2])).tolist()]
+    return [tuple(range(devices))]
 
 
-def _chain(pairs: list[tuple[str, str]]) -> tuple[int, ...]:
-    """Who is reached from the first sender."""
+def _chains(pairs: list[tuple[str, str]]) -> list[tuple[int, ...]]:
+    """Who is reached from the first sender; and then from the first of those who are not in a chain yet."""
     following = {int(a): int(b) for a, b in pairs}
-    at = next(iter(following))
-    chain = [at]
-    while (at := following.get(at, chain[0])) != chain[0]:
-        chain.append(at)
-    return tuple(chain)
+    chains = []
+    while following:
+        chain = [next(iter(following))]
+        while (at := following.pop(chain[-1], chain[0])) != chain[0]:
+            chain.append(at)
+        chains.append(tuple(chain))
+    return chains
 
 
 def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:

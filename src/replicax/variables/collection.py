@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -73,6 +73,10 @@ class VariableCollection:
         number = next(self._numbers)
         self._variables[number] = variable
         return number
+
+    def __iter__(self) -> Iterator[Variable]:
+        """Those that there are, in the order in which they were made."""
+        return (self._variables[number] for number in sorted(self._variables))
 
     def __getitem__(self, number: int) -> Variable:
         return self._variables[number]

@@ -1,0 +1,229 @@
+"""What each device holds of each variable, and which devices exchange something in a step.
+
+Nothing is taken from what a strategy promises: the parts are those of the arrays' own shardings, and the exchanges
+those of the compiled program's text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import Mesh
+
+from replicax.devices.host_values import kind_of
+from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated
+from replicax.hlo.executed import Walk
+from replicax.hlo.instructions import parse
+from replicax.variables.layout import Copies, Split
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
+    from replicax.workers.replicas import Replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A device.
+
+    Attributes:
+      name: such as ``"cpu:3"``.
+      replicas: the numbers of the replicas that it runs; empty if it only holds variables.
+      logical_device: its number in the replica; ``None`` if it is the only one.
+      panel: what it is part of, such as ``"worker 0"``; empty if all are part of one.
+      group: its group of replicas, such as ``"group 0"``; empty if there are none.
+    """
+
+    name: str
+    replicas: tuple[int, ...]
+    logical_device: int | None
+    panel: str
+    group: str
+
+
+Bounds = tuple[tuple[int, int], ...]
+"""Where a part of an array begins and ends, in each dim."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one device has of a variable.
+
+    Attributes:
+      bounds: which part of a value; what fills it up is left out.
+      own: whether each replica has a value of its own.
+      copies: how many of these it has; their replicas' numbers follow on each other from ``first``.
+      first: the number of the first of these replicas; 0 if all have the same value.
+      bytes: the memory that it takes.
+    """
+
+    bounds: Bounds
+    own: bool
+    copies: int
+    first: int
+    bytes: int
+
+    @property
+    def size(self) -> int:
+        """How many elements of one value it has."""
+        return math.prod(end - start for start, end in self.bounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """What the devices have of a variable.
+
+    Attributes:
+      name: the variable's.
+      kind: its dtype and shape.
+      where: how it lies, in words.
+      shape: of one value.
+      bytes: of one value.
+      parts: of each device; ``None`` if it has nothing of the variable.
+    """
+
+    name: str
+    kind: str
+    where: str
+    shape: tuple[int, ...]
+    bytes: int
+    parts: tuple[Part | None, ...]
+
+    def shown_dims(self) -> tuple[int | None, int | None]:
+        """The two dims that a picture has room for: those that are split, and then the largest."""
+        split = [
+            any(part and part.bounds[dim] != (0, size) for part in self.parts) for dim, size in enumerate(self.shape)
+        ]
+        order = sorted(range(len(split)), key=lambda dim: (not split[dim], -self.shape[dim], -dim))
+        chosen = sorted(order[:2])
+        if not chosen:
+            return None, None
+        return (None, chosen[0]) if len(chosen) == 1 else (chosen[0], chosen[1])
+
+    def share(self, part: Part) -> str:
+        """How much of the value a device has."""
+        if part.own:
+            return f"{part.copies} of its own" if part.copies > 1 else "its own"
+        whole = math.prod(self.shape)
+        if part.size == whole:
+            return "all"
+        if not part.size:
+            return "none"
+        return f"1/{whole // part.size}" if whole % part.size == 0 else f"{part.size / whole:.0%}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What devices tell each other in one run of a program: all collectives of one kind among the same devices.
+
+    Attributes:
+      kind: such as ``"all-gather"``.
+      groups: the devices that do it together, by their places in the mesh.
+      count: how many collectives there are.
+      bytes: of their results on one device, together.
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    count: int
+    bytes: int
+
+
+def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:
+    """What each of ``devices`` is in a placement.
+
+    Args:
+      replicas: of the placement.
+      devices: those of its mesh, in that order, and others that hold variables.
+      groups: how many groups of neighbouring replicas have the variables.
+    """
+    each, logical = replicas.per_device, replicas.logical_devices.shape[1]
+    slices = max(replicas.slices, 1)
+    columns = []
+    for i, device in enumerate(devices):
+        name = f"{device.platform}:{device.id}"
+        if i >= replicas.mesh.size:
+            columns.append(Column(name, (), None, "", ""))
+            continue
+        place, member = divmod(i, logical)
+        mine = tuple(range(place * each, (place + 1) * each))
+        panel = f"slice {mine[0] * slices // replicas.count}" if slices > 1 else ""
+        if not panel and replicas.lockstep.several:
+            panel = f"worker {device.process_index}"
+        group = f"group {mine[0] * groups // replicas.count}" if groups > 1 else ""
+        columns.append(Column(name, mine, member if logical > 1 else None, panel, group))
+    return columns
+
+
+def devices_that_hold(mesh: Mesh, variables: Sequence[Variable]) -> tuple[jax.Device, ...]:
+    """The devices of the mesh in its order, and behind them those at which a variable is at home."""
+    homes = [v.layout.home for v in variables if v.layout.home is not None]
+    return tuple(dict.fromkeys([*mesh.devices.flat, *homes]))
+
+
+def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: int) -> Holding:
+    """What ``devices`` have of a variable.
+
+    Args:
+      variable: any.
+      devices: of all workers.
+      per_device: how many replicas each runs.
+    """
+    mesh, layout = variable.replicas.mesh, variable.layout
+    array = layout.from_stored(variable.stored(), mesh)
+    own = isinstance(layout, Copies)
+    shape = variable.shape
+    indices: Any = array.sharding.devices_indices_map(array.shape)
+    item = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+    def part(device: jax.Device) -> Part | None:
+        if device not in indices:
+            return None
+        bounds = [index.indices(size)[:2] for index, size in zip(indices[device], array.shape, strict=True)]
+        first, last = bounds.pop(0) if own else (0, 1)
+        if isinstance(layout, Split):  # without what fills it up
+            bounds = [(min(start, n), min(end, n)) for (start, end), n in zip(bounds, shape, strict=True)]
+        return Part(tuple(bounds), own, last - first, first, item)
+
+    return Holding(
+        variable.name,
+        kind_of(variable),
+        layout.describe(mesh, per_device),
+        shape,
+        math.prod(shape) * array.dtype.itemsize,
+        tuple(map(part, devices)),
+    )
+
+
+def exchanges_in(text: str, devices: int) -> list[Exchange]:
+    """What the devices tell each other in one run of a compiled program, in the order of its first appearance.
+
+    Args:
+      text: of the program.
+      devices: how many run it.
+
+    >>> from replicax.drawing.holdings import exchanges_in
+    >>> exchanges_in(
+    ...     '''
+    ... ENTRY %main (x: f32[8]) -> f32[8] {
+    ...   %x = f32[8]{0} parameter(0)
+    ...   %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
+    ...   ROOT %z = f32[8]{0} all-reduce(%y), replica_groups={{0,2},{1,3}}, to_apply=%add
+    ... }''',
+    ...     4,
+    ... )
+    [Exchange(kind='all-reduce', groups=((0, 2), (1, 3)), count=2, bytes=64)]
+    """
+    found: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
+    issued: dict[str, str] = {}
+    for executed in Walk(parse(text)):
+        collective = as_collective(executed.instruction)
+        if collective is None or is_repeated(executed.instruction, issued):
+            continue
+        key = collective.kind, tuple(groups_of(executed.instruction, devices))
+        before = found.get(key, Exchange(*key, 0, 0))
+        found[key] = Exchange(*key, before.count + executed.times, before.bytes + executed.times * collective.bytes)
+    return list(found.values())

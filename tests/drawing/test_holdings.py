@@ -1,0 +1,88 @@
+"""What devices hold is what their arrays say, on every placement."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax.drawing.holdings import columns_of, devices_that_hold, exchanges_in, holding_of
+from tests.conftest import logical_strategy, strategy_of
+
+PLACEMENTS = {
+    "mirrored": lambda: strategy_of(4),
+    "split": lambda: replicax.ShardedStrategy([f"cpu:{i}" for i in range(4)]),
+    "groups": lambda: replicax.MirroredStrategy(
+        [f"cpu:{i}" for i in range(4)], variable_partitioner=replicax.GroupPartitioner(2)
+    ),
+    "logical": lambda: logical_strategy(2, 2),
+    "both": lambda: replicax.ShardedStrategy(num_logical_devices=2),
+    "shared": lambda: replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=6),
+    "central": lambda: replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:5"),
+}
+
+
+@pytest.mark.parametrize("parts", [None, [1, 2], [2, 1]], ids=str)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: list[int] | None) -> None:
+    strategy = PLACEMENTS[placement]()
+    if parts and strategy.extended.num_logical_devices == 1:
+        parts = None
+    value = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+    with strategy.scope():
+        v = replicax.Variable(value, name="v", partition_dimensions=parts)
+        uneven = replicax.Variable(np.arange(513.0, dtype=np.float32), name="uneven")
+        own = replicax.Variable(np.arange(3, dtype=np.int32), name="own", synchronization="on_read", aggregation="sum")
+    variables = [v, uneven, own]
+    devices = devices_that_hold(strategy.extended.mesh, variables)
+    for variable, whole in zip(variables, (value, np.arange(513.0), None), strict=True):
+        holding = holding_of(variable, devices, strategy.extended.replicas.per_device)
+        assert holding.shape == variable.shape
+        assert holding.bytes == variable.size * variable.dtype.itemsize
+        held = {shard.device: np.asarray(shard.data) for shard in variable.stored().addressable_shards}
+        assert {d for d, part in zip(devices, holding.parts, strict=True) if part} == set(held)
+        for device, part in zip(devices, holding.parts, strict=True):
+            if part is None:
+                continue
+            assert part.bytes == held[device].nbytes
+            if whole is None:
+                assert (part.own, part.copies, part.size) == (True, held[device].shape[0], 3)
+                continue
+            expected = whole[tuple(slice(*bounds) for bounds in part.bounds)]
+            found = held[device][tuple(slice(n) for n in expected.shape)]  # without what fills it up
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_what_a_device_is() -> None:
+    resolver = replicax.TPUClusterResolver(emulate="2x1x1x2", slices=2)
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.GroupPartitioner())
+    columns = columns_of(strategy.extended.replicas, jax.devices()[:8], groups=2)
+    assert [(c.name, c.replicas, c.panel, c.group) for c in columns[3:5]] == [
+        ("cpu:3", (3,), "slice 0", "group 0"),
+        ("cpu:4", (4,), "slice 1", "group 1"),
+    ]
+    spread = columns_of(logical_strategy(2, 2).extended.replicas, jax.devices()[:5], groups=1)
+    assert [(c.replicas, c.logical_device) for c in spread] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1), ((), None)]
+    shared = columns_of(PLACEMENTS["shared"]().extended.replicas, jax.devices()[:2], groups=1)
+    assert [c.replicas for c in shared] == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_exchanges_are_counted_as_often_as_they_run() -> None:
+    strategy = replicax.ShardedStrategy([f"cpu:{i}" for i in range(4)])
+    with strategy.scope():
+        w = replicax.Variable(jnp.ones((64, 64)), name="w")
+
+    def step(x: jax.Array) -> jax.Array:
+        y, _ = jax.lax.scan(lambda y, _: (y @ w, None), x, None, length=3)
+        return replicax.get_replica_context().all_reduce("sum", y)
+
+    program = strategy.extended.trace(step, args=(jax.ShapeDtypeStruct((1, 64), jnp.float32),))
+    found = {e.kind: e for e in exchanges_in(program.compiled_text(), 4)}
+    assert set(found) == {"all-gather", "all-reduce"}
+    gather = found["all-gather"]
+    assert gather.bytes == gather.count * w.value.nbytes
+    assert gather.count in (1, 3)  # once before the loop, or in each of its turns
+    assert (found["all-reduce"].count, found["all-reduce"].bytes) == (1, 256)
+    assert gather.groups == found["all-reduce"].groups == ((0, 1, 2, 3),)
