@@ -18,6 +18,7 @@ from replicax.execution.many_steps.loop import checked_steps, run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, default_options, run, run_known
 from replicax.execution.tracing.arguments import NotOneProgramError
+from replicax.execution.tracing.held_state import held
 from replicax.extended import StrategyExtended
 from replicax.old_names import Renamed, keywords_renamed
 from replicax.workers.replicas import Replicas
@@ -168,6 +169,19 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
+        call = held(self._replicas, fn, args, kwargs)
+        if call is not None:
+            with call:
+                return self._run_usual(call.fn, call.args, call.kwargs, options)
+        return self._run_usual(fn, args, kwargs, options)
+
+    def _run_usual(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: RunOptions | None,
+    ) -> Any:
         if options is None and default_options() is COMPILED:
             returned = run_known(self.extended.programs, fn, args, kwargs)
             if returned is not NEW:

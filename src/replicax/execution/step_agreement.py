@@ -17,6 +17,7 @@ import numpy as np
 from replicax.errors import LocalityError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
+from replicax.execution.tracing.held_state import HeldPart
 from replicax.nests import is_leaf, known
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
@@ -75,6 +76,8 @@ def _describe(leaf: Any) -> str:
     """An argument in words that are the same on all workers."""
     if isinstance(leaf, Variable):
         return f"variable number {leaf.number}"
+    if isinstance(leaf, HeldPart):
+        return repr(leaf)
     if isinstance(leaf, PerReplica):
         return "a PerReplica value"  # in which workers may differ
     if isinstance(leaf, bool | str | bytes | None):

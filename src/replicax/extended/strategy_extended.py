@@ -17,6 +17,7 @@ from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import arguments_of, check_call, prepare, run
+from replicax.execution.tracing.held_state import held
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
 from replicax.old_names import Renamed
@@ -264,6 +265,9 @@ class StrategyExtended(Reducing, Updating, Renamed):
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
         check_call(self.replicas, fn, args, kwargs, "extended.trace")
+        call = held(self.replicas, fn, args, kwargs)
+        if call is not None:
+            fn, args, kwargs = call.fn, call.args, call.kwargs
         args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)
         return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
 

@@ -33,16 +33,20 @@ class NumberedStep(Step):
 
     Attributes:
       finite: notes the first step with a number that is not finite; ``None`` if nobody wants to know.
-      traces: how often its Python has run.
     """
 
     def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
         super().__init__(fn)
         self.finite = finite
-        self.traces = 0
+        self._traces = [0]  # which copies of it share
+
+    @property
+    def traces(self) -> int:
+        """How often its Python has run."""
+        return self._traces[0]
 
     def __call__(self, element: Any) -> Any:
-        self.traces += 1
+        self._traces[0] += 1
         returned = self.fn(element)
         checked_result(returned, self.fn, "replicax.train")
         numbers = named_numbers(returned, self.__name__)

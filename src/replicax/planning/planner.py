@@ -14,6 +14,7 @@ from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
+from replicax.execution.tracing.held_state import held
 from replicax.hlo.collective_instructions import collectives_of
 from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.compilation import Compilation, compile_ahead
@@ -114,6 +115,8 @@ def variables_alone(
 
 def _traced(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
     """The program of a step, which is kept with the strategy's others, and the names of its traced arguments."""
+    call = held(strategy.extended.replicas, step, (), None)
+    step = step if call is None else call.fn
     element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
     arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
     executable = prepare(strategy.extended.programs, step, arguments)

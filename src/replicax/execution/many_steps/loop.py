@@ -26,6 +26,7 @@ from replicax.execution.run import default_options, prepare, results, run
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.function_key import Wrapper
+from replicax.execution.tracing.held_state import held
 from replicax.nests import known
 from replicax.user_functions import checked_result
 
@@ -93,6 +94,16 @@ def run_steps(
     programs: ProgramCache, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
 ) -> MultiStepContext:
     """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
+    call = held(programs.replicas, fn, (), None)
+    if call is None:
+        return _run_steps(programs, fn, source, steps, initial_loop_values)
+    with call:
+        return _run_steps(programs, call.fn, source, steps, initial_loop_values)
+
+
+def _run_steps(
+    programs: ProgramCache, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
+) -> MultiStepContext:
     exact = default_options().executor == "per_replica"
     groups, error = source.take(steps, not exact)
     if exact:

@@ -15,7 +15,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_integers
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.tracing.function_key import ById
+from replicax.execution.tracing.function_key import ById, ByKey
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
@@ -328,7 +328,7 @@ def _describe(value: Any) -> str:
 
 def _static_key(leaf: Any) -> Any:
     if is_leaf(leaf):
-        return ById(leaf)
+        return leaf.key if isinstance(leaf, ByKey) else ById(leaf)
     try:
         hash(leaf)
     except TypeError:

@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from replicax.nests import Opaque
+
 _BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
@@ -54,6 +56,19 @@ class ById:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+class ByKey(Opaque):
+    """Base of the leaves that stand for a state of things: two with equal keys are the same to a step.
+
+    Args:
+      key: that key.
+    """
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
 
 
 class FunctionKey:
@@ -294,6 +309,8 @@ class _Collector:
         if type(value) in _BY_VALUE:
             # repr, because 0.0 == -0.0
             return type(value), repr(value) if type(value) in (float, complex) else value
+        if isinstance(value, ByKey):
+            return value.key
         if is_record(value):
             return type(value), tuple(self._freeze(getattr(value, f.name)) for f in dataclasses.fields(value))
         is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.execution.tracing.held_state import opened
 from replicax.nests import is_leaf, known
 from replicax.user_functions import checked_result, has_not_run
 from replicax.variables.variable import Variable
@@ -36,7 +37,8 @@ def call_step(
         it has changed an argument in place, of which nothing leaves.
     """
     objects = _objects((args, kwargs))
-    returned = checked_result(fn(*args, **kwargs), fn, "strategy.run")
+    with opened(fn, args, kwargs) as (call, own_args, own_kwargs):
+        returned = checked_result(call(*own_args, **own_kwargs), fn, "strategy.run")
     for leaf in jax.tree_util.tree_leaves(returned, is_leaf=lambda x: is_leaf(x) or has_not_run(x)):
         checked_result(leaf, fn, "strategy.run")
     leaves = jax.tree_util.tree_leaves(known(returned), is_leaf=is_leaf)

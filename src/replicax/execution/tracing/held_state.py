@@ -1,0 +1,204 @@
+"""State that objects hold: the models of other libraries, as arguments of a step.
+
+Some libraries keep arrays in objects that steps change in place. Such an object among the arguments of a step is taken
+apart by its library's adapter: each of its arrays has a variable, so the program reads and writes variables as any
+other does. Below the strategy the object is one leaf, a :class:`HeldPart`, which knows the key of what is static in it.
+Where the step's Python is called, each replica gets a copy of the object with its own values, and when it has returned
+what it has changed is assigned to the variables. After the run the user's object shows the new arrays.
+
+An adapter is loaded when the user has loaded its library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from replicax import _jax, context
+from replicax.execution.tracing.function_key import ByKey, Wrapper
+from replicax.nests import is_leaf, known
+from replicax.variables import Variable
+from replicax.workers.replicas import Replicas
+
+# A library, and the module with its adapter, which is called `adapter` there.
+_ADAPTERS = {"flax.nnx": "replicax.models.nnx"}
+
+
+class ObjectsState(Protocol):
+    """The state of some objects of one library, which may share parts, for the replicas of one strategy."""
+
+    key: Hashable
+    """Of what is static in them, and which variables they have: equal keys stand for the same program."""
+    variables: Sequence[Variable]
+
+    def opened(self) -> tuple[Sequence[Any], Callable[[], None]]:
+        """Copies of the objects for the replica whose step is being called, and what takes back their changes.
+
+        Raises:
+          TypeError, ValueError, LocalityError: by the function, if a change can't leave the step.
+        """
+
+    def show(self) -> None:
+        """Give the objects the arrays that their variables have now."""
+
+
+class Adapter(Protocol):
+    """What knows the objects of a library."""
+
+    def holds(self, kind: type) -> bool:
+        """Whether objects of this class hold state that steps change in place."""
+
+    def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> ObjectsState:
+        """Their state, after what has been assigned to them since the last step is assigned to their variables.
+
+        Raises:
+          TypeError: an object holds something that no variable can.
+        """
+
+
+class HeldPart(ByKey):
+    """One object that holds state, as an argument of a step.
+
+    Args:
+      value: the object.
+      state: of all such objects of the call that are of its library.
+      index: its number among these.
+    """
+
+    __slots__ = ("index", "state", "value")
+
+    def __init__(self, value: Any, state: ObjectsState, index: int) -> None:
+        super().__init__((state.key, index))
+        self.value = value
+        self.state = state
+        self.index = index
+
+    def __repr__(self) -> str:
+        numbers = [v.number for v in self.state.variables]
+        return f"a {type(self.value).__name__} with variables number {min(numbers, default=0)} and others"
+
+
+class Held:
+    """A call of a step, with a :class:`HeldPart` for each object that holds state.
+
+    Attributes:
+      fn: the step; such objects may also be arguments of a ``functools.partial``.
+      args: its arguments.
+      kwargs: the same, by name.
+    """
+
+    def __init__(self, fn: Any, args: Any, kwargs: Any, states: Sequence[ObjectsState]) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self._states = states
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        for state in self._states:
+            state.show()
+
+
+def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
+    """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
+
+    Within the returned context the step may be run; when it is left, the objects show their new arrays.
+
+    Returns:
+      ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell.
+
+    Raises:
+      TypeError: an object holds something that no variable can.
+    """
+    adapters = _loaded()
+    if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
+        return None
+    bound = _bound(fn)
+    leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs, bound)), is_leaf=_stays_whole)
+    places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
+    if not places:
+        return None
+    if _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
+        return None
+    states = []
+    for adapter in adapters:
+        mine = [i for i in places if _adapter_of(type(leaves[i])) is adapter]
+        if mine:
+            state = adapter.state_of(tuple(leaves[i] for i in mine), replicas)
+            for index, i in enumerate(mine):
+                leaves[i] = HeldPart(leaves[i], state, index)
+            states.append(state)
+    args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
+    return Held(_with_bound(fn, bound), args, kwargs, states)
+
+
+@contextlib.contextmanager
+def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """A step and its arguments with a copy of each object that holds state, for this replica.
+
+    When the context is left without an error, what the step has changed in them is assigned to their variables.
+    """
+    bound = _bound(fn)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=is_leaf)
+    states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, HeldPart)}
+    if not states:
+        yield fn, args, kwargs
+        return
+    copies = {number: state.opened() for number, state in states.items()}
+    leaves = [copies[id(x.state)][0][x.index] if isinstance(x, HeldPart) else x for x in leaves]
+    args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
+    yield _with_bound(fn, bound), args, kwargs
+    for _, close in copies.values():
+        close()
+
+
+def _bound(fn: Any) -> Any:
+    """The arguments that a ``functools.partial`` gives to a step, which may be in wrappers; ``None`` if it is none."""
+    while isinstance(fn, Wrapper):
+        fn = fn.fn
+    return (fn.args, fn.keywords) if isinstance(fn, functools.partial) else None
+
+
+def _with_bound(fn: Any, bound: Any) -> Any:
+    """``fn`` with others in their place."""
+    if bound is None:
+        return fn
+    if isinstance(fn, Wrapper):
+        other = copy.copy(fn)
+        other.fn = _with_bound(fn.fn, bound)
+        return other
+    return functools.partial(fn.func, *bound[0], **bound[1])
+
+
+_found: dict[str, Adapter] = {}
+_by_type: dict[type, Adapter | None] = {}
+
+
+def _loaded() -> Sequence[Adapter]:
+    """The adapters of the libraries that the user has loaded."""
+    for library, module in _ADAPTERS.items():
+        if library in sys.modules and library not in _found:
+            _found[library] = importlib.import_module(module).adapter
+            _by_type.clear()
+    return list(_found.values()) if _found else ()
+
+
+def _adapter_of(kind: type) -> Adapter | None:
+    try:
+        return _by_type[kind]
+    except KeyError:
+        _by_type[kind] = next((a for a in _found.values() if a.holds(kind)), None)
+        return _by_type[kind]
+
+
+def _stays_whole(value: Any) -> bool:
+    return is_leaf(value) or _adapter_of(type(value)) is not None

@@ -1,0 +1,299 @@
+"""Flax NNX: modules, optimizers, metrics and random streams are the state of a step, as they are of ``nnx.jit``.
+
+Each ``nnx.Variable`` of such an object has a :class:`~replicax.Variable`, which the strategy places, and programs read
+and write. Between steps the object has ordinary arrays, as ever: those of the variables, or what somebody has assigned
+since, which the next step takes over.
+
+An array that only the object and its variable have is given to the next program to be overwritten. If anybody else has
+it, who has read it or made a snapshot (``nnx.state``), the program gets a copy.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from replicax import _jax, context
+from replicax.execution.tracing.function_key import ById
+from replicax.models.nnx_step import NNXStep
+from replicax.variables import Variable
+from replicax.variables.slots import exchanging, lent
+from replicax.variables.store import ConcreteStore, use_store
+from replicax.workers.replicas import Replicas
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
+
+
+# How often an array is referred to while `Cell.take` looks, if nobody else has it: there, by the interpreter, twice by
+# the cell's record, by the nnx.Variable and in its slot; or, if it is a view of the stored array, without the last two.
+_NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = 6, 4
+
+
+class Cell:
+    """An ``nnx.Variable`` and the variable that it has under one strategy.
+
+    Attributes:
+      cell: the ``nnx.Variable``.
+      variable: the variable.
+    """
+
+    __slots__ = ("__weakref__", "_references", "_seen", "_stored", "cell", "variable")
+
+    def __init__(self, cell: Any, variable: Variable) -> None:
+        self.cell = cell
+        self.variable = variable
+        self._take_note(cell.get_raw_value(), None)
+
+    def _take_note(self, seen: Any, references: int | None) -> None:
+        """What stands in the cell now, where the variable has its present array.
+
+        With ``references``, the two share memory, and so often is the former referred to, if nobody else has it.
+        """
+        self._seen, self._stored, self._references = seen, self.variable.slot.array, references
+
+    def take(self) -> None:
+        """Before a step: what has been assigned to the cell is assigned to the variable.
+
+        Raises:
+          ValueError, TypeError: another shape, or a dtype that does not cast.
+        """
+        seen = self.cell.get_raw_value()
+        if seen is not self._seen:
+            self.variable.assign(seen)
+            self._take_note(seen, None)
+        elif self._references is not None and sys.getrefcount(seen) > self._references:
+            with exchanging():
+                lent.add(self.variable.slot)
+
+    def show(self) -> None:
+        """After a step: the cell has the variable's present array."""
+        array = self.variable.slot.array
+        if array is self._stored or not isinstance(array, jax.Array):
+            return
+        layout, mesh = self.variable.layout, self.variable.replicas.mesh
+        shown = layout.whole(layout.from_stored(array, mesh))
+        object.__setattr__(self.cell, "_raw_value", shown)
+        self._take_note(shown, _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW)
+
+
+class Cells:
+    """The cells of the objects that somebody still has, under each strategy.
+
+    An ``nnx.Variable`` can't be referred to weakly. So its cell lives as long as one of the objects does that were
+    arguments of a step.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakKeyDictionary[Replicas, weakref.WeakValueDictionary[int, Cell]]
+        self._all = weakref.WeakKeyDictionary()
+        self._kept: dict[int, set[Cell]] = {}
+
+    def of(self, found: Sequence[tuple[str, Any]], replicas: Replicas) -> list[Cell]:
+        """The cells of these ``nnx.Variable`` objects, which are given with names for new ones."""
+        known = self._all.setdefault(replicas, weakref.WeakValueDictionary())
+        cells = [known.get(id(cell)) for _, cell in found]
+        if None in cells:
+            with (
+                _jax.outside_tracing(),
+                jax.disable_jit(False),
+                context.cross_replica(replicas),
+                use_store(ConcreteStore()),
+            ):
+                made = [
+                    Cell(cell, _new(name, cell)) if present is None else present
+                    for present, (name, cell) in zip(cells, found, strict=True)
+                ]
+            for cell in made:
+                known[id(cell.cell)] = cell
+            return made
+        return [cell for cell in cells if cell is not None]
+
+    def keep(self, owner: Any, cells: Sequence[Cell]) -> None:
+        """Keep cells as long as ``owner`` lives, who has them."""
+        if id(owner) not in self._kept:
+            self._kept[id(owner)] = set()
+            weakref.finalize(owner, self._kept.pop, id(owner), None).atexit = False
+        self._kept[id(owner)].update(cells)
+
+
+def _new(name: str, cell: Any) -> Variable:
+    return Variable(cell.get_raw_value(), name=name, trainable=isinstance(cell, nnx.Param))
+
+
+class Structure:
+    """What objects consist of: their static parts, and the ``nnx.Variable`` objects in them.
+
+    Args:
+      objects: NNX objects, which may share parts.
+
+    Attributes:
+      graphdef: the static parts.
+      leaves: what is not static, in the order of ``graphdef``: an ``nnx.Variable``, or a bare array.
+      paths: of these.
+
+    Raises:
+      TypeError: a mutable array (``ref=True``) or a hijax variable.
+    """
+
+    def __init__(self, objects: tuple[Any, ...]) -> None:
+        self.graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
+        self.paths = [path for path, _ in flat]
+        self.leaves = [leaf for _, leaf in flat]
+        for path, leaf in zip(self.paths, self.leaves, strict=True):
+            if isinstance(leaf, nnx.Variable) and (leaf.hijax or leaf.ref):
+                raise TypeError(
+                    f"{self.named(path, objects)} is an nnx.Variable with hijax=True or ref=True, which a step can't "
+                    "take: make the model without (with nnx.var_defaults(hijax=False, ref=False): …)"
+                )
+        self._watched = _watched(objects)
+
+    @staticmethod
+    def named(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
+        """A leaf's name: the class of its object, and its path there."""
+        return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether nobody has changed the objects but for the values of their variables; false if that is not known."""
+        if self._watched is None:
+            return False
+        for container, values, keys in self._watched:
+            now = container.values() if keys is not None else container
+            if len(now) != len(values) or not all(map(operator.is_, now, values)):
+                return False
+            if keys is not None and tuple(container) != keys:
+                return False
+        return True
+
+
+def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, ...] | None]] | None:
+    """The containers in which objects have their parts, each with what is in it; ``None`` if some are not known."""
+    found: list[tuple[Any, list[Any], tuple[Any, ...] | None]] = []
+    seen: set[int] = set()
+    nodes: list[Any] = list(objects)
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        container: Any = node
+        if isinstance(node, nnx.Variable):
+            container = node._var_metadata
+        elif isinstance(node, nnx.Pytree | nnx.State):
+            container = vars(node)
+        elif isinstance(node, tuple):
+            nodes += node
+            continue
+        elif type(node) not in (list, dict):
+            if nnx.graphlib.is_node(node):
+                return None
+            continue
+        keys = tuple(container) if isinstance(container, dict) else None
+        values = list(container if keys is None else container.values())
+        found.append((container, values, keys))
+        if not isinstance(node, nnx.Variable):
+            nodes += values
+    return found
+
+
+class Key:
+    """Equal for objects of the same structure with the same variables."""
+
+    __slots__ = ("_graphdef", "_hash", "_others", "_slots")
+
+    def __init__(self, graphdef: Any, variables: Sequence[Variable], others: Sequence[Any]) -> None:
+        self._graphdef = graphdef
+        self._slots = tuple(variable.slot for variable in variables)
+        self._others = tuple(map(ById, others))
+        self._hash = hash((graphdef, self._slots, self._others))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Key)
+            and self._hash == other._hash
+            and self._slots == other._slots
+            and self._others == other._others
+            and bool(self._graphdef == other._graphdef)
+        )
+
+    def __repr__(self) -> str:
+        return "an NNX object of another structure, or with other variables"
+
+
+class NNXState:
+    """The state of some objects under one strategy; see :class:`replicax.execution.tracing.held_state.ObjectsState`."""
+
+    def __init__(self, objects: tuple[Any, ...], replicas: Replicas) -> None:
+        self.structure = Structure(objects)
+        self.names = [self.structure.named(path, objects) for path in self.structure.paths]
+        leaves = self.structure.leaves
+        self._with_cells = [i for i, leaf in enumerate(leaves) if _is_cell(leaf)]
+        self.cells = _cells.of([(self.names[i], leaves[i]) for i in self._with_cells], replicas)
+        for number, owner in enumerate(objects):
+            mine = zip(self._with_cells, self.cells, strict=True)
+            _cells.keep(owner, [cell for i, cell in mine if self.structure.paths[i][0] == number])
+        self.variables = [cell.variable for cell in self.cells]
+        others = [leaf for i, leaf in enumerate(leaves) if i not in set(self._with_cells)]
+        self.key: Hashable = Key(self.structure.graphdef, self.variables, [_value_of(leaf) for leaf in others])
+
+    def take(self) -> None:
+        """Assign to the variables what has been assigned to the objects."""
+        for cell in self.cells:
+            cell.take()
+
+    def show(self) -> None:
+        for cell in self.cells:
+            cell.show()
+
+    def opened(self) -> tuple[Sequence[Any], Callable[[], None]]:
+        values = [_value_of(leaf) for leaf in self.structure.leaves]
+        for i, variable in zip(self._with_cells, self.variables, strict=True):
+            values[i] = variable.value
+        step = NNXStep(self.structure.graphdef, values, self.names)
+        variables = dict(zip(self._with_cells, self.variables, strict=True))
+        return step.objects, lambda: step.close(variables)
+
+
+def _is_cell(leaf: Any) -> bool:
+    return isinstance(leaf, nnx.Variable) and isinstance(leaf.get_raw_value(), _ARRAYS)
+
+
+def _value_of(leaf: Any) -> Any:
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+class NNXAdapter:
+    """See :class:`replicax.execution.tracing.held_state.Adapter`."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Replicas, dict[tuple[int, ...], NNXState]] = weakref.WeakKeyDictionary()
+
+    def holds(self, kind: type) -> bool:
+        return issubclass(kind, nnx.Pytree)
+
+    def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> NNXState:
+        known = self._known.setdefault(replicas, {})
+        numbers = tuple(map(id, objects))
+        state = known.get(numbers)
+        if state is None or not state.structure.is_as_it_was:
+            for owner in objects if state is None else ():
+                weakref.finalize(owner, known.pop, numbers, None).atexit = False
+            state = known[numbers] = NNXState(objects, replicas)
+        state.take()
+        return state
+
+
+_cells = Cells()
+adapter = NNXAdapter()

@@ -1,0 +1,276 @@
+"""What NNX objects are inside a step: one replica's copies, whose changes leave the step as all replicas agree on them.
+
+With several replicas
+
+- random streams draw other numbers on each replica, but for streams called ``params``;
+- ``nnx.Optimizer.update`` adds up the replicas' gradients, as :class:`~replicax.Optimizer` does;
+- metrics take in the values of all replicas;
+- batch statistics are averaged when the step has returned.
+
+Everything else that a step assigns must be the same on every replica.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from replicax import context
+from replicax.locality import M, R
+from replicax.training.extra_arguments import SHARES
+from replicax.variables import Variable
+from replicax.variables.store import current_store
+
+
+class NNXStep:
+    """One replica's copies of some objects, while its step runs.
+
+    Args:
+      graphdef: the structure of a tuple of objects.
+      values: of its leaves.
+      names: of these.
+
+    Attributes:
+      objects: the copies.
+    """
+
+    def __init__(self, graphdef: Any, values: Sequence[Any], names: Sequence[str]) -> None:
+        self.objects: tuple[Any, ...] = nnx.graphlib.unflatten(graphdef, list(values))
+        self._graphdef = graphdef
+        self._names = names
+        self._replica = _replica()
+        leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
+        self._given = [_value_of(leaf) for _, leaf in leaves]
+        self._undo = [_adapted(node) for node in _nodes(self.objects)] if _several() else []
+
+    def close(self, variables: Mapping[int, Variable]) -> None:
+        """Assign what has changed.
+
+        Args:
+          variables: those of the leaves that have one, by the leaf's number.
+
+        Raises:
+          TypeError: the step has changed what can't leave it.
+          LocalityError: replicas would assign different values.
+          ValueError: a value of another shape.
+        """
+        for undo in self._undo:
+            undo()
+        graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)
+        if graphdef != self._graphdef:
+            raise TypeError(
+                _structural(self._graphdef, graphdef, self._names, [path for path, _ in flat], self.objects)
+            )
+        changed: list[tuple[Variable, Any]] = []
+        averaged: list[tuple[Variable, Any]] = []
+        for number, ((_, leaf), given) in enumerate(zip(flat, self._given, strict=True)):
+            value = _value_of(leaf)
+            if value is given:
+                continue
+            variable = variables.get(number)
+            if variable is None:
+                raise TypeError(
+                    f"{self._names[number]} was changed by the step, but it is not an array in an nnx.Variable, which "
+                    "is what can leave a step: make it one (self.x = nnx.Variable(…))"
+                )
+            statistic = isinstance(leaf, nnx.BatchStat) and jnp.issubdtype(variable.dtype, jnp.inexact)
+            (averaged if statistic else changed).append((variable, value))
+        if averaged and _several():
+            means = self._replica.all_reduce("mean", [value for _, value in averaged])
+            averaged = [(variable, mean) for (variable, _), mean in zip(averaged, means, strict=True)]
+        for variable, value in [*changed, *averaged]:
+            variable.assign(value)
+
+
+def _replica() -> Any:
+    replica = context.get_replica_context()
+    assert replica is not None
+    return replica
+
+
+def _several() -> bool:
+    return bool(_replica().num_replicas_in_sync > 1)
+
+
+def _value_of(leaf: Any) -> Any:
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _nodes(objects: tuple[Any, ...]) -> Iterator[Any]:
+    """The NNX objects in ``objects``, each once."""
+    seen: set[int] = set()
+    for _, node in nnx.iter_graph(objects):
+        if isinstance(node, nnx.Pytree) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+
+
+def _adapted(node: Any) -> Callable[[], None]:
+    """Make ``node`` do its part with several replicas; returns what makes it an ordinary one again."""
+    if isinstance(node, nnx.Optimizer):
+        tx = node.tx
+        vars(node)["tx"] = _summing(tx)
+        return functools.partial(vars(node).__setitem__, "tx", tx)
+    kind: Any = type(node)
+    if isinstance(node, nnx.RngStream) and node.tag != "params":
+        return _become(node, _own_stream(kind), kind)
+    has_state = any(isinstance(value, nnx.Variable) for value in vars(node).values())
+    if isinstance(node, nnx.Metric) and has_state:
+        return _become(node, _common_metric(kind), kind)
+    return lambda: None
+
+
+def _become(node: Any, other: type, kind: type) -> Callable[[], None]:
+    object.__setattr__(node, "__class__", other)
+    return functools.partial(object.__setattr__, node, "__class__", kind)
+
+
+# --- random streams ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _own_stream(kind: Any) -> Any:
+    """A class of streams of ``kind`` that draw other numbers on each replica; what they store is the same on all."""
+
+    def call(self: Any) -> Any:
+        key = kind.__call__(self)
+        number = _replica().replica_id_in_sync_group
+        fold = jax.random.fold_in
+        for _ in range(key.ndim):
+            fold = jax.vmap(fold, (0, None))
+        return fold(key, number)
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------
+
+
+def _summing(tx: Any) -> Any:
+    """``tx``, of which each replica calls ``update`` with its own gradients."""
+
+    def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
+        shares = {name: value for name, value in extra.items() if name in SHARES}
+        own, tree = jax.tree_util.tree_flatten((gradients, shares))
+        own = [current_store().expect([jnp.asarray(g)], frozenset({R}), _ALREADY_REDUCED)[0] for g in own]
+        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica().all_reduce("sum", own))
+        return optax.with_extra_args_support(tx).update(gradients, state, parameters, **{**extra, **shares})
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+_ALREADY_REDUCED = (
+    "nnx.Optimizer.update: a gradient (or the value given with it) has been all-reduced, and is already the same on "
+    "every replica, so adding it up would count it once for every replica: give this replica's own gradients"
+)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _common_metric(kind: Any) -> Any:
+    """A class of metrics of ``kind`` whose update takes in the values of all replicas, and is the same on each."""
+
+    def update(self: Any, **values: Any) -> None:
+        is_sum = isinstance(self, nnx.metrics.Average)
+        if is_sum and not isinstance(self, nnx.metrics.Accuracy):  # others of a MultiMetric take the other values
+            values = {name: value for name, value in values.items() if name in (self.argname, "mask")}
+        values = {name: _whole_of_share(name, value) for name, value in values.items()}
+        if not any(_is_batch(value) for value in values.values()):
+            kind.update(self, **values)
+        elif is_sum:
+            _update_sums(self, kind, values)
+        else:
+            _update_with_all(self, kind, values)
+
+    return type(kind.__name__, (kind,), {"update": update, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, jax.Array) and value.ndim > 0
+
+
+def _whole_of_share(name: str, value: Any) -> Any:
+    """A scalar that a step computes is this replica's share, as of a loss: the sum over the replicas."""
+    if not isinstance(value, jax.Array) or value.ndim:
+        return value
+    [value] = current_store().expect([value], frozenset({M, R}), _NO_SHARE.format(name))
+    return _replica().all_reduce("sum", value)
+
+
+_NO_SHARE = (
+    "the update of a metric: {} is a number that is the same on every replica. A number is taken for this replica's "
+    "share, as replicax.compute_average_loss makes it, and the shares are added up, so it would count once for every "
+    "replica. Make a share of it: replicax.scale_regularization_loss(value)"
+)
+
+
+def _update_sums(metric: Any, kind: Any, values: dict[str, Any]) -> None:
+    """Update a metric that is made of sums: each replica adds up its own values, and then all sums are added."""
+    state = [value for value in vars(metric).values() if isinstance(value, nnx.Variable)]
+    before = [cell.get_raw_value() for cell in state]
+    mask: Any = _replica().example_mask
+    if mask is not None and values.get("mask") is None:
+        counted = _counted(metric, kind, values, mask.shape[0])
+        values["mask"] = jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (counted.ndim - 1)), counted.shape)
+    for cell, value in zip(state, before, strict=True):
+        cell.set_raw_value(jnp.zeros_like(value))
+    kind.update(metric, **values)
+    sums = _replica().all_reduce("sum", [cell.get_raw_value() for cell in state])
+    for cell, value, more in zip(state, before, sums, strict=True):
+        cell.set_raw_value(value + more)
+
+
+def _counted(metric: Any, kind: Any, values: Mapping[str, Any], rows: int) -> Any:
+    """The array whose entries a metric counts, of a batch that is padded to so many rows."""
+    counted = values.get("labels") if isinstance(metric, nnx.metrics.Accuracy) else values.get(metric.argname)
+    if counted is None or not _is_batch(counted) or counted.shape[0] != rows:
+        raise ValueError(
+            f"{kind.__name__}.update: the batch is padded to {rows} rows, so there must be an entry for each of them: "
+            "padding could not be left out"
+        )
+    return counted
+
+
+def _update_with_all(metric: Any, kind: Any, values: dict[str, Any]) -> None:
+    """Update any other metric, of which nothing is known: with the values of all replicas."""
+    if _replica().example_mask is not None:
+        raise ValueError(
+            f"{kind.__name__}.update: the batch is padded, and only metrics that are sums (nnx.metrics.Average and its "
+            "subclasses) can leave padding out: use one of these, or drop_remainder"
+        )
+    gathered = {n: _replica().all_gather(v, axis=0) if _is_batch(v) else v for n, v in values.items()}
+    kind.update(metric, **gathered)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[Any], objects: Sequence[Any]) -> str:
+    """The message that a step has changed more than values."""
+    now = {"/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])]) for path in paths}
+    added, gone = sorted(now - set(names)), sorted(set(names) - now)
+    what = [*(f"{name} is new" for name in added), *(f"{name} is gone" for name in gone)]
+    if not what:
+        what = _attributes(before, after)
+    return (
+        f"the step has changed the structure of an NNX object: {'; '.join(what)}. Values of nnx.Variables can leave a "
+        "step, other changes can't: make them before (model.train(), model.eval(), nnx.view), take away with nnx.pop "
+        "what the model sows, and return what you want to see"
+    )
+
+
+def _attributes(before: Any, after: Any) -> list[str]:
+    changed = [
+        f"the attribute {name!r} was {getattr(old, 'value', old)!r}, now {getattr(new, 'value', new)!r}"
+        for (name, old), (other, new) in zip(before.attributes, after.attributes, strict=False)
+        if name == other and old != new
+    ]
+    return changed or ["an attribute, or the class of a part"]

@@ -1,0 +1,388 @@
+"""Flax NNX under strategies: the same losses, parameters, statistics and metrics as NNX alone has."""
+
+from __future__ import annotations
+
+import functools
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import replicax
+from tests.models.nets import CNN, MLP, Transformer, arrays, batches, check_alike, made, train_step, train_step_alone
+from tests.programs.programs import third_party
+
+
+def mirrored(replicas):
+    return replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+
+
+def sharded(replicas):
+    partitioner = replicax.FixedShardsPartitioner(replicas)
+    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], partitioner)
+
+
+def trained(strategy, objects, data, step=train_step):
+    return [strategy.run(step, args=(*objects, batch)) for batch in strategy.distribute_dataset(data)]
+
+
+WIDE = functools.partial(CNN, axis=replicax.REPLICA_AXIS)
+KINDS = {"mlp": (MLP, MLP), "cnn": (CNN, WIDE), "transformer": (Transformer, Transformer)}
+# Not Adam: some gradients are nothing but rounding (of a bias before a batch normalisation), and Adam makes them large.
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
+
+
+@functools.cache
+@third_party
+def alone(kind, passes=1):
+    objects = made(KINDS[kind][0], CLIPPED)
+    for batch in batches() * passes:
+        train_step_alone(*objects, batch)
+    return arrays(*objects), {name: float(value) for name, value in objects[2].compute().items()}
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("place", [mirrored, sharded])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@third_party
+def test_a_model_trains_as_on_one_device(kind, replicas, place) -> None:
+    strategy = place(replicas)
+    with strategy.scope():
+        objects = made(KINDS[kind][0] if replicas == 1 else KINDS[kind][1], CLIPPED)
+    trained(strategy, objects, batches())
+    expected, metrics = alone(kind)
+    check_alike(arrays(*objects), expected)
+    for name, value in objects[2].compute().items():
+        np.testing.assert_allclose(value, metrics[name], rtol=1e-5)
+    assert strategy.extended.trace_count(train_step) == 1
+
+
+@third_party
+def test_on_the_exact_executor(pair) -> None:
+    objects = made(MLP, CLIPPED)
+    with replicax.debug():
+        trained(pair, objects, batches())
+    check_alike(arrays(*objects), alone("mlp")[0], 1e-4)
+
+
+@third_party
+def test_many_steps_in_one_dispatch(pair) -> None:
+    objects = made(WIDE, CLIPPED)
+
+    def step(model, optimizer, metrics, ctx, x, y):
+        ctx.set_last_step_output("loss", train_step(model, optimizer, metrics, {"x": x, "y": y}), "sum")
+
+    pairs = [(batch["x"], batch["y"]) for batch in batches()]
+    iterator = iter(pair.distribute_dataset(pairs))
+    for _ in range(2):
+        pair.run_steps(functools.partial(step, *objects), iterator, 2)
+    check_alike(arrays(*objects), alone("cnn")[0])
+    assert pair.extended.trace_count(step) == 1
+
+
+@third_party
+def test_in_the_training_loop(pair) -> None:
+    model, optimizer, metrics = made(WIDE, CLIPPED)
+    step = functools.partial(train_step, model, optimizer, metrics)
+    run = replicax.train(step, pair.distribute_dataset(batches()), steps=8, progress=False)
+    check_alike(arrays(model, optimizer, metrics), alone("cnn", 2)[0])
+    assert run.step == 8
+
+
+@third_party
+def test_a_last_batch_that_is_smaller(pair) -> None:
+    data = [*batches(2), {name: value[:5] for name, value in batches(3)[2].items()}]
+    expected = made(MLP)
+    for batch in data:
+        train_step_alone(*expected, batch)
+    objects = made(MLP)
+    trained(pair, objects, data)
+    check_alike(arrays(*objects), arrays(*expected))
+    assert float(objects[2].compute()["accuracy"]) == pytest.approx(float(expected[2].compute()["accuracy"]))
+
+    padded = made(MLP)
+    options = replicax.InputOptions(partial_batch="pad")
+    for batch in pair.distribute_dataset(data, options):
+        pair.run(train_step, args=(*padded, batch))
+    check_alike(arrays(*padded), arrays(*expected))
+
+
+@third_party
+def test_tree_mode(pair) -> None:
+    with nnx.set_graph_mode(False):
+        objects = made(MLP, CLIPPED)
+        trained(pair, objects, batches())
+    check_alike(arrays(*objects), alone("mlp")[0])
+
+
+# --- batch statistics, random streams, metrics --------------------------------------------------------------
+
+
+@third_party
+def test_statistics_of_each_replica_are_averaged(pair) -> None:
+    model, x = CNN(rngs=nnx.Rngs(0)), batches(1)[0]["x"]
+    halves = [CNN(rngs=nnx.Rngs(0)) for _ in range(2)]
+    for half, part in zip(halves, (x[:4], x[4:]), strict=True):
+        half(part)
+    [batch] = pair.distribute_dataset([x])
+    pair.run(lambda model, x: model(x), args=(model, batch))
+    expected = np.mean([half.norm.var[...] for half in halves], 0)
+    np.testing.assert_allclose(model.norm.var[...], expected, rtol=1e-6)
+
+
+@third_party
+def test_streams_differ_between_replicas_and_count_alike(pair) -> None:
+    rngs = nnx.Rngs(0, params=1)
+    dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def step(dropout, rngs):
+        ones = jnp.ones(64)
+        return dropout(ones), dropout(ones), rngs.params.normal(3), rngs.normal((2, 2))
+
+    first = [pair.local_results(r) for r in pair.run(step, args=(dropout, rngs))]
+    drawn = [np.asarray(x) for results in first[:2] for x in results]
+    assert len({x.tobytes() for x in drawn}) == 4  # two replicas, two calls
+    assert first[2][0].tolist() == first[2][-1].tolist()  # initial values are alike
+    assert first[3][0].tolist() != first[3][1].tolist()
+    assert int(rngs.default.count[...]) == 1 + int(dropout.rngs.count[...] == 2)
+    again = pair.local_results(pair.run(step, args=(dropout, rngs))[0])
+    assert again[0].tobytes() not in {x.tobytes() for x in drawn}
+
+
+@third_party
+def test_one_replica_draws_what_nnx_draws_alone() -> None:
+    strategy, kind = mirrored(1), functools.partial(CNN, rate=0.5)
+    objects, expected = made(kind), made(kind)
+    trained(strategy, objects, batches())
+    for batch in batches():
+        train_step_alone(*expected, batch)
+    check_alike(arrays(*objects), arrays(*expected))
+
+
+@third_party
+def test_metrics_take_in_all_replicas(pair) -> None:
+    values = np.random.default_rng(0).normal(size=8).astype(np.float32)
+
+    def fresh():
+        return nnx.MultiMetric(spread=nnx.metrics.Welford("x"), mean=nnx.metrics.Average("x"))
+
+    metrics, expected = fresh(), fresh()
+    for batch in pair.distribute_dataset([values, 2 * values]):
+        pair.run(lambda metrics, x: metrics.update(x=x), args=(metrics, batch))
+    for batch in (values, 2 * values):
+        expected.update(x=batch)
+    for a, b in zip(jax.tree.leaves(metrics.compute()), jax.tree.leaves(expected.compute()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert int(metrics.mean.count[...]) == 16
+    metrics.reset()
+    pair.run(lambda metrics: metrics.update(x=2.0), args=(metrics,))
+    assert float(metrics.mean.compute()) == 2
+
+
+# --- the user's objects between steps -----------------------------------------------------------------------
+
+
+@third_party
+def test_what_is_assigned_between_steps_counts(strategy) -> None:
+    model = MLP(rngs=nnx.Rngs(0))
+    step = lambda model, x: model.first(x).sum()  # noqa: E731
+    strategy.run(step, args=(model, jnp.ones((2, 6))))
+    model.first.kernel[...] = jnp.zeros((6, 16))
+    model.first.bias = nnx.Param(jnp.ones(16))  # another nnx.Variable, so another program
+    assert float(strategy.run(step, args=(model, jnp.ones((2, 6))))) == 32
+    assert strategy.extended.trace_count(step) == 2
+
+
+@pytest.mark.parametrize("place", [mirrored, sharded])
+@third_party
+def test_what_is_read_between_steps_stays(place) -> None:
+    strategy = place(2)
+    objects = made(MLP)
+    trained(strategy, objects, batches(1))
+    model = objects[0]
+    kept = {
+        "array": model.first.kernel[...],
+        "view": np.asarray(model.last.kernel[...]),
+        "arrays": nnx.as_pure(nnx.state(model)),
+        "copy": nnx.clone(model),
+    }
+    before = jax.tree.map(np.array, kept)
+    trained(strategy, objects, batches(3))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), kept, before))
+    assert not np.allclose(model.first.kernel[...], before["array"])
+
+
+@third_party
+def test_arrays_that_nobody_else_has_are_overwritten(pair) -> None:
+    objects = made(MLP)
+    trained(pair, objects, batches(2))
+    old = [v.get_raw_value() for _, v in nnx.to_flat_state(nnx.state(objects[0]))]
+    kept = old[0]  # and nobody has the others after the next line
+    pointers = [a.addressable_data(0).unsafe_buffer_pointer() for a in old]
+    del old
+    trained(pair, objects, batches(1))
+    assert not kept.is_deleted()
+    new = [v.get_raw_value() for _, v in nnx.to_flat_state(nnx.state(objects[0]))]
+    assert {a.addressable_data(0).unsafe_buffer_pointer() for a in new} & set(pointers)
+
+
+@third_party
+def test_static_parts_are_compared_by_value(pair) -> None:
+    model = CNN(rngs=nnx.Rngs(0), rate=0.5)
+    traced = []
+
+    def step(model, x):
+        traced.append(model.dropout.deterministic)
+        return model(x)
+
+    for mode in (model.train, model.eval, model.train, model.eval):
+        mode()
+        pair.run(step, args=(model, jnp.ones((2, 6))))
+    other = nnx.view(model, deterministic=False, use_running_average=False)
+    pair.run(step, args=(other, jnp.ones((2, 6))))
+    assert traced == [False, True]
+    assert np.allclose(other.norm.mean[...], model.norm.mean[...])  # they share it
+
+
+@third_party
+def test_shared_parts_stay_shared(pair) -> None:
+    model = Transformer(rngs=nnx.Rngs(0))
+    optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+    before = np.array(model.embed.embedding[...])
+
+    def step(model, optimizer, x):
+        assert optimizer.model is model
+        assert model.head.embed is model.embed
+        gradients = nnx.grad(lambda model: replicax.compute_average_loss(model(x).sum(-1)))(model)
+        optimizer.update(gradients)
+
+    [batch] = pair.distribute_dataset([batches(1)[0]["x"]])
+    pair.run(step, args=(model, optimizer, batch))
+    assert not np.allclose(before, model.embed.embedding[...])
+
+
+@third_party
+def test_variables_end_with_the_objects(pair) -> None:
+    def count():
+        gc.collect()
+        return len(pair.extended.variables._variables)
+
+    before = count()
+    objects = made(MLP)
+    trained(pair, objects, batches(1))
+    assert count() > before
+    del objects
+    assert count() == before
+
+
+@third_party
+def test_one_model_under_two_strategies(pair) -> None:
+    objects = made(MLP)
+    for strategy, batch in zip([pair, mirrored(4), pair, mirrored(1)], batches(), strict=True):
+        trained(strategy, objects, [batch])
+    check_alike(arrays(*objects), alone_mlp())
+
+
+@functools.cache
+@third_party
+def alone_mlp(size=8):
+    objects = made(MLP)
+    for batch in batches(size=size):
+        train_step_alone(*objects, batch)
+    return arrays(*objects)
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------
+
+
+class Sowing(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(6, 4, rngs=rngs)
+        self.table = jnp.ones(4)
+
+    def __call__(self, x):
+        h = self.linear(x)
+        self.h = nnx.Intermediate(h)
+        return h
+
+
+def changes_an_attribute(model, x):
+    model.eval_only = 3
+    return model(x)
+
+
+def replaces_an_array(model, x):
+    model.table = model.table * 2
+
+
+def assigns_its_own(model, x):
+    model.linear.bias[...] = x.mean(0)[:4]
+
+
+def another_shape(model, x):
+    model.linear.bias.set_value(jnp.zeros(3))
+
+
+def reduced_before(model, x):
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    gradients = nnx.grad(lambda model: model.linear(x).sum())(model)
+    return optimizer, gradients
+
+
+MISTAKES = {
+    "sown": (lambda model, x: model(x), TypeError, r"structure.*sowing/h is new.*nnx.pop"),
+    "attribute": (changes_an_attribute, TypeError, "the step has changed the structure of an NNX object"),
+    "array": (replaces_an_array, TypeError, r"sowing/table was changed by the step.*nnx.Variable"),
+    "its own": (assigns_its_own, replicax.LocalityError, "'sowing/linear/bias'.*differs between replicas"),
+    "shape": (another_shape, ValueError, r"'sowing/linear/bias'.*shape \(3,\); expected \(4,\)"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@third_party
+def test_what_cannot_leave_a_step(pair, mistake) -> None:
+    step, error, message = MISTAKES[mistake]
+    model = Sowing(rngs=nnx.Rngs(0))
+    before = arrays(model)
+    [batch] = pair.distribute_dataset([batches(1)[0]["x"]])
+    with pytest.raises(error, match=message):
+        pair.run(step, args=(model, batch))
+    check_alike(arrays(model), before, 0)
+    popped = pair.run(lambda model, x: (model(x), nnx.pop(model, nnx.Intermediate))[0], args=(model, batch))
+    assert len(pair.local_results(popped)) == 2
+
+
+@third_party
+def test_gradients_that_are_reduced_already(pair) -> None:
+    model, optimizer, _ = made(MLP)
+
+    def step(model, optimizer, x):
+        gradients = nnx.grad(lambda model: model(x).sum())(model)
+        optimizer.update(model, replicax.get_replica_context().all_reduce("mean", gradients))
+
+    [batch] = pair.distribute_dataset([batches(1)[0]["x"]])
+    with pytest.raises(replicax.LocalityError, match=r"nnx.Optimizer.update: a gradient .* has been all-reduced"):
+        pair.run(step, args=(model, optimizer, batch))
+
+
+@third_party
+def test_a_number_that_is_no_share(pair) -> None:
+    metric = nnx.metrics.Average("rate")
+    with pytest.raises(replicax.LocalityError, match=r"rate is a number.*scale_regularization_loss"):
+        pair.run(lambda metric, x: metric.update(rate=x * 2), args=(metric, jnp.float32(3)))
+    share = replicax.scale_regularization_loss
+    pair.run(lambda metric, x: metric.update(rate=share(x * 2)), args=(metric, jnp.float32(3)))
+    assert float(metric.compute()) == 6
+
+
+@third_party
+def test_mutable_arrays_in_a_model(pair) -> None:
+    with nnx.var_defaults(ref=True):
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"linear/bias is an nnx.Variable with hijax=True or ref=True"):
+        pair.run(lambda model: None, args=(model,))
