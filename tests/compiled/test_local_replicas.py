@@ -277,22 +277,17 @@ def test_the_number_of_replicas_is_a_multiple_of_the_devices(number: int) -> Non
         replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=2.0)  # type: ignore[arg-type]
 
 
-def test_what_replicas_that_share_a_device_can_not_have() -> None:
-    devices = jax.devices()[:2]
-    with pytest.raises(ValueError, match="num_replicas=2 on 1 device.*several logical devices"):
-        replicax.StrategyExtended(np.array(devices).reshape(1, 2), num_replicas=2)
-    with pytest.raises(ValueError, match="a partitioner and a parameter_device"):
-        replicax.StrategyExtended(
-            devices,
-            partitioner=replicax.FixedShardsPartitioner(2),
-            parameter_device=devices[0],
-            num_replicas=4,
-        )
-    with (
-        shared_strategy(4, 2).scope(),
-        pytest.raises(ValueError, match=r"variable 'v'.* can't be split over 4 replicas on 2 device"),
+def test_groups_are_of_devices() -> None:
+    names = ["cpu:0", "cpu:1"]
+    with pytest.raises(
+        ValueError, match=r"group_size 3 does not divide the number of devices that replicas share, 2: "
     ):
-        replicax.Variable(jnp.zeros(8), name="v", partitioner=replicax.FixedShardsPartitioner(2))
+        replicax.MirroredStrategy(names, replicax.GroupPartitioner(3), num_replicas=6)
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    with pytest.raises(
+        ValueError, match=r"groups of logical devices.*got 3 replica\(s\) for 2 group\(s\) of 2 devices"
+    ):
+        replicax.StrategyExtended(devices, num_replicas=3)
 
 
 def test_collectives_that_can_not_join_replicas_of_a_device() -> None:

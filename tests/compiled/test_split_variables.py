@@ -28,11 +28,12 @@ def ordinary_promotion():
         yield
 
 
-def sharded(replicas: int, group: int | None = None) -> replicax.ShardedStrategy:
+def sharded(devices: int, group: int | None = None, per_device: int = 1) -> replicax.ShardedStrategy:
     """A strategy that splits everything, however small, so that most pieces are uneven."""
-    size = group or replicas
+    size = group or devices
     partitioner = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
-    return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], partitioner)
+    names = [f"cpu:{i}" for i in range(devices)]
+    return replicax.ShardedStrategy(names, partitioner, num_replicas=devices * per_device)
 
 
 def kinds(executable: replicax.Executable) -> collections.Counter[str]:
@@ -46,10 +47,10 @@ BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(("replicas", "group"), [(2, 2), (4, 4), (4, 2)])
+@pytest.mark.parametrize(("devices", "group", "per_device"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
-def test_programs_on_split_variables(which: Program, replicas: int, group: int) -> None:
-    strategy = sharded(replicas, group)
+def test_programs_on_split_variables(which: Program, devices: int, group: int, per_device: int) -> None:
+    strategy = sharded(devices, group, per_device)
     x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
     with strategy.scope():
         shared = jax.tree.map(replicax.Variable, which.shared())
@@ -60,7 +61,7 @@ def test_programs_on_split_variables(which: Program, replicas: int, group: int) 
 
     step = Counted(run)
     localities = strategy.extended.trace(step, (x, *shared)).localities
-    check(which, localities, strategy.run(step, (x, *shared)), which.reference(replicas))
+    check(which, localities, strategy.run(step, (x, *shared)), which.reference(devices * per_device))
     assert step.calls == 1
     differ_as_they_say(which)
 

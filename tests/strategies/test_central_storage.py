@@ -13,8 +13,9 @@ DATA = np.random.default_rng(5).normal(size=(4, 8, 3)).astype(np.float32)
 EXECUTORS = ["compiled", "per_replica"]
 
 
-def central(replicas: int) -> replicax.CentralStorageStrategy:
-    return replicax.CentralStorageStrategy([f"cpu:{i}" for i in range(replicas)], "cpu:7")
+def central(devices: int, per_device: int = 1) -> replicax.CentralStorageStrategy:
+    names = [f"cpu:{i}" for i in range(devices)]
+    return replicax.CentralStorageStrategy(names, "cpu:7", num_replicas=devices * per_device)
 
 
 def train(strategy: replicax.Strategy, executor: str = "compiled") -> list[replicax.Variable]:
@@ -36,14 +37,14 @@ def train(strategy: replicax.Strategy, executor: str = "compiled") -> list[repli
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_training_is_the_same_and_variables_stay_at_home(replicas: int, executor: str) -> None:
-    found = train(central(replicas), executor)
+@pytest.mark.parametrize(("devices", "per_device"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_training_is_the_same_and_variables_stay_at_home(devices: int, per_device: int, executor: str) -> None:
+    found = train(central(devices, per_device), executor)
     for mine, theirs in zip(found, train(strategy_of(1)), strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
     for v in found[:-1]:
         assert v.slot.array.devices() == {jax.devices()[7]}
-    assert len(found[-1].slot.array.devices()) == replicas  # each replica's own count
+    assert len(found[-1].slot.array.devices()) == devices  # each replica's own count
 
 
 def test_a_value_read_before_stays_valid() -> None:

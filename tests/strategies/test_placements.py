@@ -13,7 +13,7 @@ import pytest
 
 from tests import processes
 from tests.strategies import workers_placements
-from tests.strategies.workers_placements import LAYOUTS, OPTIMIZERS, REPLICAS
+from tests.strategies.workers_placements import LAYOUTS, OPTIMIZERS, REPLICAS, go_through
 
 WORKERS = {1: [4], 2: [2, 2], 3: [1, 2, 1]}
 """How many replicas each has; of three, no group has a worker for itself."""
@@ -23,7 +23,7 @@ PAIRS = [tuple(list(OPTIMIZERS)[i::3]) for i in range(3)]
 @functools.cache
 def on_one_device(names: tuple[str, ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return workers_placements.go_through([1], 1, "mirrored", "compiled", names, folder)
+        return go_through([1], 1, "mirrored", "compiled", names, folder)
 
 
 @pytest.mark.covering(2)
@@ -39,21 +39,43 @@ def test_every_placement_computes_what_one_device_does(
     assert sum(replicas) == REPLICAS
     arguments = replicas, logical, layout, executor, names, str(tmp_path)
     if workers == 1:
-        results = [workers_placements.go_through(*arguments)]
+        results = [go_through(*arguments)]
     else:
         results = processes.run(
-            workers_placements.go_through,
+            go_through,
             *arguments,
             workers=workers,
             devices=[2 * count for count in replicas],
             timeout=240,
         )
     for found in results:
-        expected = on_one_device(names)
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        for (path, mine), theirs in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-            where = jax.tree_util.keystr(path)
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=where)
+        check(found, names)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("logical", [1, 2])
+@pytest.mark.parametrize(("devices", "per_device"), [(2, 4), (4, 2), (1, 8)])
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_so_does_every_placement_whose_devices_have_several_replicas(
+    layout: str,
+    devices: int,
+    per_device: int,
+    logical: int,
+    executor: str,
+    names: tuple[str, ...],
+    tmp_path: pathlib.Path,
+) -> None:
+    check(go_through([devices], logical, layout, executor, names, str(tmp_path), per_device), names)
+
+
+def check(found: Any, names: tuple[str, ...]) -> None:
+    """It is what one device computes."""
+    expected = on_one_device(names)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for (path, mine), theirs in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
 
 def test_each_worker_has_all_parts_of_a_mirrored_variable() -> None:

@@ -27,6 +27,15 @@ def test_the_default_strategy_runs_compiled() -> None:
     assert float(v) == 3.0
 
 
+def test_one_device_may_have_several_replicas() -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:5", num_replicas=3)
+    assert repr(strategy) == "OneDeviceStrategy([cpu:5], 3 replicas on each)"
+    ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+    assert [int(i) for i in strategy.local_results(ids)] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"got 0 replica\(s\) for 1 device"):
+        replicax.OneDeviceStrategy("cpu:5", num_replicas=0)
+
+
 def test_one_device_keeps_everything_there() -> None:
     strategy = replicax.OneDeviceStrategy("cpu:5")
     with strategy.scope():

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.variables.partitioners import over_all
 from tests import processes
 from tests.conftest import strategy_of
 from tests.strategies import workers_tpu
@@ -137,6 +138,22 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
     strategy.initialize()
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_several_replicas_on_each_core(executor: str) -> None:
+    """A group of what is split is a slice by default, of whose cores each has two replicas."""
+    resolver = replicax.TPUClusterResolver(emulate="1x1x1x2", slices=2)
+    by_slices = replicax.GroupPartitioner(partitioner=over_all(2, min_bytes=0))
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=by_slices, num_replicas=8)
+    assert (strategy.num_replicas_in_sync, strategy.num_hosts, strategy.num_replicas_per_host) == (8, 1, 4)
+    for mine, theirs in zip(train(strategy, executor), train(strategy_of(8), executor), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    with strategy.scope():
+        v = replicax.Variable(jnp.arange(4.0), name="v")
+    where = v.layout.describe(strategy.extended.mesh, 2)
+    assert where == "split along dim 0 over the 2 devices of each of 2 groups"
+    strategy.initialize()
+
+
 def test_what_is_wrong_is_said() -> None:
     resolver = replicax.TPUClusterResolver(emulate="2x2x1x1")
     other = replicax.DeviceAssignment.build(replicax.Topology.from_name("v3:4x4"))
@@ -146,6 +163,8 @@ def test_what_is_wrong_is_said() -> None:
         replicax.TPUStrategy("v3")
     with pytest.raises(TypeError, match="expected a DeviceAssignment, got 4"):
         replicax.TPUStrategy(resolver, 4)
+    with pytest.raises(ValueError, match=r"multiple of the number of devices, .*: got 6 replica\(s\) for 4 device"):
+        replicax.TPUStrategy(resolver, num_replicas=6)
     with pytest.raises(RuntimeError, match="there is no TPU: JAX has cpu:0, .*emulate='2x2x1x2'"):
         replicax.TPUStrategy()
 

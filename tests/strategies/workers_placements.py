@@ -44,11 +44,12 @@ INITIAL = {name: RNG.normal(size=shape).astype(np.float32) for name, (shape, _) 
 BATCHES = RNG.normal(size=(3, 8, 6)).astype(np.float32)
 
 
-def placed(replicas_here: int, logical: int, layout: str) -> replicax.Strategy:
-    """A strategy with so many replicas on this worker."""
-    lockstep, devices = in_lockstep(jax.local_devices()[: replicas_here * logical], 60)
+def placed(devices_here: int, logical: int, layout: str, per_device: int = 1) -> replicax.Strategy:
+    """A strategy with so many devices on this worker, or groups of logical devices, and so many replicas on each."""
+    lockstep, devices = in_lockstep(jax.local_devices()[: devices_here * logical], 60)
     grid = np.array(devices, dtype=object).reshape(-1, logical)
-    return replicax.Strategy(replicax.StrategyExtended(grid, LAYOUTS[layout], lockstep=lockstep))
+    replicas = len(grid) * per_device
+    return replicax.Strategy(replicax.StrategyExtended(grid, LAYOUTS[layout], lockstep=lockstep, num_replicas=replicas))
 
 
 def variables_of(strategy: replicax.Strategy, name: str = "") -> dict[str, replicax.Variable]:
@@ -144,10 +145,18 @@ def use(strategy: replicax.Strategy, executor: Any) -> dict[str, Any]:
     return jax.tree.map(np.asarray, {"use": found})
 
 
-def go_through(replicas_here: Sequence[int], logical: int, layout: str, executor: str, names: Any, folder: str) -> Any:
+def go_through(
+    devices_here: Sequence[int],
+    logical: int,
+    layout: str,
+    executor: str,
+    names: Any,
+    folder: str,
+    per_device: int = 1,
+) -> Any:
     """All of it, as the worker that this process is."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        strategy = placed(replicas_here[jax.process_index()], logical, layout)
+        strategy = placed(devices_here[jax.process_index()], logical, layout, per_device)
         return use(strategy, executor) | train(strategy, executor, names, folder)
 
 

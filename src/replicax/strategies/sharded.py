@@ -65,8 +65,8 @@ class ShardedStrategy(Strategy):
     >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], num_replicas=8)
     >>> with strategy.scope():
     ...     w = replicax.Variable(jnp.zeros((512, 4)), name="w")
-    >>> strategy.num_replicas_in_sync, [shard.data.shape for shard in w.value.addressable_shards]
-    (8, [(256, 4), (256, 4)])
+    >>> w.layout.describe(strategy.extended.mesh, 4), [piece.shape for piece in strategy.local_results(w)][::4]
+    ('split along dim 0 over 2 devices', [(256, 4), (256, 4)])
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 from replicax import _jax
 from replicax._jax.primitive_families import ADDITIONS, CASTS, ELEMENTWISE
 from replicax.collectives import PACK_LIMIT, all_reduce_p
-from replicax.execution.compiled.pieces import Piece, without_dims
+from replicax.execution.compiled.pieces import Piece, summed_over_groups, without_dims
 from replicax.execution.compiled.wanted_pieces import may_scatter, says_nothing_new
 from replicax.execution.program.marks import mark_p, turn_p
 from replicax.variables.layout import Split
@@ -28,10 +28,12 @@ class WantedSum:
     Attributes:
       split: which pieces.
       before: the operations, each of one value and element by element, that are between the value and the sum.
+      in_group: whether the sum is to be over the replicas of each group only, as that over the groups comes later.
     """
 
     split: Split
     before: tuple[Any, ...] = ()
+    in_group: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -42,6 +44,7 @@ class LoopSum:
       of_turn: which pieces of what a turn makes are needed.
       split: which pieces of the stack of all slices, or of the total, these make up.
       adds: whether it is a total to which the turns add.
+      in_group: whether the turns sum in each group only, so that the groups come together once, after the loop.
       first: operations on what a turn makes, before it is summed. So a gradient that is cast to a wider dtype is summed
         in that one.
       last: operations on the pieces, after the loop.
@@ -50,6 +53,7 @@ class LoopSum:
     of_turn: Split
     split: Split
     adds: bool
+    in_group: bool
     first: tuple[Any, ...] = ()
     last: tuple[Any, ...] = ()
 
@@ -59,7 +63,8 @@ class LoopSum:
 
     def result(self, array: Any) -> Piece:
         """The pieces that the loop has stacked or added up, as pieces of the sum that is wanted."""
-        return Piece(_applied(self.last, array), self.split, summed=True)
+        total = summed_over_groups(array, self.split) if self.adds else array
+        return Piece(_applied(self.last, total), self.split, summed=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -82,7 +87,7 @@ class LoopPlan:
     def wanted(self) -> dict[Any, WantedSum]:
         """What a turn makes of which only pieces of sums are needed. Slices are summed when it is over."""
         results = zip(self.body.outvars, self.sums, strict=True)
-        return {v: WantedSum(s.of_turn) for v, s in results if s is not None and s.adds}
+        return {v: WantedSum(s.of_turn, in_group=True) for v, s in results if s is not None and s.adds}
 
 
 def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, WantedSum]) -> LoopPlan:
@@ -113,7 +118,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
             continue
         terms = [v for v in maker.invars if v is not before]
         if maker.primitive.name in ADDITIONS and len(terms) == 1 and all(map(_is_cast, total.before)):
-            sums[i], outputs[i] = LoopSum(total.split, total.split, adds=True, last=total.before), terms[0]
+            sums[i], outputs[i] = LoopSum(total.split, total.split, True, True, last=total.before), terms[0]
     replaced = {v for v, now in zip(loop.body.outvars, outputs, strict=True) if v is not now}
     equations = [e for e in loop.body.eqns if replaced.isdisjoint(e.outvars)]
     body = _jax.replace_inputs(loop.body, inputs, equations, outputs)
@@ -147,7 +152,7 @@ def wanted_sums(
         ):
             found = [sunk.get(v) for v in equation.outvars]
         elif _is_of_one_value(equation) and (later := sunk.get(equation.outvars[0])) is not None:
-            found = [WantedSum(later.split, (equation, *later.before))] * len(equation.invars)
+            found = [WantedSum(later.split, (equation, *later.before), later.in_group)] * len(equation.invars)
         else:
             continue
         for v, total in zip(equation.invars, found, strict=True):
@@ -157,7 +162,7 @@ def wanted_sums(
 
 
 def _of_slices(total: WantedSum) -> LoopSum:
-    return LoopSum(without_dims(total.split, [0]), total.split, adds=False, first=total.before)
+    return LoopSum(without_dims(total.split, [0]), total.split, False, total.in_group, first=total.before)
 
 
 def _applied(equations: Sequence[Any], array: Any) -> Any:

@@ -70,14 +70,14 @@ def gathered(piece: Any, split: Split) -> Any:
     """The whole value, from the pieces of the replica's group (one all-gather)."""
 
     def gather(piece: Any) -> Any:
-        return lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group(split), axis=split.dim, tiled=True)
+        return lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group_of(split), axis=split.dim, tiled=True)
 
     return split.whole(on_logical_devices(gather, split.axes)(piece))
 
 
 def stacked_parts(part: Any, split: Split) -> Any:
     """``[replicas of a group, *shape]``: what each replica of the group has (one all-gather)."""
-    return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=in_group(split))
+    return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=in_group_of(split))
 
 
 def summed_parts(part: Any, split: Split) -> Any:
@@ -91,7 +91,7 @@ def summed_parts(part: Any, split: Split) -> Any:
     return jnp.sum(stacked_parts(part, split), axis=0, dtype=part.dtype)
 
 
-def in_group(split: Split) -> list[list[int]] | None:
+def in_group_of(split: Split) -> list[list[int]] | None:
     """The replicas of each group; ``None`` if there is only one."""
     if split.groups == 1:
         return None
@@ -103,8 +103,8 @@ def of_a_piece(split: Split) -> list[list[int]]:
     return [list(range(i, split.replicas * split.groups, split.replicas)) for i in range(split.replicas)]
 
 
-def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
-    """This replica's piece of the sum over the replicas of each array.
+def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool = False) -> list[Any]:
+    """This replica's piece of the sum over the replicas of each array; with ``in_group``, over those of its group.
 
     A reduce-scatter for each large array, and an all-reduce of the pieces if there are several groups; small arrays of
     a dtype and the same groups are packed into one.
@@ -112,21 +112,33 @@ def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
     results: list[Any] = [None] * len(arrays)
     for count in dict.fromkeys(split.groups for split in splits):
         alike = [i for i, split in enumerate(splits) if split.groups == count]
-        for i, piece in zip(alike, _packed_pieces([arrays[i] for i in alike], [splits[i] for i in alike]), strict=True):
+        pieces = _packed_pieces([arrays[i] for i in alike], [splits[i] for i in alike], in_group)
+        for i, piece in zip(alike, pieces, strict=True):
             results[i] = piece
     return results
 
 
-def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
+def summed_over_groups(piece: Any, split: Split) -> Any:
+    """The sum over the groups of what each has as this piece: one all-reduce, if there are several."""
+    if split.groups == 1:
+        return piece
+
+    def add(piece: Any) -> Any:
+        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split))
+
+    return on_logical_devices(add, split.axes)(piece)
+
+
+def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool) -> list[Any]:
     """The same for arrays with the same groups."""
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, PACK_LIMIT)
     for i in whole:
-        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim)
+        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim, in_group)
     for members in groups:
         rows = [jnp.moveaxis(splits[i].laid_out(arrays[i]), splits[i].dim, 0) for i in members]
         flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
-        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0)
+        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0, in_group)
         offset = 0
         for i, row, part in zip(members, rows, flat, strict=True):
             piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
@@ -135,14 +147,19 @@ def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split]) -> list[Any]:
     return results
 
 
-def _scattered(array: Any, split: Split, dim: int) -> Any:
-    """This replica's part of the sum over all replicas: one of as many along ``dim`` as a group has replicas."""
+def _scattered(array: Any, split: Split, dim: int, in_group: bool) -> Any:
+    """This replica's part of the sum: one of as many along ``dim`` as a group has replicas."""
+    groups = in_group_of(split)
 
     def in_turn(array: Any) -> Any:
-        piece = lax.psum_scatter(
-            array, REPLICA_AXIS, scatter_dimension=dim, axis_index_groups=in_group(split), tiled=True
-        )
-        return piece if split.groups == 1 else lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split))
+        piece = lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
+        several = split.groups > 1 and not in_group
+        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split)) if several else piece
+
+    def own_of_sum(array: Any) -> Any:
+        size = array.shape[dim] // split.replicas
+        total = lax.psum(array, REPLICA_AXIS, axis_index_groups=groups if in_group else None)
+        return lax.dynamic_slice_in_dim(total, own_number(split) * size, size, axis=dim)
 
     def scatter(array: Any) -> Any:
         if _jax.coordination_client() is None:
@@ -150,14 +167,9 @@ def _scattered(array: Any, split: Split, dim: int) -> Any:
         # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
         # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no
         # longer.
-        return lax.platform_dependent(array, cpu=lambda array: _own_of_sum(array, split, dim), default=in_turn)
+        return lax.platform_dependent(array, cpu=own_of_sum, default=in_turn)
 
     return on_logical_devices(scatter, split.axes)(array)
-
-
-def _own_of_sum(array: Any, split: Split, dim: int) -> Any:
-    size = array.shape[dim] // split.replicas
-    return lax.dynamic_slice_in_dim(lax.psum(array, REPLICA_AXIS), own_number(split) * size, size, axis=dim)
 
 
 class Gathers:

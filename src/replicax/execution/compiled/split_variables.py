@@ -272,10 +272,15 @@ class Partition:
     def summed(self, values: Sequence[Any], sums: Sequence[LoopSum | None]) -> list[Any]:
         """What a turn of a loop has made: pieces of the sums over the replicas, and anything else whole."""
         arrays = [v.array if isinstance(v, Piece) and v.summed else None for v in values]
-        late = [(i, s) for i, s in enumerate(sums) if s is not None and arrays[i] is None]
-        summands = [s.summand(self.whole(values[i])) for i, s in late]
-        for (i, _), piece in zip(late, summed_pieces(summands, [s.of_turn for _, s in late]), strict=True):
-            arrays[i] = piece
+        for in_group in (False, True):
+            late = [
+                (i, s) for i, s in enumerate(sums) if s is not None and s.in_group is in_group and arrays[i] is None
+            ]
+            summands = [s.summand(self.whole(values[i])) for i, s in late]
+            for (i, _), piece in zip(
+                late, summed_pieces(summands, [s.of_turn for _, s in late], in_group), strict=True
+            ):
+                arrays[i] = piece
         return [self.whole(v) if array is None else array for v, array in zip(values, arrays, strict=True)]
 
 

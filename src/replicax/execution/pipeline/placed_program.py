@@ -68,11 +68,11 @@ class _Planner:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in program.uses.values():
             _check_may_be_placed(use)
-        devices = int(mesh.shape[REPLICA_AXIS])
-        if program.replicas > devices:
+        groups = int(mesh.shape[REPLICA_AXIS])
+        if program.replicas > groups:
             raise PlacementError(
                 f"{program.name!r} assigns values to logical devices, and {program.replicas} replicas would share "
-                f"{devices} group(s) of these: such a step needs a group for each replica. Leave num_replicas out, and "
+                f"{groups} group(s) of these: such a step needs a group for each replica. Leave num_replicas out, and "
                 "have the step divide its batch itself: the devices work on its parts at the same time"
             )
         self.program = program
