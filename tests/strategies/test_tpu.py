@@ -144,7 +144,7 @@ def test_several_replicas_on_each_core(executor: str) -> None:
     resolver = replicax.TPUClusterResolver(emulate="1x1x1x2", slices=2)
     by_slices = replicax.GroupPartitioner(partitioner=over_all(2, min_bytes=0))
     strategy = replicax.TPUStrategy(resolver, variable_partitioner=by_slices, num_replicas=8)
-    assert (strategy.num_replicas_in_sync, strategy.num_hosts, strategy.num_replicas_per_host) == (8, 1, 4)
+    assert (strategy.num_replicas_in_sync, strategy.num_hosts, strategy.num_replicas_per_host) == (8, 2, 4)
     for mine, theirs in zip(train(strategy, executor), train(strategy_of(8), executor), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     with strategy.scope():

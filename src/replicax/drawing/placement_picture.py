@@ -59,7 +59,7 @@ def plot(
     devices = devices_that_hold(replicas.mesh, variables)
     groups = 1
     if isinstance(partitioner, GroupPartitioner):
-        groups = replicas.count // partitioner.size(replicas.count, replicas.slices)
+        groups = replicas.device_count // partitioner.size(replicas.device_count, replicas.slices)
     picture = placement_picture(
         type(replicas.strategy).__name__,
         _facts(replicas, groups),

@@ -194,10 +194,9 @@ def _layout_by(
     """
     if partitioner is None:
         return Mirrored()
-    devices = replicas.count // replicas.per_device
-    size = devices
+    size = replicas.device_count
     if isinstance(partitioner, GroupPartitioner):
-        size = partitioner.size(devices, replicas.slices, replicas.per_device)
+        size = partitioner.size(size, replicas.slices, replicas.per_device)
         partitioner = partitioner.partitioner or over_all(size)
     if size == 1:
         return Mirrored()
@@ -214,4 +213,4 @@ def _layout_by(
             f"{shape}, with at most one of them above 1; got {returned!r}"
         )
     dim = next((d for d, p in enumerate(pieces) if p > 1), None)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, devices // size)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, replicas.device_count // size)

@@ -62,9 +62,14 @@ class Replicas:
         return int(self.logical_devices.shape[1])
 
     @property
+    def device_count(self) -> int:
+        """How many devices run replicas; the logical devices of a replica count as one."""
+        return int(self.mesh.shape[REPLICA_AXIS])
+
+    @property
     def per_device(self) -> int:
         """How many replicas each device runs."""
-        return self.count // int(self.mesh.shape[REPLICA_AXIS])
+        return self.count // self.device_count
 
     @property
     def here(self) -> dict[int, jax.Device]:
