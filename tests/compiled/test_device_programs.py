@@ -30,10 +30,15 @@ LAYER, SMALL = 4 * WIDTH * WIDTH, 4 * LAYERS * WIDTH
 BATCHES = RNG.normal(size=(2, 16, WIDTH)).astype(np.float32)
 
 
-def placed(devices: int, per_device: int, partitioner: Any = None, logical: int = 1) -> replicax.Strategy:
-    """Devices, or groups of logical devices, with so many replicas on each."""
+def placed(
+    devices: int, per_device: int, partitioner: Any = None, logical: int = 1, at_once: int = 1
+) -> replicax.Strategy:
+    """Devices, or groups of logical devices, with so many replicas on each, and so many of these at the same time."""
     grid = np.array(jax.devices()[: devices * logical], dtype=object).reshape(devices, logical)
-    return replicax.Strategy(replicax.StrategyExtended(grid, partitioner, num_replicas=devices * per_device))
+    replicas = devices * per_device
+    return replicax.Strategy(
+        replicax.StrategyExtended(grid, partitioner, num_replicas=replicas, replicas_at_once=at_once)
+    )
 
 
 class Training:
@@ -123,6 +128,24 @@ def test_each_turn_gathers_and_scatters_what_is_large(devices: int, logical: int
     for name in ("layers", "last"):
         shard = training.model[name].slot.array.addressable_shards[0].data
         assert shard.size * group * logical == INITIAL[name].size
+
+
+def test_replicas_at_once_share_what_is_gathered() -> None:
+    training = Training(placed(2, 4, over_all(2, 0), at_once=2))
+    assert issued(training.program()) >= GATHERED  # in two turns, of two replicas each
+    for mine, theirs in zip(training.go(), on_one_device(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_counts_every_turn() -> None:
+    """As many examples of a device cost as much, in one part or in several."""
+    plans = []
+    for per_device in (1, 4):
+        strategy = placed(2, per_device)
+        step = Training(strategy).step
+        plans.append(replicax.plan(strategy, step, jax.ShapeDtypeStruct((8 // per_device, WIDTH), jnp.float32)))
+    assert plans[0].cost.matrix_flops == plans[1].cost.matrix_flops
+    assert [(plan.replicas, plan.devices) for plan in plans] == [(2, 2), (8, 2)]
 
 
 def test_a_device_never_has_the_whole_model_or_its_gradients() -> None:

@@ -113,11 +113,12 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     uses, makers = _uses(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
     outputs: list[Any] = list(loop.body.outvars)
     for i, (before, total) in enumerate(zip(inputs[loop.constants :], wanted[: loop.carried], strict=False)):
-        maker = makers.get(outputs[i])
-        if total is None or maker is None or is_small(before) or uses[before] != 1 or uses[outputs[i]] != 1:
+        if total is None or is_small(before) or not all(map(_is_cast, total.before)):
             continue
-        terms = [v for v in maker.invars if v is not before]
-        if maker.primitive.name in ADDITIONS and len(terms) == 1 and all(map(_is_cast, total.before)):
+        maker = makers.get(outputs[i])
+        terms = [] if maker is None else [v for v in maker.invars if v is not before]
+        adds = maker is not None and maker.primitive.name in ADDITIONS and len(terms) == 1
+        if adds and uses[before] == uses[outputs[i]] == 1:
             sums[i], outputs[i] = LoopSum(total.split, total.split, True, True, last=total.before), terms[0]
     replaced = {v for v, now in zip(loop.body.outvars, outputs, strict=True) if v is not now}
     equations = [e for e in loop.body.eqns if replaced.isdisjoint(e.outvars)]
