@@ -203,6 +203,7 @@ PROGRAMS: dict[str, Program] = {
     "remat2": lambda: jax.checkpoint(jnp.sin)(_row()),
     "reshape": lambda: lax.reshape(_row(), (2, 2)),
     "rev": lambda: lax.rev(_row(), (0,)),
+    "rng_bit_generator": lambda: lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (4,)),
     "rng_uniform": lambda: lax.rng_uniform(0.0, 1.0, (4,)),
     "scan": lambda: lax.scan(lambda c, x: (c + x, c), 0.0, _row()),
     "select_and_gather_add": lambda: jax.jvp(_maxima, (_square(),), (_square(),)),

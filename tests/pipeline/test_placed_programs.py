@@ -14,6 +14,7 @@ import pytest
 import replicax
 from replicax.execution.pipeline.regions import Region
 from replicax.execution.pipeline.schedule import schedule
+from replicax.variables.partitioners import over_all
 from tests import processes
 from tests.pipeline import workers_placed
 
@@ -290,7 +291,43 @@ def test_stages_may_be_split_over_the_replicas(groups):
     assert {"all-gather", "reduce-scatter"} <= kinds
 
 
-def test_replicas_may_be_on_several_workers():
+KINDS = "all-reduce", "all-gather", "reduce-scatter"
+OPTIMIZERS = {
+    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "lamb": optax.lamb(1e-2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "groups", "microbatches"),
+    [("clipped", 2, 1, 2), ("lamb", 2, 2, 1), pytest.param("clipped", 4, 1, 2, marks=pytest.mark.soak)],
+)
+def test_what_goes_from_region_to_region_stays_in_pieces(name, size, groups, microbatches):
+    model, tx = mlp(2), OPTIMIZERS[name]
+    x, y = data_for(model)
+    _, expected = trained_on_one_device(model, tx, x, y, 2)
+    pieces = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    strategy = strategy_of(size * groups, 2, partitioner=pieces)
+    pipeline = Pipeline(strategy, model, tx, microbatches)
+    batch = pipeline.batch(x, y)
+    for _ in range(2):
+        strategy.run(pipeline.step, args=batch)
+    for found, wanted in zip(pipeline.params, expected, strict=True):
+        for key, variable in found.items():
+            np.testing.assert_allclose(variable.numpy(), wanted[key], atol=1e-5)
+    for v in pipeline.optimizer.variables:
+        if v.ndim:
+            assert v.slot.array.addressable_shards[0].data.size == v.size // size
+    # A gradient is scattered where it is summed, also if its update waits for the norm of those of other stages.
+    program = strategy.extended.trace(pipeline.step, args=batch)
+    for device in range(2):
+        sizes = {kind: [c.bytes for c in program.collectives(device) if c.kind == kind] for kind in KINDS}
+        assert sizes["reduce-scatter"]
+        assert max(sizes["all-reduce"], default=0) < 4 * WIDTH * WIDTH / (1 if groups > 1 else size)
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["mirrored", "split"])
+def test_replicas_may_be_on_several_workers(splits):
     def loss_of(ws):
         return jnp.mean((jnp.tanh(workers_placed.batch() @ ws[0]) @ ws[1]) ** 2)
 
@@ -299,7 +336,7 @@ def test_replicas_may_be_on_several_workers():
         loss, gradients = jax.value_and_grad(loss_of)(ws)
         ws = [w - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
         expected.append(loss)
-    for losses, found, _ in processes.run(workers_placed.train, 3, workers=2, devices=2):
+    for losses, found, _ in processes.run(workers_placed.train, 3, splits, workers=2, devices=2):
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         for a, b in zip(found, ws, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)

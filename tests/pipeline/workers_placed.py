@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax
+from replicax.variables.partitioners import over_all
 
 
 def weights() -> list[np.ndarray]:
@@ -18,11 +19,12 @@ def batch() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
 
 
-def train(steps: int) -> tuple[list[float], list[np.ndarray], list[list[int]]]:
-    """A pipeline of two stages, one replica on each worker: losses, weights, and where these are."""
+def train(steps: int, splits: bool = False) -> tuple[list[float], list[np.ndarray], list[list[int]]]:
+    """A pipeline of two stages, one replica on each worker: losses, weights, and where these or their pieces are."""
     lockstep = replicax.MultiWorkerMirroredStrategy().extended.lockstep
+    pieces = over_all(2, min_bytes=0)
     devices = np.array(sorted(jax.devices(), key=lambda d: (d.process_index, d.id))).reshape(-1, 2)
-    strategy = replicax.Strategy(replicax.StrategyExtended(devices, lockstep=lockstep))
+    strategy = replicax.Strategy(replicax.StrategyExtended(devices, pieces if splits else None, lockstep=lockstep))
     with strategy.scope():
         first, second = (replicax.Variable(w, name=f"w{k}") for k, w in enumerate(weights()))
     rows = np.split(batch(), len(devices))
@@ -45,4 +47,5 @@ def train(steps: int) -> tuple[list[float], list[np.ndarray], list[list[int]]]:
     losses = [float(strategy.run(step, args=(x,))) for _ in range(steps)]
     shards = [[s.device.id for s in w.slot.array.addressable_shards] for w in (first, second)]
     assert [d.id for d in devices[jax.process_index()]] == [i for ids in shards for i in ids]
-    return losses, [np.asarray(w.slot.array.addressable_data(0)) for w in (first, second)], shards
+    assert all(w.slot.array.addressable_data(0).shape == ((4, 8) if splits else (8, 8)) for w in (first, second))
+    return losses, [w.numpy() for w in (first, second)], shards

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.convolutions import bind_in_branch
+from replicax._jax.contractions import bind_in_branch
 from replicax.collectives import all_reduce_p
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.local_collectives import (

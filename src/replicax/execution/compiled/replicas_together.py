@@ -36,7 +36,7 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
         return (
             is_action(equation)
             or name in HOST_CALLS | FOREIGN_CALLS | GENERATORS
-            or any(is_key(v.aval.dtype) and v.aval.dtype != _threefry() for v in operands)
+            or any(is_key(_dtype(v)) and _dtype(v) != _threefry() for v in operands)
             or any(map(_jax.is_mutable, [*operands, *equation.outvars]))
             or (decides and may_differ(operands[0]))
         )
@@ -44,6 +44,11 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
     return not any(
         is_for_one(e) or any(_jax.contains(inner, is_for_one) for inner in _jax.sub_jaxprs(e)) for e in stage.alone
     )
+
+
+def _dtype(value: Any) -> Any:
+    """That of a value; ``None`` if it is no array."""
+    return getattr(value.aval, "dtype", None)
 
 
 @functools.cache
@@ -81,7 +86,8 @@ class Term:
         dtype = widened(self.value.aval.dtype)
         if self.product is None:
             return jnp.sum(arrays[0], 0, dtype=dtype)
-        result = _jax.summed_up(self.product, *arrays, widened(self.product.outvars[0].aval.dtype), on_cpu=on_cpu)
+        lhs, rhs = arrays
+        result = _jax.summed_up(self.product, lhs, rhs, widened(_dtype(self.product.outvars[0])), on_cpu=on_cpu)
         for move in self.moves:
             if move.primitive.name in TRANSPOSITIONS:
                 [result] = _jax.bind(move, [result])
@@ -118,5 +124,5 @@ def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[An
 def _keeps_sums(equation: _jax.Equation) -> bool:
     """Whether it makes no difference if a sum is taken before or after: but for precision, which is not less before."""
     name = equation.primitive.name
-    floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (*equation.invars, *equation.outvars))
+    floats = all(jnp.issubdtype(_dtype(v), jnp.inexact) for v in (*equation.invars, *equation.outvars))
     return name in TRANSPOSITIONS or (name in CASTS and floats)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax._jax import primitive_families as families
-from replicax._jax.convolutions import convolution_dimensions
+from replicax._jax.contractions import convolution_dimensions
 from replicax._jax.operation_params import dims_along, dot_dimensions, moved_dims, untouched_dims
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
 from replicax.execution.padding.example_places import (

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.convolutions import convolution_dimensions
+from replicax._jax.contractions import convolution_dimensions
 from replicax._jax.operation_params import dot_dimensions
 from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS, SCANS
 

@@ -18,6 +18,7 @@ from replicax.errors import PlacementError
 from replicax.execution.compiled.device_program import evaluated
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
+from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
 from replicax.execution.pipeline.placement import Placement, Variables, place
@@ -102,6 +103,8 @@ class _Planner:
             for v, (_, locality) in zip(self.flat.inputs[len(program.reads) :], program.arguments, strict=False)
         }
         self.pieces = any(isinstance(u.layout, Split) for u in program.uses.values())
+        if self.pieces:
+            self.layouts = self._in_pieces() | self.layouts
 
     def _infer(self) -> list[Locality]:
         """The localities of the results, and in ``found`` those of all values."""
@@ -113,6 +116,13 @@ class _Planner:
         closed = [M] * (len(self.flat.inputs) - len(inputs))  # what called programs have closed over
         infer(self.flat.jaxpr(program.jaxpr), inputs + closed, {}, check=False, found=self.found)
         return outputs[len(program.writes) :]
+
+    def _in_pieces(self) -> dict[Any, Layout]:
+        """How those values lie between regions that only pieces are needed of, such as sums of gradients."""
+        wanted = [use.layout if isinstance(use.layout, Split) else None for use in self.program.writes]
+        hints = wanted_pieces(self.flat.jaxpr(self.program.jaxpr), wanted)
+        made = {v for operation in self.flat.operations for v in operation.results}
+        return {v: split for v, split in hints.items() if v in made and self.found.get(v, M) is not T}
 
     def _place(self) -> Placement:
         program, flat = self.program, self.flat

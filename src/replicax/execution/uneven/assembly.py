@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.convolutions import bind_in_branch
+from replicax._jax.contractions import bind_in_branch
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.replica_values import largest_of
