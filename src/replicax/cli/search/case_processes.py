@@ -65,7 +65,7 @@ class _CaseProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the search, which ends all
+                process_group=0,  # Ctrl-C is for the search, which ends all; and it stays as nice as the search
                 env={**os.environ, "TMPDIR": str(folder)},
             )
 

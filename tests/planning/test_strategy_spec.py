@@ -1,0 +1,128 @@
+"""What a search varies: strategies as values, the batch that they share, and estimates for devices that share a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax.planning.calibration import measured_chip
+from replicax.planning.chip_specs import CHIPS, Chip
+from replicax.planning.estimate import Estimate
+from replicax.planning.global_batch import examples_of, with_examples
+from replicax.planning.planner import variables_alone
+from replicax.planning.strategy_spec import StrategySpec, block_of
+
+
+@pytest.mark.parametrize(
+    ("values", "replicas", "logical", "kept"),
+    [
+        ({}, 8, 1, 1),
+        ({"variables": "sharded"}, 8, 1, 8),
+        ({"variables": "groups:2", "microbatches": 2}, 16, 1, 2),
+        ({"variables": "sharded", "logical": 2}, 4, 2, 4),
+        ({"variables": "groups:2", "logical": (2, 2, 1, 1), "microbatches": 3}, 6, 4, 2),
+    ],
+)
+def test_the_same_answer_everywhere(values, replicas: int, logical: int, kept: int) -> None:
+    strategy = StrategySpec(devices=8, **values).strategy()
+    assert (strategy.num_replicas_in_sync, strategy.extended.num_logical_devices) == (replicas, logical)
+    data = np.arange(48 * 4, dtype=np.float32).reshape(48, 4)
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.ones((1024, 4)), name="w")
+    assert strategy.local_results(w)[0].shape == (1024 // kept, 4)
+
+    def step(x):
+        w.assign_add(jnp.tile(replicax.get_replica_context().all_reduce("sum", x.sum(0)), (1024, 1)))
+
+    for batch in strategy.distribute_dataset([data]):
+        strategy.run(step, args=(batch,))
+    np.testing.assert_allclose(w.numpy(), np.tile(1 + data.sum(0), (1024, 1)))
+
+
+@pytest.mark.parametrize("text", ["split", "groups", "groups:0", "groups:x", "groups:2:2", "", None])
+def test_how_variables_lie_is_one_of_three(text) -> None:
+    with pytest.raises(ValueError, match=r"must be mirrored, sharded or groups:N, such as groups:8, got "):
+        StrategySpec(variables=text)
+
+
+@pytest.mark.parametrize("cores", range(1, 65))
+def test_blocks_divide_the_mesh(cores: int) -> None:
+    mesh = (4, 4, 8, 2)
+    fits = {n for x in (1, 2, 4) for y in (1, 2, 4) for z in (1, 2, 4, 8) for c in (1, 2) if (n := x * y * z * c)}
+    if cores in fits:
+        block = block_of(cores, mesh)
+        assert np.prod(block) == cores
+        assert all(size % part == 0 for size, part in zip(mesh, block, strict=True))
+    else:
+        with pytest.raises(ValueError, match=rf"no block of {cores} cores divides 4x4x8x2 cores"):
+            block_of(cores, mesh)
+
+
+def test_the_batch_of_an_element() -> None:
+    element = {"x": jax.ShapeDtypeStruct((6, 3), "float32"), "n": jax.ShapeDtypeStruct((), "int32"), "k": 7}
+    assert examples_of(element) == 6
+    assert with_examples(element, 2) == {**element, "x": jax.ShapeDtypeStruct((2, 3), "float32")}
+    assert with_examples(None, 2) is None
+    assert examples_of(3.0) is None
+
+
+@pytest.mark.parametrize("number", [0, -1, 0.5])
+def test_a_batch_that_can_not_be(number) -> None:
+    with pytest.raises(ValueError, match=r"a replica would have .* examples of the batch"):
+        with_examples(jax.ShapeDtypeStruct((6, 3), "float32"), number)
+
+
+def test_arrays_that_differ_in_the_number_of_examples() -> None:
+    element = jax.ShapeDtypeStruct((6, 3), "float32"), jax.ShapeDtypeStruct((5,), "float32")
+    with pytest.raises(ValueError, match="it has 5, 6 of them"):
+        with_examples(element, 2)
+
+
+@pytest.mark.parametrize(("variables", "pieces"), [("mirrored", 1), ("sharded", 8), ("groups:4", 4)])
+def test_what_variables_alone_need(variables: str, pieces: int) -> None:
+    strategy = StrategySpec(devices=8, variables=variables).strategy()
+    with strategy.scope():
+        w, unused = (replicax.Variable(lambda: jnp.zeros((64, 64)), name=name) for name in ("w", "unused"))
+    step, element = (lambda x: (x @ w).sum()), jax.ShapeDtypeStruct((32, 64), "float32")
+    chip = Chip("card", flops=1.0, memory=100.0, bandwidth=1.0)
+    assert variables_alone(strategy, step, element, chip=chip) == (64 * 64 * 4 // pieces, 100)
+    assert variables_alone(strategy, step, element)[1] is None
+    assert unused.shape == (64, 64)
+
+
+def test_devices_that_share_a_processor_do_one_thing_after_the_other() -> None:
+    parts = {"compute": 1.0, "memory": 2.0, "communication": 4.0, "arithmetic": 8.0, "launches": 16.0}
+    serial = Estimate(**parts, is_serial=True)
+    assert serial.overlapped == serial.sequential == 31.0
+    assert serial.bound_by == "launches"
+    chip = dataclasses.replace(serial, is_serial=False, launches=0.0, arithmetic=0.0)
+    assert (chip.overlapped, chip.sequential, chip.bound_by) == (4.0, 6.0, "communication")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_measured_chip_estimates_a_step(devices: int) -> None:
+    chip = measured_chip(jax.devices()[:devices])
+    assert all(getattr(chip, name) > 0 for name in ("flops", "bandwidth", "arithmetic", "launch", "memory"))
+    assert (chip.link > 0) == (devices > 1)
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    found = replicax.plan(strategy, lambda x: jnp.tanh(x @ x), jax.ShapeDtypeStruct((64, 64), "float32"), chip=chip)
+    assert found.estimate is not None
+    assert found.estimate.compute == pytest.approx(2 * 64**3 / chip.flops)
+    assert found.estimate.arithmetic >= 64 * 64 / chip.arithmetic
+    assert found.estimate.launches == found.cost.launches * chip.launch > 0
+    assert found.estimate.overlapped == found.estimate.sequential > found.estimate.compute
+
+
+def test_no_devices() -> None:
+    with pytest.raises(ValueError, match="expected at least one device, got none"):
+        measured_chip([])
+
+
+def test_the_chip_table_counts_no_launches() -> None:
+    """Its figures are those of documents, which have none of this."""
+    assert not any(chip.launch or chip.arithmetic or chip.meeting or chip.is_serial for chip in CHIPS.values())
