@@ -59,7 +59,8 @@ def plot(
     devices = devices_that_hold(replicas.mesh, variables)
     groups = 1
     if isinstance(partitioner, GroupPartitioner):
-        groups = replicas.count // partitioner.size(replicas.count, replicas.slices)
+        apart = replicas.count // replicas.per_device
+        groups = apart // partitioner.size(apart, replicas.slices)
     picture = placement_picture(
         type(replicas.strategy).__name__,
         _facts(replicas, groups),
