@@ -18,8 +18,8 @@ from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
     Exchange,
+    HeldPart,
     Holding,
-    Part,
     columns_of,
     devices_that_hold,
     exchanges_in,
@@ -226,7 +226,7 @@ class _Page:
     def _value(
         self,
         holding: Holding,
-        part: Part,
+        part: HeldPart,
         place: tuple[float, float, float, float],
         dims: tuple[int | None, int | None],
         colour: str,
