@@ -49,7 +49,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldPart:
+class DevicePart:
     """What one device has of a variable.
 
     Attributes:
@@ -90,7 +90,7 @@ class Holding:
     where: str
     shape: tuple[int, ...]
     bytes: int
-    parts: tuple[HeldPart | None, ...]
+    parts: tuple[DevicePart | None, ...]
 
     def shown_dims(self) -> tuple[int | None, int | None]:
         """The two dims that a picture has room for: those that are split, and then the largest."""
@@ -103,7 +103,7 @@ class Holding:
             return None, None
         return (None, chosen[0]) if len(chosen) == 1 else (chosen[0], chosen[1])
 
-    def share(self, part: HeldPart) -> str:
+    def share(self, part: DevicePart) -> str:
         """How much of the value a device has."""
         if part.own:
             return f"{part.copies} of its own" if part.copies > 1 else "its own"
@@ -179,14 +179,14 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
     indices: Any = array.sharding.devices_indices_map(array.shape)
     item = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
-    def part(device: jax.Device) -> HeldPart | None:
+    def part(device: jax.Device) -> DevicePart | None:
         if device not in indices:
             return None
         bounds = [index.indices(size)[:2] for index, size in zip(indices[device], array.shape, strict=True)]
         first, last = bounds.pop(0) if own else (0, 1)
         if isinstance(layout, Split):  # without what fills it up
             bounds = [(min(start, n), min(end, n)) for (start, end), n in zip(bounds, shape, strict=True)]
-        return HeldPart(tuple(bounds), own, last - first, first, item)
+        return DevicePart(tuple(bounds), own, last - first, first, item)
 
     return Holding(
         variable.name,

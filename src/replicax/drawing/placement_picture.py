@@ -18,7 +18,7 @@ from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
     Exchange,
-    HeldPart,
+    DevicePart,
     Holding,
     columns_of,
     devices_that_hold,
@@ -226,7 +226,7 @@ class _Page:
     def _value(
         self,
         holding: Holding,
-        part: HeldPart,
+        part: DevicePart,
         place: tuple[float, float, float, float],
         dims: tuple[int | None, int | None],
         colour: str,
