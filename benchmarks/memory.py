@@ -86,7 +86,7 @@ class Placement:
 
 
 PLACEMENTS = [
-    *(Placement(replicas, 1, 1) for replicas in (2, 8)),
+    Placement(8, 1, 1),
     *(Placement(replicas, 1, replicas) for replicas in (2, 4, 8)),
     *(Placement(8, 1, group) for group in (2, 4)),
     *(Placement(8 // logical, logical, 1) for logical in (2, 4)),
@@ -186,8 +186,11 @@ def main() -> None:
     wanted = parser.parse_args().rows
     if unknown := set(wanted) - set(names):
         parser.error(f"there are no rows {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    # Buffers and collectives are settled before machine code is made, so that may be made in a hurry.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+    # Buffers and collectives are settled before machine code is made, so that may be made in a hurry. And the compiler
+    # for CPUs would make one of all the all-reduces between groups, for which the pieces of all gradients must be there
+    # at once; the others join them up to a size.
+    flags = "--xla_backend_optimization_level=0 --xla_disable_hlo_passes=cpu-all-reduce-combiner"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     replicax.use_cpu_devices(8)
     path = _measure.RESULTS / "memory.json"
     found = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if wanted else {}

@@ -144,7 +144,7 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
     slices = max(replicas.slices, 1)
     columns = []
     for i, device in enumerate(devices):
-        name = f"{device.platform}:{device.id}"
+        name = f"{device.platform}:{_number(device) if replicas.lockstep.several else device.id}"
         if i >= replicas.mesh.size:
             columns.append(Column(name, (), None, "", ""))
             continue
@@ -156,6 +156,11 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
         group = f"group {mine[0] * groups // replicas.count}" if groups > 1 else ""
         columns.append(Column(name, mine, member if logical > 1 else None, panel, group))
     return columns
+
+
+def _number(device: jax.Device) -> int:
+    """By which the device's own worker names it."""
+    return [d for d in jax.devices(device.platform) if d.process_index == device.process_index].index(device)
 
 
 def devices_that_hold(mesh: Mesh, variables: Sequence[Variable]) -> tuple[jax.Device, ...]:

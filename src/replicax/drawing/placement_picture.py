@@ -17,8 +17,8 @@ from replicax.devices.quantities import bytes_in_words
 from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
-    Exchange,
     DevicePart,
+    Exchange,
     Holding,
     columns_of,
     devices_that_hold,
