@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -75,6 +76,25 @@ def test_a_strategy_is_a_short_class(count: int) -> None:
         expected = expected + (data * expected).sum(0)
     np.testing.assert_allclose(w.numpy(), expected)
     assert list(strategy.extended.worker_devices) == jax.devices()[:count][::-1]
+
+
+def test_a_strategy_of_several_choices_is_a_file_of_30_lines() -> None:
+    """The page runs it; and those of ours that only choose have no more code than that."""
+    page = (SOURCES.parents[1] / "docs" / "placement.md").read_text()
+    [own] = re.findall(r"^```python\n(class .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert "GroupPartitioner" in own
+    assert "StrategyExtended" in own
+    assert len(own.splitlines()) <= 30
+    for name in ("one_device", "mirrored", "central_storage", "sharded", "default"):
+        tree = ast.parse((SOURCES / "strategies" / f"{name}.py").read_text())
+        [strategy] = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        code = [
+            statement
+            for function in strategy.body
+            if isinstance(function, ast.FunctionDef)
+            for statement in function.body
+        ]
+        assert sum(s.end_lineno - s.lineno + 1 for s in code) <= 30, name
 
 
 def test_a_chip_is_a_value() -> None:

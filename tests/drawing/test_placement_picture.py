@@ -14,7 +14,9 @@ import pytest
 
 import replicax
 from replicax.drawing.svg import cut_to, lines_of, width_of
+from tests import processes
 from tests.conftest import logical_strategy, strategy_of
+from tests.drawing import workers_drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -88,6 +90,15 @@ def test_many_devices_and_variables(tmp_path) -> None:
     assert [text for text in found if re.fullmatch(r"v\d+", text)] == [f"v{i}" for i in range(3, 15)]
     assert "15 variables of 660 B, the 12 largest" in " ".join(found)
     assert words(draw(tmp_path, pairs, None, kept[:2])).count("v0") == 1
+
+
+def test_any_of_several_workers_draws_all_of_them(tmp_path) -> None:
+    assert processes.run(workers_drawing.draw_alone, tmp_path, workers=2, devices=2) == [2, 2]
+    found = words(ET.parse(tmp_path / "picture.svg").getroot())
+    assert [text for text in found if text.startswith(("worker", "replica ", "cpu:"))] == [
+        *("worker 0", "worker 1", "replica 0", "replica 1", "cpu:0", "cpu:1", "cpu:0", "cpu:1")
+    ]
+    assert (found.count("1/4"), found.count("16 KiB")) == (4, 1)
 
 
 def test_what_is_wrong(tmp_path) -> None:

@@ -49,7 +49,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class DevicePart:
     """What one device has of a variable.
 
     Attributes:
@@ -90,7 +90,7 @@ class Holding:
     where: str
     shape: tuple[int, ...]
     bytes: int
-    parts: tuple[Part | None, ...]
+    parts: tuple[DevicePart | None, ...]
 
     def shown_dims(self) -> tuple[int | None, int | None]:
         """The two dims that a picture has room for: those that are split, and then the largest."""
@@ -103,7 +103,7 @@ class Holding:
             return None, None
         return (None, chosen[0]) if len(chosen) == 1 else (chosen[0], chosen[1])
 
-    def share(self, part: Part) -> str:
+    def share(self, part: DevicePart) -> str:
         """How much of the value a device has."""
         if part.own:
             return f"{part.copies} of its own" if part.copies > 1 else "its own"
@@ -144,7 +144,7 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
     slices = max(replicas.slices, 1)
     columns = []
     for i, device in enumerate(devices):
-        name = f"{device.platform}:{device.id}"
+        name = f"{device.platform}:{_number(device) if replicas.lockstep.several else device.id}"
         if i >= replicas.mesh.size:
             columns.append(Column(name, (), None, "", ""))
             continue
@@ -156,6 +156,11 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
         group = f"group {mine[0] * groups // replicas.count}" if groups > 1 else ""
         columns.append(Column(name, mine, member if logical > 1 else None, panel, group))
     return columns
+
+
+def _number(device: jax.Device) -> int:
+    """By which the device's own worker names it."""
+    return [d for d in jax.devices(device.platform) if d.process_index == device.process_index].index(device)
 
 
 def devices_that_hold(mesh: Mesh, variables: Sequence[Variable]) -> tuple[jax.Device, ...]:
@@ -179,14 +184,14 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
     indices: Any = array.sharding.devices_indices_map(array.shape)
     item = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
-    def part(device: jax.Device) -> Part | None:
+    def part(device: jax.Device) -> DevicePart | None:
         if device not in indices:
             return None
         bounds = [index.indices(size)[:2] for index, size in zip(indices[device], array.shape, strict=True)]
         first, last = bounds.pop(0) if own else (0, 1)
         if isinstance(layout, Split):  # without what fills it up
             bounds = [(min(start, n), min(end, n)) for (start, end), n in zip(bounds, shape, strict=True)]
-        return Part(tuple(bounds), own, last - first, first, item)
+        return DevicePart(tuple(bounds), own, last - first, first, item)
 
     return Holding(
         variable.name,

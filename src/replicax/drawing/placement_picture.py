@@ -17,9 +17,9 @@ from replicax.devices.quantities import bytes_in_words
 from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
+    DevicePart,
     Exchange,
     Holding,
-    Part,
     columns_of,
     devices_that_hold,
     exchanges_in,
@@ -225,7 +225,7 @@ class _Page:
     def _value(
         self,
         holding: Holding,
-        part: Part,
+        part: DevicePart,
         place: tuple[float, float, float, float],
         dims: tuple[int | None, int | None],
         colour: str,
