@@ -32,6 +32,7 @@ from replicax.execution.replica_values import ARRAYS
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
@@ -172,7 +173,10 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         return given[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
-    leaves = [one(leaf) for leaf in leaves]
+    settings = module_numbers(treedef)
+    leaves = [
+        leaf if i in settings and type(leaf) in (int, float, complex) else one(leaf) for i, leaf in enumerate(leaves)
+    ]
     # Put together by the replica itself: some containers remember the trace that they were made in.
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
 

@@ -16,6 +16,7 @@ from replicax.devices.host_values import check_integers
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.tracing.function_key import ById, ByKey
+from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.locality import Locality, M, T
 from replicax.nests import is_leaf, learn
 from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
@@ -51,8 +52,8 @@ class Arguments:
     """The arguments of one call of a step.
 
     ``PerReplica`` values are traced with locality T; arrays, NumPy arrays and scalars, ints, floats and complex
-    numbers are traced with locality M; all other leaves (bools, strings, other Python objects, variables) are
-    static: the step sees the object itself, and another object means another program.
+    numbers are traced with locality M; all other leaves (bools, strings, other Python objects, variables, the numbers
+    of modules) are static: the step sees the object itself, and another object means another program.
 
     Attributes:
       arrays: the traced values, in the order of the flattened arguments.
@@ -111,6 +112,10 @@ class Arguments:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
                 keys.append((M, leaf.shape, dtype, False))
             elif kind is int or kind is float or kind is complex:
+                if position in module_numbers(self._tree):
+                    self._statics.append((position, leaf))
+                    keys.append((_STATIC, kind, repr(leaf)))
+                    continue
                 if kind is int and not _LOWEST <= leaf <= _HIGHEST:
                     check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)

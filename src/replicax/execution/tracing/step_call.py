@@ -84,6 +84,6 @@ def _check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set
         raise TypeError(
             f"{where}, of type {kind}, was changed in place by the step ({first}), and nothing of that leaves it: a "
             "step works on a copy of its arguments, as under jax.jit, so nothing would be trained. Keep the parameters "
-            "in replicax.Variables (replicax.value_and_grad, replicax.Optimizer), or return the changed object or its "
-            "state (of Flax NNX: return nnx.state(model)), and pass it to the next step"
+            "in replicax.Variables (replicax.as_variables, replicax.value_and_grad, replicax.Optimizer), or return the "
+            "changed object, and pass it to the next step"
         )

@@ -1,0 +1,48 @@
+"""Numbers of modules: which Python numbers among the arguments are part of a module's structure.
+
+A number that somebody passes to a step changes from call to call, so it is traced. A number in a module of Equinox is a
+setting, such as the rate of a dropout, by which the module's Python decides: ``equinox.filter_jit`` takes it as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+NUMBERS = (int, float, complex)
+"""Of Python; other leaves of modules are arrays, or no numbers."""
+
+_NONE: frozenset[int] = frozenset()
+
+
+def module_numbers(tree: Any) -> frozenset[int]:
+    """The positions of the leaves that are in a module of Equinox, if the user has loaded that.
+
+    Args:
+      tree: the structure of the arguments.
+
+    >>> import equinox, jax
+    >>> from replicax.execution.tracing.module_numbers import module_numbers
+    >>> module_numbers(jax.tree.structure((1.0, equinox.nn.Dropout(0.5))))
+    frozenset({1, 2})
+    """
+    equinox = sys.modules.get("equinox")
+    return _NONE if equinox is None else _inside(tree, equinox.Module)
+
+
+@functools.lru_cache(maxsize=256)
+def _inside(tree: Any, module: type) -> frozenset[int]:
+    found: set[int] = set()
+    first = 0
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        data = node.node_data()
+        if data is not None and not issubclass(data[0], module):
+            nodes += reversed(node.children())
+            continue
+        if data is not None:
+            found.update(range(first, first + node.num_leaves))
+        first += node.num_leaves
+    return frozenset(found)
