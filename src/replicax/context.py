@@ -86,6 +86,7 @@ class ReplicaContext(Renamed):
     def __init__(self, replicas: Replicas, communicator: Communicator) -> None:
         self._replicas = replicas
         self._communicator = communicator
+        self.asked_for_count = False  # whether the step may have put the number of replicas into its numbers
 
     @property
     def strategy(self) -> Strategy:
@@ -95,6 +96,7 @@ class ReplicaContext(Renamed):
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas run the step together (a Python int)."""
+        self.asked_for_count = True
         return self._replicas.count
 
     @property
@@ -152,7 +154,7 @@ class ReplicaContext(Renamed):
 
     def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
         mine = countable(slices.values)
-        mine = mine if op is ReduceOp.SUM else divide(mine, self.num_replicas_in_sync)
+        mine = mine if op is ReduceOp.SUM else divide(mine, self._replicas.count)
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 
@@ -429,6 +431,13 @@ def set_strategy(strategy: Strategy | None) -> None:
     _stack.base = (
         None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
     )
+
+
+def note_asked_for_count() -> None:
+    """The caller has asked a strategy how many replicas there are."""
+    frames = _stack.frames
+    if frames and frames[-1].replica is not None:
+        frames[-1].replica.asked_for_count = True
 
 
 def check_may_enter(replicas: Replicas) -> None:

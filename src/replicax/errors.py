@@ -102,6 +102,14 @@ class RetraceWarning(UserWarning):
     """A function is traced again and again; the message says which part of its key keeps changing."""
 
 
+class ShareWarning(UserWarning):
+    """Replicas sum what is not their share, such as the gradient of a mean over their own examples.
+
+    The message says what the sum is instead, and the cure; the warning's place is the line of the loss. It comes when a
+    step is traced for several replicas. ``replicax.as_share`` says of a loss that it is meant so.
+    """
+
+
 class ExecutorWarning(UserWarning):
     """A step runs as plain Python, one replica at a time, because it can't be one compiled program; says why."""
 

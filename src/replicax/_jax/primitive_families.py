@@ -41,6 +41,11 @@ ELEMENTWISE = primitives_named(
 """Each element of the result is computed from those in its place, wherever it is."""
 
 ADDITIONS = primitives_named("add")
+DIFFERENCES = primitives_named("sub")
+PRODUCTS = primitives_named("mul")
+QUOTIENTS = primitives_named("div")
+NEGATIONS = primitives_named("neg")
+BOUNDS = primitives_named("clamp max min")
 LESS_THAN = primitives_named("lt")
 SELECTIONS = primitives_named("select_n")
 
@@ -64,6 +69,12 @@ IDENTITIES = HANDED_ON | primitives_named("device_put name pvary sharding_constr
 
 MOVING = primitives_named("broadcast_in_dim concatenate dynamic_slice gather pad reshape rev slice squeeze transpose")
 """They only move elements about."""
+
+FIRST_MOVED = primitives_named("dynamic_slice gather rev slice split")
+"""Their results are elements of the first operand."""
+
+MOVED_TOGETHER = primitives_named("dynamic_update_slice pad")
+"""Their results are elements of all operands, but for those that say where."""
 
 CUTTING = primitives_named("dynamic_slice gather slice split squeeze unstack")
 """Of their operand's elements they may give some only."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +17,16 @@ from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
-from replicax._jax.primitive_families import UNRELIABLE
+from replicax._jax.primitive_families import JITTED, UNRELIABLE
 from replicax._jax.traces import MESH_SETTING, current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
+
+_LIBRARIES = (
+    *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (os.__file__, os.path.dirname(jax.__file__))),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    "<frozen",
+)
+"""Where files are that nobody has written for this program: Python's, what is installed beside JAX, and ours."""
 
 
 def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
@@ -405,3 +413,32 @@ def source_line(equation: Equation) -> str:
     if frame is None:
         return "an unknown line"
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+def source_place(equations: Sequence[Equation]) -> tuple[str, int]:
+    """The user's file and line that an equation comes from: the innermost that is of no library, if there is one.
+
+    Args:
+      equations: the equation, after those that it is inside of. What JAX has traced for another call of a function that
+        is jitted, and kept, has the line of that call; then it is the line of this one.
+    """
+    found: tuple[str, int] | None = None
+    for call, equation in zip([None, *equations], equations, strict=False):
+        traceback: Any = equation.source_info.traceback
+        frames = traceback.frames if traceback is not None else ()
+        is_kept = call is not None and call.primitive.name in JITTED
+        if found is None or not is_kept or found in {(f.file_name, f.line_num) for f in frames}:
+            users = ((f.file_name, f.line_num) for f in frames if not f.file_name.startswith(_LIBRARIES))
+            found = next(users, found)
+    if found is None:
+        frame = _source_info.user_frame(equations[-1].source_info.traceback)
+        return ("an unknown line", 0) if frame is None else (frame.file_name, frame.start_line)
+    return found
+
+
+def comes_from(equation: Equation, functions: Collection[str], file: str) -> bool:
+    """Whether an equation was recorded by one of these ``functions``, of a file whose path ends like this."""
+    traceback = equation.source_info.traceback
+    return traceback is not None and any(
+        f.function_name in functions and f.file_name.endswith(file) for f in traceback.frames
+    )

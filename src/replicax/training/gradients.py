@@ -108,7 +108,7 @@ def value_and_grad(
         _jax.renew_kept_programs()
         for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
             outer.write(variable, value, must_be_mirrored)
-        loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS)
+        loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS, is_loss=True)
         if unconnected_gradients == "none":
             gradients = [g if i in connected else None for i, g in enumerate(gradients)]
         by_variable = dict(zip(chosen, gradients, strict=True))

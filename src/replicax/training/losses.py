@@ -112,7 +112,35 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     replica = _replica("scale_regularization_loss")
     loss = _float(regularization_loss, "scale_regularization_loss: regularization_loss")
-    return share_p.bind(loss / replica.num_replicas_in_sync)[0]
+    return share_p.bind(loss / replica._replicas.count)[0]
+
+
+def as_share(loss: Any) -> jax.Array:
+    """``loss``, as this replica's share: you say that its sum over the replicas is what you want.
+
+    For a loss that you have scaled yourself, where a :class:`replicax.ShareWarning` is wrong, or a sum of means is
+    what you want. It changes no value.
+
+    Args:
+      loss: an array or number.
+
+    Returns:
+      An array of the same shape. T: it is this replica's own. No collective.
+
+    Raises:
+      ContextError: called in cross-replica context.
+      TypeError: it is not a number.
+
+    >>> import replicax, jax.numpy as jnp, numpy as np
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def share(losses, global_batch_size):
+    ...     return replicax.as_share(jnp.sum(losses) / global_batch_size)
+    >>> for losses in strategy.distribute_dataset([np.array([1.0, 2.0, 3.0, 6.0], np.float32)]):
+    ...     float(strategy.reduce("sum", strategy.run(share, args=(losses, 4))))
+    3.0
+    """
+    _replica("as_share")
+    return share_p.bind(_float(loss, "as_share: loss"), stated=True)[0]
 
 
 def along_rows(mask: Any, values: Any) -> jax.Array:

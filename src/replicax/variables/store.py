@@ -47,10 +47,13 @@ class Store(Protocol):
     def copies(self, variable: Variable) -> PerReplica:
         """Every replica's copy of an on-read variable, in cross-replica context."""
 
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
         """Return ``values``; raise ``otherwise`` if the first one turns out to have a refused locality.
 
-        The check is made if any of the values is used.
+        The check is made if any of the values is used. With ``is_loss`` the first is a loss, and the others are its
+        gradients.
         """
 
     def if_it_fails(self, undo: Callable[[], None]) -> None:
@@ -102,7 +105,9 @@ class ConcreteStore:
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Stacked(self.read(variable)))
 
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
         return list(values)
 
     def if_it_fails(self, undo: Callable[[], None]) -> None:
@@ -143,8 +148,10 @@ class DerivedStore:
         assert isinstance(form, Local)
         return PerReplica(Local(self.read(variable), form.communicator))
 
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
-        return self.outer.expect(values, refused, otherwise)
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
+        return self.outer.expect(values, refused, otherwise, is_loss=is_loss)
 
     def if_it_fails(self, undo: Callable[[], None]) -> None:
         self.outer.if_it_fails(undo)

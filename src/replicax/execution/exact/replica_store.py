@@ -82,7 +82,9 @@ class ExactStore:
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
 
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
         # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
         self.obligations.append(Obligation(refused, otherwise))
         return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)

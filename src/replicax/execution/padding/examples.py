@@ -51,11 +51,11 @@ class _ExamplesPass(Dataflow[Place]):
         return joined(facts)
 
     def sliced(self, facts: list[Place]) -> list[Place]:
-        return list(map(_sliced, facts))
+        return list(map(sliced_place, facts))
 
     def stacked(self, facts: list[Place], over: list[Place]) -> list[Place]:
         over_examples = Rows(0) in over  # each turn is about one of them
-        return [_stacked(place, over_examples) for place in facts]
+        return [stacked_place(place, over_examples) for place in facts]
 
     def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
@@ -79,7 +79,7 @@ def _is_something(place: Place) -> bool:
     return isinstance(place, Rows | Untraceable)
 
 
-def _sliced(place: Place) -> Place:
+def sliced_place(place: Place) -> Place:
     """A turn's part of what a scan goes over."""
     if not isinstance(place, Rows):
         return PART if isinstance(place, Untraceable) else None
@@ -88,7 +88,13 @@ def _sliced(place: Place) -> Place:
     return None if place == Rows(0) else PART
 
 
-def _stacked(place: Place, over_examples: bool) -> Place:
+def stacked_place(place: Place, over_examples: bool) -> Place:
+    """Where the examples are in what a scan makes of its turns' results.
+
+    Args:
+      place: in the result of a turn.
+      over_examples: whether each turn is about one example.
+    """
     if isinstance(place, Rows):
         return UNKNOWN if over_examples else place.moved(place.dim + 1)
     if isinstance(place, Untraceable):

@@ -50,6 +50,10 @@ class Dataflow(abc.ABC, Generic[Fact]):
     def operation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
         """The facts on the results of what is no loop, branch or call, and on its operands afterwards."""
 
+    def literal(self, literal: _jax.Literal) -> Fact:
+        """The fact on a number that stands in the program."""
+        return self.constant
+
     def decided(self, fact: Fact, decision: Fact) -> Fact:
         """The fact on a result, if it depends on a ``decision`` besides: how often a loop runs, or which branch."""
         return fact
@@ -77,7 +81,7 @@ class Dataflow(abc.ABC, Generic[Fact]):
         env.update(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Fact:
-            return self.constant if isinstance(atom, _jax.Literal) else env[atom]
+            return self.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
 
         for equation in jaxpr.eqns:
             facts = [read(v) for v in equation.invars]

@@ -23,6 +23,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.program import Program, Result, Use
+from replicax.execution.shares.mistakes import warn_of_shares
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
@@ -81,9 +82,11 @@ class TracedStore:
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
 
-    def expect(self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str) -> list[Any]:
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
         mark_id = len(self.obligations)
-        self.obligations[mark_id] = Obligation(refused, otherwise)
+        self.obligations[mark_id] = Obligation(refused, otherwise, is_loss)
         return mark_p.bind(*map(jnp.asarray, values), mark_id=mark_id)
 
 
@@ -122,11 +125,12 @@ def capture(
     for number, (aval, _) in enumerate(arguments):
         check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None
+    asked = False
     results: list[Result] = []
     result_tree: Any = None
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
-        nonlocal store, result_tree
+        nonlocal store, result_tree, asked
         way = communicator or SpmdCommunicator(
             None if example_dims is None else ReplicaExamples(*values[-2:]), replicas.options
         )
@@ -136,6 +140,7 @@ def capture(
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
             returned = call_step(fn, args, kwargs, store.values, store.writes)
+        asked = replica.asked_for_count
         leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
@@ -175,7 +180,7 @@ def capture(
     unused = [i for i in range(n_arguments) if i not in by_position]
     assert not unused, f"arguments {unused} were dropped while tracing"
     everywhere = NamedSharding(replicas.mesh, PartitionSpec())
-    return Program(
+    program = Program(
         name=name,
         replicas=replicas.count,
         at_once=replicas.at_once,
@@ -195,6 +200,8 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
+    warn_of_shares(program, asked)
+    return program
 
 
 def state_of_this_thread() -> Callable[[], None]:

@@ -1,0 +1,83 @@
+"""The commonest mistake, told: what replicas add up that is not their share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from replicax.errors import ShareWarning
+from replicax.execution.program.program import Program
+from replicax.execution.shares.share_pass import SharePass
+from replicax.execution.shares.terms import Kind, Level, Makeup, reading
+from replicax.locality import T
+
+
+def warn_of_shares(program: Program, asked: bool) -> None:
+    """Warn if gradients that are summed over the replicas are not those of shares, as far as that is certain.
+
+    Args:
+      program: as it was captured.
+      asked: whether the step has asked how many replicas there are.
+    """
+    if program.replicas == 1 or not any(o.is_loss for o in program.obligations.values()):
+        return
+    found: dict[tuple[str, int, Kind], str] = {}
+    for rows in _numbers_of_examples(program):
+        shares = SharePass(program, rows, asked)
+        for use, makeup in zip(program.writes, shares.of_writes(), strict=True):
+            for line, kind in _mistakes(makeup, program.replicas):
+                place = shares.place(line)
+                found.setdefault((*place, kind), use.describe())
+    for (file, line, kind), variable in found.items():
+        text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
+        warnings.warn_explicit(f"{text} {_MEANT}", ShareWarning, file, line)
+
+
+def _numbers_of_examples(program: Program) -> Iterable[int]:
+    """How many examples a replica may have: the sizes of arguments along dim 0, or to how many rows they are padded."""
+    if program.example_dims is not None:
+        return [program.arguments[-2][0].shape[0]]
+    sizes = [aval.shape[0] for aval, locality in program.arguments if locality is T and aval.ndim]
+    return dict.fromkeys(sizes) or [0]
+
+
+def _mistakes(makeup: Makeup, replicas: int) -> list[tuple[int, Kind]]:
+    """The lines of what is wrong with the value that a variable gets, and what it is."""
+    totals = [(t, reading(t, replicas)) for t in makeup.terms if t.level is Level.TOTAL]
+    # Parameters that each replica has changed by itself are averaged: that is no gradient.
+    averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
+    return [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.TWICE)]
+
+
+_SUMMED = "and its gradient is summed over the {n} replicas, into {variable}"
+_TEXTS = {
+    Kind.MEAN: (
+        "step {step}: this is a mean over one replica's own examples. It is in a loss of value_and_grad, "
+        + _SUMMED
+        + ": that is {n} times the gradient of the mean over the whole batch. Use "
+        "replicax.compute_average_loss(per_example_losses), which is this replica's share of that mean; or average the "
+        'gradients (all_reduce("mean", gradients), and apply_gradients with aggregate=False).'
+    ),
+    Kind.REPEATED: (
+        "step {step}: here something that is the same on every replica is added to this replica's share of a loss. "
+        "Each of the {n} replicas adds all of it, " + _SUMMED + ": it counts {n} times. Add "
+        "replicax.scale_regularization_loss(…) of it."
+    ),
+    Kind.TWICE: (
+        "step {step}: this is a replica's share already, and it is divided by the number of replicas once more: the "
+        "gradient that is summed over the {n} replicas, into {variable}, is 1/{n} of what it should be. Leave out one "
+        "of the two: sum the gradients of shares, and don't average them."
+    ),
+    Kind.BENT: (
+        "step {step}: this is a function of a replica's share that is not linear, such as a root. Such values don't "
+        "add up to the function of the whole, " + _SUMMED + ". Apply it to each example's loss, before "
+        "replicax.compute_average_loss."
+    ),
+    Kind.CLIPPED: (
+        "step {step}: here each replica clips or normalizes its own gradient before that is summed over the {n} "
+        "replicas, into {variable}. So the sum is clipped otherwise than the gradient of the whole batch would be. Sum "
+        'first (all_reduce("sum", gradients), and apply_gradients with aggregate=False), or let the optimizer clip '
+        "(optax.chain(optax.clip_by_global_norm(…), …)), which does it after the sum."
+    ),
+}
+_MEANT = "If it is meant as it is, say so: replicax.as_share(loss)."

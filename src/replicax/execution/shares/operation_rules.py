@@ -1,0 +1,331 @@
+"""What an operation makes of the terms of its operands.
+
+Terms go through what is linear: sums, products with values that are the same on every replica, and whatever moves
+elements about. A sum over the examples begins a term. A function that is not linear ends all terms, but for those of
+which it is a mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+from replicax._jax import primitive_families as families
+from replicax._jax.operation_params import dims_along, dot_dimensions
+from replicax.execution.padding.example_places import OperationShapes, Place, Rows
+from replicax.execution.shares.terms import (
+    ANY,
+    NOTHING_KNOWN,
+    Factor,
+    Factors,
+    Kind,
+    Level,
+    Makeup,
+    Term,
+    is_close,
+    of_all,
+    product_of,
+    reading,
+    times,
+)
+from replicax.locality import M, R, T
+
+GRADIENTS = (Kind.SUM, Kind.MEAN, Kind.SHARE, Kind.REPEATED, Kind.TWICE, Kind.BENT, Kind.UNKNOWN)
+"""Terms of a gradient that nobody has clipped."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShareOperation:
+    """One operation: what the rules look at."""
+
+    shapes: OperationShapes
+    makeups: tuple[Makeup, ...]
+    line: int
+    """Its number."""
+    is_float: bool
+    """Whether its results are floats."""
+    replicas: int
+    asked: bool
+    """Whether the step has asked how many replicas there are: then it may have put that into any number."""
+    divides_by_replicas: Callable[[], bool]
+    """Whether it is a division by their number, if it is one by a number that is the same."""
+
+    @property
+    def own(self) -> list[Makeup]:
+        """Of the operands that may differ between replicas."""
+        return [m for m in self.makeups if m.locality is T]
+
+
+def own_result(o: ShareOperation, place: Place) -> Makeup:
+    """The makeup of a result that may differ between replicas.
+
+    Args:
+      o: the operation.
+      place: where the examples are in the result.
+    """
+    name = o.shapes.name
+    made = _RULES[name](o) if name in _RULES else _of_function(o)
+    made = dataclasses.replace(
+        made, locality=T, place=place, trained=any(m.trained for m in o.makeups), outside=False, number=None
+    )
+    if made.has_examples:
+        return dataclasses.replace(made, terms=frozenset(), rest=False)
+    return dataclasses.replace(made, rest=made.rest or not made.terms)
+
+
+def common_result(o: ShareOperation, place: Place) -> Makeup:
+    """The makeup of a result that is the same on every replica, as all operands are."""
+    name = o.shapes.name
+    locality = M
+    for m in o.makeups:
+        locality = locality | m.locality
+    factors: Factors = ()
+    terms = frozenset(t for m in o.makeups for t in m.terms)
+    numbers = [m.number for m in o.makeups]
+    number = None
+    if name in _OF_NUMBERS and None not in numbers:
+        with contextlib.suppress(ArithmeticError):
+            number = _OF_NUMBERS[name](*numbers)
+    if name in families.PRODUCTS | families.QUOTIENTS:
+        scales = [_scale(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.makeups)]
+        factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.makeups, scales, strict=True)))
+        pairs = zip(o.makeups, scales[::-1], strict=True)
+        terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
+    elif name in _LINEAR:
+        factors = of_all([m.factors for m in o.makeups])
+    return Makeup(
+        locality,
+        place,
+        terms,
+        False,
+        factors,
+        any(m.trained for m in o.makeups),
+        any(m.outside for m in o.makeups),
+        number,
+    )
+
+
+# --- what is multiplied by what ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scale:
+    """What a value is multiplied by."""
+
+    factors: Factors
+    number: float | None = None
+
+
+def _scale(o: ShareOperation, m: Makeup, divides: bool) -> _Scale:
+    """Multiplying by ``m``, which is the same on every replica; or dividing by it."""
+    if m.number is None:
+        if m.locality is R or m.outside:
+            return _Scale((ANY,))
+        return _Scale(tuple(f._replace(value=1 / f.value) if divides and f != ANY else f for f in m.factors))
+    if not m.number or not math.isfinite(m.number):
+        return _Scale(())
+    value = 1 / m.number if divides else m.number
+    size = abs(value)
+    if is_close(size, 1.0):
+        return _Scale(())
+    if is_close(size, 1 / o.replicas):
+        return _Scale((Factor(size, divides and (o.asked or o.divides_by_replicas())),), value)
+    if o.asked and not is_close(size, o.replicas):
+        return _Scale((ANY,), value)
+    whole = max(size, 1 / size)
+    return _Scale((Factor(size, False),) if is_close(whole, round(whole)) else (), value)
+
+
+def _scaled(term: Term, scale: _Scale) -> Term:
+    """``term``, multiplied."""
+    factors = scale.factors
+    if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
+        return times(term, tuple(f for f in factors if f != ANY and scale.number is None))  # a learning rate
+    if ANY in factors and scale.number is not None and any(is_close(scale.number * c, 1.0) for c in term.counts):
+        factors = (Factor(scale.number, False),)
+    return times(term, factors)
+
+
+def _multiplied(m: Makeup, scale: _Scale) -> Makeup:
+    """A value that may differ between replicas, multiplied by what does not."""
+    terms = frozenset(_scaled(t, scale) for t in m.terms)
+    return Makeup(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
+
+
+def _product(o: ShareOperation) -> Makeup:
+    return _of_two(o, divides=False)
+
+
+def _quotient(o: ShareOperation) -> Makeup:
+    return _of_two(o, divides=True)
+
+
+def _of_two(o: ShareOperation, divides: bool) -> Makeup:
+    a, b = o.makeups
+    if b.locality is not T:
+        return _multiplied(a, _scale(o, b, divides))
+    if a.locality is not T:
+        return _of_function(o) if divides else _multiplied(b, _scale(o, a, False))
+    if a.has_examples or b.has_examples:
+        # A number of this replica's may be anything: how many examples it has, by how many there are.
+        both = a.has_examples and b.has_examples
+        return Makeup(T, factors=product_of(a.factors, b.factors) if both else (ANY,))
+    if a.are(Level.GRADIENT, *GRADIENTS) and b.are(Level.GRADIENT, Kind.FUNCTION):
+        return _one(o, Kind.CLIPPED, Level.GRADIENT)
+    if not divides and b.are(Level.GRADIENT, *GRADIENTS) and a.are(Level.GRADIENT, Kind.FUNCTION):
+        return _one(o, Kind.CLIPPED, Level.GRADIENT)
+    if divides and all(m.are(Level.LOSS, Kind.SUM) and _read(o, m) == {Kind.SUM} for m in (a, b)):
+        return _one(o, Kind.MEAN)
+    return _of_function(o)
+
+
+def _matrix_product(o: ShareOperation) -> Makeup:
+    a, b = o.makeups
+    dims = dot_dimensions(o.shapes.params)
+    if a.has_examples or b.has_examples:
+        # What comes before a layer is no scale of a loss.
+        factors: Factors = product_of(*(m.factors for m in o.own))
+        if any(m.locality is not T and m.trained for m in (a, b)):
+            factors = ()
+        places = [m.place.dim if isinstance(m.place, Rows) else None for m in (a, b)]
+        if any(place in contracted for place, contracted in zip(places, dims.contracted, strict=True)):
+            size = math.prod(o.shapes.shapes[0][d] for d in dims.contracted[0])
+            return _sum_over(o, size, factors)
+        return Makeup(T, factors=factors)
+    return _of_two(o, divides=False)
+
+
+# --- sums ---------------------------------------------------------------------------------------------------
+
+
+def _sum(o: ShareOperation) -> Makeup:
+    [m], [shape] = o.makeups, o.shapes.shapes
+    dims = dims_along(o.shapes.params, len(shape))
+    size = math.prod(shape[d] for d in dims)
+    if m.has_examples:
+        if len(dims) == len(shape) or (isinstance(m.place, Rows) and m.place.dim in dims):
+            return _sum_over(o, size, m.factors, m.place)
+        return Makeup(T, factors=m.factors)
+    terms = (dataclasses.replace(t, counts=tuple(sorted({*t.counts, *(c * size for c in t.counts)}))) for t in m.terms)
+    return dataclasses.replace(m, terms=frozenset(terms))
+
+
+def _sum_over(o: ShareOperation, size: int, factors: Factors, place: Place = None) -> Makeup:
+    """A sum over the examples, and over ``size`` numbers altogether."""
+    counts = {size} if place is not None and not isinstance(place, Rows) else {o.shapes.rows, size}
+    if not size:
+        return NOTHING_KNOWN
+    return Makeup(T, terms=frozenset({Term(Kind.SUM, o.line, counts=tuple(sorted(counts)), factors=factors)}))
+
+
+def _added(o: ShareOperation) -> Makeup:
+    """What replicas have of their own is added to what they have in common."""
+    own = _merged(o, o.own)
+    levels = {t.level for t in own.terms}
+    if own.has_examples or len(levels) > 1:
+        return own
+    level = levels.pop() if levels else Level.LOSS
+    if level is Level.GRADIENT and Kind.SHARE not in _read(o, own):
+        return own
+    repeated = {
+        Term(Kind.REPEATED, o.line, level, (), m.factors) for m in o.makeups if m.locality is not T and m.trained
+    }
+    return dataclasses.replace(own, terms=own.terms | repeated)
+
+
+def _merged(o: ShareOperation, makeups: Sequence[Makeup]) -> Makeup:
+    terms = frozenset(t for m in makeups for t in m.terms)
+    place = next((m.place for m in makeups if m.has_examples), None)
+    return Makeup(T, place, terms, any(m.rest for m in makeups), of_all([m.factors for m in makeups]))
+
+
+def _put_together(o: ShareOperation) -> Makeup:
+    """One of several, or one after the other."""
+    made = _merged(o, o.own)
+    mixed = any(m.locality is not T and m.trained for m in o.makeups)
+    return dataclasses.replace(made, rest=made.rest or mixed)
+
+
+def _selected(o: ShareOperation) -> Makeup:
+    cases = dataclasses.replace(o, makeups=o.makeups[1:])
+    made = _put_together(cases)
+    weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.makeups)
+    return dataclasses.replace(made, factors=(ANY,)) if weights else made
+
+
+def _first(o: ShareOperation) -> Makeup:
+    """Elements of the first operand; what else there is says which."""
+    return o.makeups[0]
+
+
+# --- what is not linear -------------------------------------------------------------------------------------
+
+
+def _of_function(o: ShareOperation) -> Makeup:
+    """Whatever has no other rule."""
+    own = _merged(o, o.own)
+    linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
+    unclear = Makeup(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
+    if own.has_examples or not o.is_float or not own.terms:
+        return unclear
+    bounded = o.shapes.name in families.BOUNDS
+    if {t.level for t in own.terms} == {Level.GRADIENT}:
+        if bounded and own.are(Level.GRADIENT, Kind.CLIPPED):
+            return own
+        clips = bounded and own.are(Level.GRADIENT, *GRADIENTS)
+        return _one(o, Kind.CLIPPED if clips else Kind.FUNCTION, Level.GRADIENT)
+    if any(m.locality is not T and m.trained for m in o.makeups) and not own.are(Level.LOSS, Kind.SHARE):
+        return unclear
+    if own.are(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _read(o, own) == {Kind.SUM}:
+        return own  # as in max(count, 1)
+    if not own.rest and _read(o, own) == {Kind.MEAN}:
+        return dataclasses.replace(own, terms=frozenset(Term(Kind.MEAN, t.line) for t in own.terms))
+    if own.are(Level.LOSS, Kind.SHARE):
+        return _one(o, Kind.BENT)
+    return unclear
+
+
+def _one(o: ShareOperation, kind: Kind, level: Level = Level.LOSS) -> Makeup:
+    return Makeup(T, terms=frozenset({Term(kind, o.line, level)}))
+
+
+def _read(o: ShareOperation, m: Makeup) -> set[Kind | None]:
+    return {reading(t, o.replicas) for t in m.terms}
+
+
+_KEEPING = families.IDENTITIES | families.CASTS | families.BROADCASTS | families.RESHAPES
+"""What is a number stays that number."""
+_MOVED = (
+    _KEEPING | families.NEGATIONS | families.DIM_MOVES | families.SQUEEZES | families.UNSTACKS | families.FIRST_MOVED
+)
+_TOGETHER = (families.CONCATENATIONS | families.STACKS | families.MOVED_TOGETHER) - families.FIRST_MOVED
+_ADDED = families.ADDITIONS | families.DIFFERENCES | families.COTANGENT_SUMS
+_OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
+    {
+        _KEEPING: lambda x: x,
+        families.NEGATIONS: operator.neg,
+        families.ADDITIONS: operator.add,
+        families.DIFFERENCES: operator.sub,
+        families.PRODUCTS: operator.mul,
+        families.QUOTIENTS: operator.truediv,
+    }
+)
+"""Numbers that are known."""
+
+_LINEAR = _MOVED | _TOGETHER | _ADDED | families.SUMS | families.MATRIX_PRODUCTS
+
+_RULES: Mapping[str, Callable[[ShareOperation], Makeup]] = families.by_primitive(
+    {
+        families.PRODUCTS: _product,
+        families.QUOTIENTS: _quotient,
+        families.MATRIX_PRODUCTS: _matrix_product,
+        families.SUMS: _sum,
+        _ADDED: _added,
+        _MOVED: _first,
+        _TOGETHER: _put_together,
+        families.SELECTIONS: _selected,
+    }
+)

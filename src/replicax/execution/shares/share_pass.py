@@ -1,0 +1,219 @@
+"""The pass over a captured step that finds out what its variables are changed by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, REFERENCES
+from replicax.collectives import all_reduce_p, share_p
+from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
+from replicax.execution.padding.example_rules import result_places
+from replicax.execution.padding.examples import number, shape_of, sliced_place, stacked_place
+from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
+from replicax.execution.program.dataflow import Control, Dataflow, Found
+from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
+from replicax.execution.program.marks import mark_p
+from replicax.execution.program.program import Program
+from replicax.execution.shares.operation_rules import ShareOperation, common_result, own_result
+from replicax.execution.shares.terms import (
+    NOTHING_KNOWN,
+    Kind,
+    Level,
+    Makeup,
+    Term,
+    in_common,
+    reading,
+)
+from replicax.locality import Locality, R, T
+
+_MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectives.py")
+"""Functions that divide by the number of replicas, and their files."""
+_SCALES = ("scale_regularization_loss", "/replicax/training/losses.py")
+
+
+class SharePass(Dataflow[Makeup]):
+    """What the values of a program are made of.
+
+    Args:
+      program: as it was captured.
+      rows: how many examples a replica has.
+      asked: whether the step has asked how many replicas there are.
+    """
+
+    def __init__(self, program: Program, rows: int, asked: bool) -> None:
+        super().__init__(Makeup(outside=True))
+        self.program = program
+        self.rows = rows
+        self.asked = asked
+        self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
+        self._inside: list[_jax.Equation] = []
+
+    def of_writes(self) -> list[Makeup]:
+        """What each variable that the program writes gets."""
+        outputs, _ = self.run(self.program.jaxpr, self._inputs(), final=True)
+        return outputs[: len(self.program.writes)]
+
+    def place(self, line: int) -> tuple[str, int]:
+        """The user's file and line of an operation, by its number."""
+        return _jax.source_place(self._lines[line])
+
+    def _inputs(self) -> list[Makeup]:
+        program = self.program
+        inputs = []
+        for use in program.reads:
+            variable = use.variable()
+            trained = variable is not None and variable.trainable and jnp.issubdtype(variable.dtype, jnp.inexact)
+            locality = use.layout.locality
+            inputs.append(Makeup(locality, trained=trained, rest=locality is T))
+        padded = None if program.example_dims is None else [*program.example_dims, 0, ()]
+        for i, (aval, locality) in enumerate(program.arguments):
+            if locality is not T:
+                inputs.append(Makeup(locality, outside=True))
+                continue
+            dim = padded[i] if padded is not None else 0
+            place: Place = None if dim == () else UNKNOWN if dim is None else Rows(dim)
+            if isinstance(place, Rows) and aval.shape[place.dim : place.dim + 1] != (self.rows,):
+                place = None
+            inputs.append(Makeup(T, place, rest=place is None))
+        return [*inputs, *[self.constant] * len(program.constants)]
+
+    # --- the dataflow -----------------------------------------------------------------------------------------
+
+    def join(self, facts: Iterable[Makeup]) -> Makeup:
+        return in_common(facts)
+
+    def literal(self, literal: _jax.Literal) -> Makeup:
+        value = number(literal)
+        return Makeup(number=float(value)) if isinstance(value, int | float) else Makeup()
+
+    def decided(self, fact: Makeup, decision: Makeup) -> Makeup:
+        if decision.locality is not T or fact.locality is T:
+            return fact
+        return dataclasses.replace(NOTHING_KNOWN, place=fact.place)
+
+    def sliced(self, facts: list[Makeup]) -> list[Makeup]:
+        return [self._at(m, sliced_place(m.place)) for m in facts]
+
+    def stacked(self, facts: list[Makeup], over: list[Makeup]) -> list[Makeup]:
+        over_examples = any(m.place == Rows(0) for m in over)
+        return [
+            self._at(m, stacked_place(m.place, over_examples and m.locality is T and not _is_gradient(m)))
+            for m in facts
+        ]
+
+    def _at(self, m: Makeup, place: Place) -> Makeup:
+        moved = dataclasses.replace(m, place=place, number=None)
+        if moved.has_examples:
+            return dataclasses.replace(moved, terms=frozenset(), rest=False)
+        return dataclasses.replace(moved, rest=moved.locality is T and (m.rest or not moved.terms))
+
+    def equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+        self._inside.append(equation)
+        found = self._equation(equation, facts, control, final)
+        self._inside.pop()
+        return found
+
+    def _equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+        name, count = equation.primitive.name, len(equation.outvars)
+        if equation.primitive is mark_p:
+            return self._marked(equation, facts), facts
+        if equation.primitive is share_p:
+            return [self._share(equation, facts[0])], facts
+        if name in AXIS_POSITION and over_replicas(equation.params):
+            return [NOTHING_KNOWN] * count, facts
+        if replicas_meet(equation):
+            if not all_get_the_same(equation):
+                return [NOTHING_KNOWN] * count, facts
+            if (equation.primitive is all_reduce_p or name in AXIS_SUMS) and len(facts) == count:
+                return [_summed(m) for m in facts], facts
+            return [Makeup(R, trained=True)] * count, facts
+        return super().equation(equation, facts, control, final)
+
+    def operation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+        name, count = equation.primitive.name, len(equation.outvars)
+        if name in REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
+            return [NOTHING_KNOWN] * count, [NOTHING_KNOWN] * len(facts)
+        localities = result_localities(name, equation.params, [m.locality for m in facts], count)
+        if name in LOCALITY_KEPT and len(facts) == count:
+            return facts, facts
+        operation = self._operation(equation, facts)
+        shapes = operation.shapes.results
+        places = [p if shape else None for p, shape in zip(result_places(operation.shapes), shapes, strict=True)]
+        pairs = zip(localities, places, strict=True)
+        return [self._result(operation, locality, place) for locality, place in pairs], facts
+
+    def _result(self, operation: ShareOperation, locality: Locality, place: Place) -> Makeup:
+        if locality is T:
+            return own_result(operation, place) if operation.own else NOTHING_KNOWN
+        return Makeup(locality, place, trained=True) if operation.own else common_result(operation, place)
+
+    def _operation(self, equation: _jax.Equation, facts: Sequence[Makeup]) -> ShareOperation:
+        shapes = OperationShapes(
+            equation.primitive.name,
+            equation.params,
+            tuple(m.place for m in facts),
+            tuple(map(shape_of, equation.invars)),
+            tuple(map(shape_of, equation.outvars)),
+            self.rows,
+            lambda i: number(equation.invars[i]),
+        )
+        return ShareOperation(
+            shapes,
+            tuple(facts),
+            self._line(equation),
+            jnp.issubdtype(getattr(equation.outvars[0].aval, "dtype", jnp.bool_), jnp.inexact),
+            self.program.replicas,
+            self.asked,
+            lambda: any(_jax.comes_from(equation, [name], file) for name, file in (*_MEANS, _SCALES)),
+        )
+
+    def _line(self, equation: _jax.Equation) -> int:
+        self._lines.setdefault(id(equation), tuple(self._inside))
+        return id(equation)
+
+    # --- where terms begin, and where they become gradients and totals ----------------------------------------
+
+    def _share(self, equation: _jax.Equation, m: Makeup) -> Makeup:
+        """What is marked as a share, by a function of ours or by the user."""
+        if m.locality is T and m.has_examples:
+            return m
+        line = self._line(equation)
+        kind = Kind.SHARE
+        if not equation.params.get("stated", False):
+            if m.locality is not T:
+                twice = sum(f.of_replicas for f in m.factors) > 1
+            else:
+                twice = not m.rest and self._readings(m.terms) == {Kind.TWICE}
+            kind = Kind.TWICE if twice else Kind.SHARE
+        return Makeup(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
+
+    def _marked(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
+        obligation = self.program.obligations.get(equation.params["mark_id"])
+        if obligation is None or not obligation.is_loss:
+            return list(facts)
+        loss, *gradients = facts
+        terms = loss.terms if loss.locality is T else frozenset()
+        if Kind.SHARE not in self._readings(terms):
+            # Whether what is the same everywhere should be divided depends on what it is added to.
+            terms = frozenset(t for t in terms if self._readings([t]) != {Kind.REPEATED})
+        terms = frozenset(t.at(Level.GRADIENT) for t in terms) or frozenset(
+            {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
+        )
+        return [loss, *(Makeup(T, None, terms, trained=True) for _ in gradients)]
+
+    def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
+        return {reading(t, self.program.replicas) for t in terms}
+
+
+def _summed(m: Makeup) -> Makeup:
+    """The sum over the replicas."""
+    gradients = (t.at(Level.TOTAL) for t in m.terms if m.locality is T and t.level is Level.GRADIENT)
+    return Makeup(R, terms=frozenset(gradients), trained=m.trained)
+
+
+def _is_gradient(m: Makeup) -> bool:
+    return any(t.level is Level.GRADIENT for t in m.terms)

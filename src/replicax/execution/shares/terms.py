@@ -1,0 +1,195 @@
+"""What a value is the sum of, and by which numbers that has been multiplied.
+
+A replica's *share* of a loss is right to differentiate: the shares of all replicas add up to the whole, and so do their
+gradients. What is not a share, and is summed all the same, comes out too large or too small. So of each value the
+*terms* are followed that are certain, with the numbers that they have been multiplied by. Whatever is not certain is
+left out, and what has been scaled in a way that can't be told is left out, too: a mistake may be missed, but what is
+right is not called wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from replicax.execution.padding.example_places import Place, Rows, Untraceable, joined
+from replicax.locality import Locality, M, T
+
+
+class Kind(enum.Enum):
+    """What a term is."""
+
+    SUM = "a sum over this replica's own examples"
+    MEAN = "a mean over this replica's own examples"
+    SHARE = "this replica's share of a whole"
+    REPEATED = "computed from variables alone, so the same on every replica"
+    TWICE = "a share that has been divided by the number of replicas once more"
+    BENT = "a function of a share that is not linear, so that it is no share"
+    CLIPPED = "a gradient that its replica has clipped, or scaled by a function of itself"
+    FUNCTION = "another function of a gradient"
+    UNKNOWN = "the gradient of a loss of which nothing is certain"
+
+
+class Level(enum.Enum):
+    """How far a term has come."""
+
+    LOSS = "of this replica"
+    GRADIENT = "the gradient of it"
+    TOTAL = "summed over the replicas"
+
+
+class Factor(NamedTuple):
+    """A number that a term has been multiplied by."""
+
+    value: float
+    of_replicas: bool
+    """Whether it certainly is one over the number of replicas, and not a number that happens to be the same."""
+
+
+Factors = tuple[Factor, ...]
+
+ANY = Factor(0.0, False)
+"""Stands for a number that may be anything, so also the number of replicas."""
+
+_MOST_FACTORS = 4
+"""With more of them, too many numbers could be made from them to tell anything."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """One term of a value."""
+
+    kind: Kind
+    line: int
+    """The operation that made it, by its number."""
+    level: Level = Level.LOSS
+    counts: tuple[int, ...] = ()
+    """Of a sum: how many examples it goes over, and how many numbers."""
+    factors: Factors = ()
+
+    def at(self, level: Level) -> Term:
+        """The same, come further."""
+        return dataclasses.replace(self, level=level)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Makeup:
+    """What is known of a value."""
+
+    locality: Locality = M
+    place: Place = None
+    """Where the examples are."""
+    terms: frozenset[Term] = frozenset()
+    """What it is the sum of, if no examples lie along its dims."""
+    rest: bool = False
+    """Whether something is in the sum of which nothing is known."""
+    factors: Factors = ()
+    """If it has no terms: what it may have been multiplied by since something was computed that is not linear."""
+    trained: bool = False
+    """Whether it depends on variables that are trained."""
+    outside: bool = False
+    """Whether it depends on numbers from outside the step, which may have the number of replicas in them."""
+    number: float | None = None
+    """The number that it is, if that is known."""
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether examples may lie along one of its dims."""
+        return isinstance(self.place, Rows | Untraceable)
+
+    def are(self, level: Level, *kinds: Kind) -> bool:
+        """Whether it is made of terms of these kinds, at this level, and of nothing else."""
+        return bool(self.terms) and not self.rest and all(t.level is level and t.kind in kinds for t in self.terms)
+
+
+NOTHING_KNOWN = Makeup(locality=T, rest=True, factors=(ANY,))
+"""Of a value that may differ between replicas."""
+
+
+def in_common(makeups: Iterable[Makeup]) -> Makeup:
+    """What is known of what may be any of several values."""
+    found = tuple(dict.fromkeys(makeups))
+    if len(found) == 1:
+        return found[0]
+    locality = M
+    for makeup in found:
+        locality = locality | makeup.locality
+    # Of a constant, such as the zero with which a loop starts, nothing comes in.
+    mixed = locality is T and any(f.locality is not T and f.trained for f in found)
+    return Makeup(
+        locality,
+        joined(f.place for f in found),
+        frozenset().union(*(f.terms for f in found)),
+        mixed or any(f.rest for f in found),
+        of_all(f.factors for f in found),
+        any(f.trained for f in found),
+        any(f.outside for f in found),
+    )
+
+
+def of_all(factors: Iterable[Factors]) -> Factors:
+    """What a value may have been multiplied by that is made of values with these factors."""
+    result: list[Factor] = []
+    for some in factors:
+        result += [f for f in dict.fromkeys(some) for _ in range(some.count(f) - result.count(f))]
+    return _ordered(result)
+
+
+def product_of(*factors: Factors) -> Factors:
+    """What a product has been multiplied by, of values with these factors."""
+    return _ordered([f for some in factors for f in some])
+
+
+def _ordered(factors: Sequence[Factor]) -> Factors:
+    if len(factors) > _MOST_FACTORS:
+        factors = [*(f for f in factors if f.of_replicas), ANY]
+    certain = sorted(f for f in factors if f != ANY)
+    return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
+
+
+def times(term: Term, factors: Factors) -> Term:
+    """``term``, multiplied by ``factors``."""
+    return dataclasses.replace(term, factors=product_of(term.factors, factors)) if factors else term
+
+
+def reading(term: Term, replicas: int) -> Kind | None:
+    """What a term is, with what it has been multiplied by; ``None`` if it can be read in several ways."""
+    values = [f.value for f in term.factors]
+    if ANY in term.factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED):
+        return None
+    if term.kind is Kind.SUM:
+        found = {
+            Kind.SHARE if by_all or _has(rest, 1 / replicas) else Kind.MEAN
+            for some, rest in _parts(values)
+            for count in term.counts
+            for by_all in (False, True)
+            if is_close(math.prod(some) * count * (replicas if by_all else 1), 1.0)
+        }
+        return Kind.SUM if not found else found.pop() if len(found) == 1 else None
+    if term.kind in (Kind.MEAN, Kind.REPEATED):
+        return Kind.SHARE if _has(values, 1 / replicas) else term.kind
+    if term.kind is Kind.SHARE and any(f.of_replicas for f in term.factors) and not _has(values, replicas):
+        return Kind.TWICE
+    return term.kind
+
+
+def is_close(a: float, b: float) -> bool:
+    """Whether two numbers are the same but for the rounding of a half-precision float."""
+    return math.isclose(a, b, rel_tol=2e-3)
+
+
+def _has(values: Sequence[float], wanted: float) -> bool:
+    """Whether the product of some of ``values`` is ``wanted``."""
+    return any(is_close(math.prod(some), wanted) for some, _ in _parts(values))
+
+
+def _parts(values: Sequence[float]) -> Iterable[tuple[list[float], list[float]]]:
+    """Some of ``values``, at least one, and the others: all ways of choosing them."""
+    for chosen in itertools.product((True, False), repeat=len(values)):
+        if any(chosen):
+            pairs = list(zip(values, chosen, strict=True))
+            yield [v for v, c in pairs if c], [v for v, c in pairs if not c]
