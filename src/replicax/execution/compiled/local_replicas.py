@@ -40,7 +40,7 @@ from replicax.execution.compiled.replica_stages import (
     stages_of,
     used_by,
 )
-from replicax.execution.compiled.replicas_together import Term, can_be_together, terms_of
+from replicax.execution.compiled.replicas_together import ReplicaTerm, can_be_together, terms_of
 from replicax.execution.program.collective_operations import over_replicas
 from replicax.execution.program.marks import turn_p
 from replicax.locality import Locality, M, T
@@ -134,7 +134,7 @@ class LocalReplicas:
         given = [v for v in used if isinstance(env.get(v), Each)]
         shared = {v: env[v] for v in used if v in env and v not in given}
         together = self.at_once > 1 and can_be_together(stage, self.differs)
-        terms = terms_of(stage, self.differs) if together else [Term(v) for v in stage.summed]
+        terms = terms_of(stage, self.differs) if together else [ReplicaTerm(v) for v in stage.summed]
 
         def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
             number, arrays = mine

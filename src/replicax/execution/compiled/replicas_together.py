@@ -58,7 +58,7 @@ def _threefry() -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Term:
+class ReplicaTerm:
     """What each replica has of a sum over replicas.
 
     Attributes:
@@ -94,7 +94,7 @@ class Term:
         return result.astype(dtype)
 
 
-def terms_of(stage: ReplicaStage, differ: Callable[[Any], bool]) -> list[Term]:
+def terms_of(stage: ReplicaStage, differ: Callable[[Any], bool]) -> list[ReplicaTerm]:
     """The terms of the sums of a stage.
 
     Args:
@@ -105,7 +105,7 @@ def terms_of(stage: ReplicaStage, differ: Callable[[Any], bool]) -> list[Term]:
     return [_term(value, made_by, differ) for value in stage.summed]
 
 
-def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[Any], bool]) -> Term:
+def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[Any], bool]) -> ReplicaTerm:
     moves: list[_jax.Equation] = []
     source = value
     while source in made_by:
@@ -117,8 +117,8 @@ def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[An
             [source] = equation.invars
         else:
             is_product = _jax.sums_up(equation) and all(map(differ, equation.invars))
-            return Term(value, equation, tuple(moves)) if is_product else Term(value)
-    return Term(value)
+            return ReplicaTerm(value, equation, tuple(moves)) if is_product else ReplicaTerm(value)
+    return ReplicaTerm(value)
 
 
 def _keeps_sums(equation: _jax.Equation) -> bool:
