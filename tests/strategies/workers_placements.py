@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 import replicax
+from replicax.devices.selection import in_replicas
 from replicax.strategies.multi_worker import in_lockstep
 from replicax.variables.partitioners import over_all
 
@@ -46,8 +47,8 @@ BATCHES = RNG.normal(size=(3, 8, 6)).astype(np.float32)
 
 def placed(devices_here: int, logical: int, layout: str, per_device: int = 1) -> replicax.Strategy:
     """A strategy with so many devices on this worker, or groups of logical devices, and so many replicas on each."""
-    lockstep, devices = in_lockstep(jax.local_devices()[: devices_here * logical], 60)
-    grid = np.array(devices, dtype=object).reshape(-1, logical)
+    mine = in_replicas(jax.local_devices()[: devices_here * logical], logical)
+    lockstep, grid = in_lockstep(mine, 60)
     replicas = len(grid) * per_device
     return replicax.Strategy(replicax.StrategyExtended(grid, LAYOUTS[layout], lockstep=lockstep, num_replicas=replicas))
 
