@@ -3,7 +3,8 @@
     python benchmarks/uneven.py            # exits with 1 if the bar is missed
     python benchmarks/uneven.py --quick    # a third of the time, and noisier
 
-Both are called in turn on two emulated devices and on four; the first and the second call are timed before. Writes
+Both are called in turn on two emulated devices, also with four replicas on each, and on four devices; the first and
+the second call are timed before. Writes
 ``results/uneven.json``. See README.md.
 """
 
@@ -26,7 +27,8 @@ from rich.table import Table
 import replicax
 
 BAR = 3.0
-SIZES = {2: [(8, 6), (25, 24)], 4: [(13, 13, 12, 12), (13, 13, 13, 11), (1, 0, 0, 0)]}
+# Of each replica; where these are more than the devices, several share one.
+SIZES = {2: [(8, 6), (25, 24), (2, 2, 2, 2, 2, 0, 0, 0)], 4: [(13, 13, 12, 12), (13, 13, 13, 11), (1, 0, 0, 0)]}
 
 
 def convolutions() -> _steps.Problem:
@@ -70,7 +72,7 @@ PROBLEMS: dict[str, Callable[[], _steps.Problem]] = {"digits' CNN": convolutions
 
 def training(problem: _steps.Problem, sizes: tuple[int, ...]) -> Callable[[], None]:
     """A call of a training step on slices of these sizes."""
-    strategy = replicax.MirroredStrategy()
+    strategy = replicax.MirroredStrategy(num_replicas=len(sizes))
     with strategy.scope():
         variables = [replicax.Variable(value) for value in problem.initial]
         optimizer = replicax.Optimizer(problem.tx)
@@ -100,7 +102,7 @@ def measure_here(devices: int, turn: int, share: float) -> Any:
     for name, make in PROBLEMS.items():
         problem = make()
         for sizes in SIZES[devices]:
-            calls = [training(problem, sizes), training(problem, (max(sizes),) * devices)]
+            calls = [training(problem, sizes), training(problem, (max(sizes),) * len(sizes))]
             firsts = []
             for call in calls:
                 for _ in range(2):

@@ -14,7 +14,7 @@ import pytest
 
 import replicax
 from replicax.variables.partitioners import over_all
-from tests.conftest import logical_strategy, strategy_of
+from tests.conftest import logical_strategy, shared_strategy, strategy_of
 from tests.programs.test_properties import check_results, is_array, is_leaf
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -232,6 +232,23 @@ def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]
     assert_agree(strategy_of(len(sizes)), PROGRAMS[name], [sizes])
 
 
+SHARED: dict[str, dict[str, Any]] = {
+    "two devices": {"devices": ["cpu:0", "cpu:1"]},
+    "one device": {"devices": ["cpu:0"]},
+    "split": {"devices": ["cpu:0", "cpu:1"], "variable_partitioner": over_all(2, min_bytes=0)},
+    "several at once": {"devices": ["cpu:0", "cpu:1"], "replicas_at_once": 4},
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("place", SHARED)
+@pytest.mark.parametrize("name", ["train", "gather", "shapes", "loops"])
+def test_it_means_the_same_where_replicas_share_devices(name: str, place: str) -> None:
+    """A last batch of 10 on 8 replicas: three of them, and with two devices most of one device's, have nothing."""
+    strategy = replicax.MirroredStrategy(num_replicas=8, **SHARED[place])
+    assert_agree(strategy, PROGRAMS[name], [(2, 2, 2, 2, 2, 0, 0, 0)])
+
+
 @pytest.mark.parametrize(
     "options",
     [replicax.CommunicationOptions(implementation="ring"), replicax.CommunicationOptions(timeout_seconds=60.0)],
@@ -316,8 +333,8 @@ def test_exchanges_among_all_devices_are_not_left_to_some() -> None:
 def test_it_is_the_step_on_the_whole_batch() -> None:
     """However a batch falls on replicas, training is that of one device."""
     states = []
-    for sizes in [(7,), (4, 3), (3, 3, 1), (2, 2, 2, 1), (0, 5, 2, 0)]:
-        strategy = strategy_of(len(sizes))
+    for sizes, devices in [((7,), 1), ((4, 3), 2), ((2, 2, 2, 1), 4), ((0, 5, 2, 0), 4), ((2, 2, 2, 1, 0, 0), 2)]:
+        strategy = shared_strategy(len(sizes), devices)
         _, state = outcome(strategy, PROGRAMS["train"], [sizes, sizes], None)
         states.append(state)
     for state in states[1:]:
