@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from replicax.cli import main
-from replicax.cli.search import case_processes, plan_search
+from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import SearchCase, cases_of
 from replicax.cli.search.ranking import ranked
@@ -325,6 +326,12 @@ def test_cases_end_with_a_search_that_is_killed(tmp_path) -> None:
         search.kill()
         search.wait()
     wait_for_ends([child])
+
+
+def test_examples_in_docstrings() -> None:
+    found = doctest.testmod(choices)
+    assert found.attempted > 3
+    assert found.failed == 0
 
 
 def test_all_combinations() -> None:
