@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from replicax.cli import main
-from replicax.cli.search import case_processes, plan_search
+from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import SearchCase, cases_of
 from replicax.cli.search.ranking import ranked
@@ -175,6 +176,10 @@ def test_equal_times_are_in_the_order_without_overlap() -> None:
         (["--search", "logical=2x"], "--search logical=2x: must be cores along x, y, z and on a chip"),
         (["--search", "width=1", "width=2"], "--search has width twice: give all of its values at once"),
         (["--search", "depth=1"], "does not take these arguments: got an unexpected keyword argument 'depth'"),
+        (
+            ["--with", "depth=1", "--search"],
+            "does not take these arguments: got an unexpected keyword argument 'depth'",
+        ),
         (["--with", "width=8", "--search", "width=1"], "width is given, and --search varies it"),
         (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),
         (["--search", "--html", "page.html"], "--html is the page of one plan"),
@@ -182,6 +187,8 @@ def test_equal_times_are_in_the_order_without_overlap() -> None:
         (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "what a v4 chip can send to other slices: give it"),
         (["--search", "--deadline", "0"], "must be a positive number, got '0'"),
         (["--search", "--chip", "missing.json"], "--chip missing.json: expected a JSON object with the fields of"),
+        (["--with", "kind=1", "--with", "kind=2", "--search"], "--with gives an argument twice: kind"),
+        (["--deadline", "2"], "--deadline is about the cases of a search: it needs --search"),
         (["--jobs", "2"], "--jobs is about the cases of a search: it needs --search"),
     ],
 )
@@ -325,6 +332,12 @@ def test_cases_end_with_a_search_that_is_killed(tmp_path) -> None:
         search.kill()
         search.wait()
     wait_for_ends([child])
+
+
+def test_examples_in_docstrings() -> None:
+    found = doctest.testmod(choices)
+    assert found.attempted > 3
+    assert found.failed == 0
 
 
 def test_all_combinations() -> None:

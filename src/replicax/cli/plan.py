@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, why_not_writable, written
 from replicax.cli.search.case_processes import end_with_search
-from replicax.cli.user_function import check_keywords, last_line, load, with_keywords
+from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
 
 if TYPE_CHECKING:
@@ -123,7 +124,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--deadline",
         type=_positive_float,
-        default=1800.0,
         metavar="S",
         help="of a search: how many seconds a case may take (default: 1800)",
     )
@@ -139,10 +139,11 @@ def run(args: argparse.Namespace) -> int:
         end_with_search()
     _check(args)
     module, loaded = load(args.target, _PROG)
-    keywords = [(name, value) for name, value, _ in args.keywords]
+    keywords = once([(name, value) for name, value, _ in args.keywords], _PROG)
     if args.search is not None:
-        return _search(args, module, loaded)
-    function = with_keywords(loaded, keywords, args.target, _PROG)
+        return _search(args, module, loaded, keywords)
+    check_keywords(loaded, keywords, args.target, _PROG)
+    function: Callable[[replicax.Strategy], Any] = functools.partial(loaded, **keywords)
     strategy = _make_strategy(args)
     chip = _chip(args)
 
@@ -186,20 +187,14 @@ def run(args: argparse.Namespace) -> int:
 # --- a search, and its cases ----------------------------------------------------------------------------
 
 
-def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any]) -> int:
+def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any], keywords: dict[str, Any]) -> int:
     from replicax.cli.search.plan_search import search
 
-    keywords = {name: value for name, value, _ in args.keywords}
     if args.html is not None:
         raise _error("--html is the page of one plan: use the command that the search prints")
     if args.topology is not None:
-        from replicax.tpu.generations import parse_slice
-
-        try:
-            parse_slice(args.topology)
-        except ValueError as error:
-            raise _error(" ".join(str(error).split())) from error
-    _chip(args)  # or it raises an error
+        _make_strategy(argparse.Namespace(**{**vars(args), "strategy": None, "logical": None, "microbatches": None}))
+    _chip(args)  # like the line above, it raises an error for what no case could do
 
     def check(varied: dict[str, Any]) -> None:
         check_keywords(function, {**keywords, **varied}, args.target, _PROG)
@@ -315,8 +310,9 @@ def _check(args: argparse.Namespace) -> None:
         raise _error("--slices needs --topology, which says what each slice is")
     if args.network is not None and (args.slices or 1) == 1:
         raise _error("--network is what goes between slices: it needs --slices 2 or more")
-    if args.search is None and args.jobs is not None:
-        raise _error("--jobs is about the cases of a search: it needs --search")
+    for option in ("jobs", "deadline"):
+        if args.search is None and getattr(args, option) is not None:
+            raise _error(f"--{option} is about the cases of a search: it needs --search")
     for option, path in (("--html", args.html), ("--json", args.json)):
         if path is not None and (why := why_not_writable(path)) is not None:
             raise _error(f"{option} {path}: can't be written ({why})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -60,19 +59,16 @@ def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], ta
         raise CommandError(f"{prog}: error: --with: {target} does not take these arguments: {error}") from error
 
 
-def with_keywords(
-    function: Callable[..., Any], pairs: list[tuple[str, Any]], target: str, prog: str
-) -> Callable[[Any], Any]:
-    """The function with further arguments.
+def once(pairs: list[tuple[str, Any]], prog: str) -> dict[str, Any]:
+    """The arguments of ``--with`` by name.
 
     Raises:
-      CommandError: it does not take them, or one is there twice.
+      CommandError: one is there twice.
     """
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise CommandError(f"{prog}: error: --with gives an argument twice: {', '.join(twice)}")
-    check_keywords(function, dict(pairs), target, prog)
-    return functools.partial(function, **dict(pairs))
+    return dict(pairs)
 
 
 def last_line(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from replicax.cli.search.ranking import RankedCase, as_data, command, print_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
+_DEADLINE = 1800.0
 _MEASURE = "import sys; from replicax.planning.calibration import write_measured; write_measured(*sys.argv[1:])"
 
 
@@ -48,6 +49,7 @@ def search(
     cases = cases_of(_choices(args, module, checks, prog))
     check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    deadline = args.deadline or _DEADLINE
     jobs = min(args.jobs or len(os.sched_getaffinity(0)), len(cases))
     with tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -61,8 +63,8 @@ def search(
             return [*common, *case.arguments(), *hidden]
 
         cases_in_words = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
-        console.print(f"{cases_in_words}, {jobs} at once, each for at most {args.deadline:g} s", style="bold")
-        found, is_interrupted = _followed(outcomes(cases, arguments, jobs, args.deadline, folder), cases, console)
+        console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
+        found, is_interrupted = _followed(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
     rows = ranked(found)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
     commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
