@@ -69,6 +69,21 @@ def test_what_a_device_is() -> None:
     assert [c.replicas for c in shared] == [(0, 1, 2), (3, 4, 5)]
 
 
+def test_exchanges_between_slices_are_of_the_devices_in_the_same_place() -> None:
+    target = 'frontend_attributes={_xla_megascale_target="{1:2}x{0:1}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+    text = f"""
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0}} parameter(0)
+  %inside = f32[8]{{0}} all-reduce(%x), replica_groups={{{{0}},{{1}}}}, to_apply=%add
+  %token = token[] after-all()
+  %received = (f32[8]{{0}}, u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true, {target}
+  ROOT %done = (f32[8]{{0}}, token[]) recv-done(%received), channel_id=1
+}}"""
+    inside, between = exchanges_in(text, 4, slices=2)
+    assert (inside.kind, inside.groups) == ("all-reduce", ((0,), (1,), (2,), (3,)))
+    assert (between.kind, between.groups, between.count, between.bytes) == ("all-reduce", ((0, 2), (1, 3)), 1, 32)
+
+
 def test_exchanges_are_counted_as_often_as_they_run() -> None:
     strategy = replicax.ShardedStrategy([f"cpu:{i}" for i in range(4)])
     with strategy.scope():

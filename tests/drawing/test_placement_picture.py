@@ -98,7 +98,8 @@ def test_any_of_several_workers_draws_all_of_them(tmp_path) -> None:
     assert [text for text in found if text.startswith(("worker", "replica ", "cpu:"))] == [
         *("worker 0", "worker 1", "replica 0", "replica 1", "cpu:0", "cpu:1", "cpu:0", "cpu:1")
     ]
-    assert (found.count("1/4"), found.count("16 KiB")) == (4, 1)
+    assert found.count("1/4") == 4
+    assert "all-gather" in found, found
 
 
 def test_what_is_wrong(tmp_path) -> None:

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import SLICE_AXIS, Collective, collectives_in, collectives_of
-from replicax.hlo.instructions import parse
+from replicax.hlo.collective_instructions import SLICE_AXIS, Collective, collectives_in, collectives_of, groups_of
+from replicax.hlo.instructions import instructions, parse
 from tests.conftest import strategy_of
 from tests.hlo.hlo_texts import LOOP
 
@@ -75,6 +75,10 @@ def module_of(instruction: str):
         ("replica_groups=[2,4]<=[4,2]T(1,0)", ("replica",), 4),
         ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", ("replica",), 2),
         ("replica_groups={{0}}", (), 1),
+        ("replica_groups=mesh['replica'=4,'logical0'=2] {'replica'}, use_global_device_ids=true", ("replica",), 4),
+        ("replica_groups=mesh['replica'=4,'logical0'=2] {'logical0'}", ("logical0",), 2),
+        ("replica_groups=mesh['replica'=4,'logical0'=2] {'replica','logical0'}", ("replica", "logical0"), 8),
+        ("replica_groups=mesh['replica'=4,'logical0'=2] {'replica':(2)2}", ("replica",), 2),
     ],
 )
 def test_axes(groups: str, axes: tuple[str, ...], participants: int) -> None:
@@ -145,6 +149,30 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     assert (inside.kind, inside.axes, inside.participants) == ("all-reduce", ("logical0",), 2)
     assert (between.kind, between.bytes, between.whole, between.axes) == (kind, 32, whole, (SLICE_AXIS,))
     assert (between.participants, between.members, between.count) == (4, (0, 2, 4, 6), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "groups"),
+    [
+        ("{{0,2},{1,3}}", [(0, 2), (1, 3)]),
+        ("[2,2]<=[4]", [(0, 1), (2, 3)]),
+        ("[2,2]<=[2,2]T(1,0)", [(0, 2), (1, 3)]),
+        ("mesh['replica'=2,'logical0'=2] {'replica'}", [(0, 2), (1, 3)]),
+        ("mesh['replica'=2,'logical0'=2] {'logical0'}", [(0, 1), (2, 3)]),
+        ("mesh['replica'=4] {'replica':(1)2}", [(0, 2), (1, 3)]),
+        ("mesh['replica'=4] {'replica':(2)2}", [(0, 1), (2, 3)]),
+        ("{}", [(0, 1, 2, 3)]),
+    ],
+)
+def test_all_groups(words: str, groups: list[tuple[int, ...]]) -> None:
+    [instruction] = instructions(f"%y = f32[2]{{0}} all-reduce(%x), replica_groups={words}, to_apply=%add")
+    assert groups_of(instruction, 4) == groups
+
+
+def test_chains_of_permutes() -> None:
+    pairs = "source_target_pairs={{0,1},{1,0},{2,3},{5,4},{4,6}}"
+    [instruction] = instructions(f"%y = f32[2]{{0}} collective-permute(%x), {pairs}")
+    assert groups_of(instruction, 8) == [(0, 1), (2, 3), (5, 4, 6)]
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from replicax.devices.host_values import kind_of
-from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated
+from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated, use_between_slices
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
 from replicax.variables.layout import Copies, Split
@@ -203,12 +203,14 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
     )
 
 
-def exchanges_in(text: str, devices: int) -> list[Exchange]:
+def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     """What the devices tell each other in one run of a compiled program, in the order of its first appearance.
 
     Args:
       text: of the program.
       devices: how many run it.
+      slices: how many slices have these devices, one after the other. Each has a program of its own, and the text is
+        that of the first; those of the others are alike.
 
     >>> from replicax.drawing.holdings import exchanges_in
     >>> exchanges_in(
@@ -225,10 +227,19 @@ def exchanges_in(text: str, devices: int) -> list[Exchange]:
     found: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
     issued: dict[str, str] = {}
     for executed in Walk(parse(text)):
-        collective = as_collective(executed.instruction)
-        if collective is None or is_repeated(executed.instruction, issued):
-            continue
-        key = collective.kind, tuple(groups_of(executed.instruction, devices))
+        instruction, each = executed.instruction, devices // slices
+        met = use_between_slices(instruction, each, slices) if slices > 1 else None
+        if met is not None:
+            groups = [tuple(member + place for member in met.members) for place in range(each)]
+            kind, size = met.kind, met.bytes
+        else:
+            collective = as_collective(instruction)
+            if collective is None or is_repeated(instruction, issued):
+                continue
+            inside = groups_of(instruction, each)
+            groups = [tuple(i + first for i in group) for first in range(0, devices, each) for group in inside]
+            kind, size = collective.kind, collective.bytes
+        key = kind, tuple(groups)
         before = found.get(key, Exchange(*key, 0, 0))
-        found[key] = Exchange(*key, before.count + executed.times, before.bytes + executed.times * collective.bytes)
+        found[key] = Exchange(*key, before.count + executed.times, before.bytes + executed.times * size)
     return list(found.values())

@@ -144,7 +144,7 @@ def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> lis
     issued: dict[str, str] = {}
     for executed in Walk(module):
         instruction = executed.instruction
-        use = _between_slices(instruction, axes, slices) if slices > 1 else None
+        use = use_between_slices(instruction, math.prod(axes.values()) // slices, slices) if slices > 1 else None
         if use is None:
             collective = as_collective(instruction)
             if collective is None or is_repeated(instruction, issued):
@@ -168,15 +168,20 @@ def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> lis
     return list(found.values())
 
 
-def _between_slices(instruction: Instruction, axes: dict[str, int], slices: int) -> CollectiveUse | None:
-    """What a device receives from other slices, if that is what an instruction does."""
+def use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:
+    """What the first device of a slice receives from those of other slices, if that is what an instruction does.
+
+    Args:
+      instruction: of the program of the first slice.
+      each: how many devices a slice has.
+      slices: how many there are.
+    """
     transfer = _TRANSFER.search(instruction.attributes) if instruction.opcode == "recv" else None
     if transfer is None:
         return None
     kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer[1], transfer[1].lower().replace("_", "-"))
     target = _TARGET.search(instruction.attributes)
     participants = _numbers_in(target[1]) if target else slices
-    each = math.prod(axes.values()) // slices
     members = tuple(slice_ * each for slice_ in range(participants))
     received = arrays_in(elements_of(instruction.type)[0])  # a context and a token come behind
     return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), participants, members, 1)
@@ -213,7 +218,29 @@ def groups_of(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:
             order = [int(d) for d in found[4].split(",")]
             numbers = numbers.reshape([int(d) for d in found[3].split(",")]).transpose(order)
         return [tuple(group) for group in numbers.reshape(int(found[1]), int(found[2])).tolist()]
+    if found := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text):
+        return _along(found[1], found[2])
     return [tuple(range(devices))]
+
+
+def _along(mesh: str, axes: str) -> list[tuple[int, ...]]:
+    """The groups along some axes of a mesh, as compilers since JAX 0.12 write them.
+
+    ``mesh`` is like ``'replica'=2,'logical0'=4``, and ``axes`` like ``'replica','logical0':(2)2``, where the second is
+    a part of its axis: of 4 devices those 2 that differ in what is left when 2 are taken away before.
+    """
+    shape: list[int] = []
+    inside: list[int] = []
+    wanted = {name: (before, size) for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)}
+    for name, count in re.findall(r"'(\w+)'=(\d+)", mesh):
+        parts = [int(count)]
+        if name in wanted:
+            before, size = (int(n) if n else 0 for n in wanted[name])
+            parts = [before, size, int(count) // (before * size)] if size else [1, int(count)]
+            inside.append(len(shape) + 1)
+        shape += parts
+    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), inside, range(-len(inside), 0))
+    return [tuple(group) for group in numbers.reshape(-1, math.prod(shape[i] for i in inside)).tolist()]
 
 
 def _chains(pairs: list[tuple[str, str]]) -> list[tuple[int, ...]]:
