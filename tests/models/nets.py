@@ -44,7 +44,7 @@ class Transformer(nnx.Module):
     def __init__(self, *, rngs):
         self.embed = nnx.Embed(4, 8, rngs=rngs)
         self.scale = nnx.Linear(1, 8, rngs=rngs)
-        self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+        self.blocks = nnx.List([Block(rngs)])
         self.head = Tied(self.embed)
 
     def __call__(self, x):

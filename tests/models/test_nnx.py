@@ -64,10 +64,11 @@ def test_a_model_trains_as_on_one_device(kind, replicas, place) -> None:
 
 @third_party
 def test_on_the_exact_executor(pair) -> None:
-    objects = made(MLP, CLIPPED)
+    objects, expected = made(MLP), made(MLP)
     with replicax.debug():
-        trained(pair, objects, batches())
-    check_alike(arrays(*objects), alone("mlp")[0], 1e-4)
+        trained(pair, objects, batches(1))
+    train_step_alone(*expected, batches(1)[0])
+    check_alike(arrays(*objects), arrays(*expected), 1e-4)
 
 
 @third_party
@@ -116,6 +117,15 @@ def test_a_last_batch_that_is_smaller(pair) -> None:
 def test_tree_mode(pair) -> None:
     with nnx.set_graph_mode(False):
         objects = made(MLP, CLIPPED)
+        trained(pair, objects, batches())
+    check_alike(arrays(*objects), alone("mlp")[0])
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+@third_party
+def test_a_mesh_that_the_user_has_set(pair, kind) -> None:
+    objects = made(MLP, CLIPPED)
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(kind,))):
         trained(pair, objects, batches())
     check_alike(arrays(*objects), alone("mlp")[0])
 
@@ -295,6 +305,22 @@ def alone_mlp(size=8):
     for batch in batches(size=size):
         train_step_alone(*objects, batch)
     return arrays(*objects)
+
+
+@third_party
+def test_a_checkpoint_goes_on_under_another_strategy(pair, tmp_path) -> None:
+    objects = made(WIDE, CLIPPED)
+    trained(pair, objects, batches()[:2])
+    replicax.Checkpoint(model=objects[0], others=objects[1:]).save(tmp_path / "a")
+    fresh = made(WIDE, CLIPPED)
+    fresh[0].norm.mean[...] = jnp.ones(4)
+    checkpoint = replicax.Checkpoint(model=fresh[0], others=fresh[1:])
+    before = fresh[0].conv
+    checkpoint.restore(tmp_path / "a")
+    assert checkpoint.model is fresh[0]
+    assert fresh[0].conv is before
+    trained(sharded(4), fresh, batches()[2:])
+    check_alike(arrays(*fresh), alone("cnn")[0])
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------

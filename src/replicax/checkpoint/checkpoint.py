@@ -20,6 +20,7 @@ from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
+from replicax.execution.tracing.held_state import updated
 from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.exchange import Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep
@@ -32,8 +33,8 @@ class Checkpoint:
 
     Objects are variables, optimizers, metrics, iterators of distributed datasets, arrays of JAX and NumPy, random keys,
     numbers, strings, bools and ``None``, and pytrees of these. Each is an attribute under the name that it is given.
-    What changes in place (variables, optimizers, metrics, iterators) is restored in place. Of everything else the
-    attribute gets a new value: assign it before you save, and read it after you have restored.
+    What changes in place (variables, optimizers, metrics, iterators, objects of Flax NNX) is restored in place. Of
+    everything else the attribute gets a new value: assign it before you save, and read it after you have restored.
 
     Where a value lies does not matter. What was saved under one strategy is restored under any other, with any number
     of replicas and workers and any global batch size. An on-read variable with an aggregation is saved as what it
@@ -223,7 +224,8 @@ class Checkpoint:
 
     def _take(self, source: WholeCheckpoint, partial: bool = False) -> None:
         self._plan = None  # with the memory that saves copy to, as a restore needs some of its own
-        self._objects.update(restored(self._objects, source, self._lockstep, partial))
+        values = restored(self._objects, source, self._lockstep, partial)
+        self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
 
     def _may_look(self, path: str) -> bool:
         """Whether it is this worker who says that there is something in the place of a new checkpoint."""

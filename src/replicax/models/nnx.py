@@ -24,6 +24,7 @@ from replicax import _jax, context
 from replicax.execution.tracing.function_key import ById
 from replicax.models.nnx_step import NNXStep
 from replicax.variables import Variable
+from replicax.variables.layout import Mirrored
 from replicax.variables.slots import exchanging, lent
 from replicax.variables.store import ConcreteStore, use_store
 from replicax.workers.replicas import Replicas
@@ -34,6 +35,9 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 # How often an array is referred to while `Cell.take` looks, if nobody else has it: there, by the interpreter, twice by
 # the cell's record, by the nnx.Variable and in its slot; or, if it is a view of the stored array, without the last two.
 _NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = 6, 4
+
+
+_set = object.__setattr__
 
 
 class Cell:
@@ -77,10 +81,12 @@ class Cell:
         array = self.variable.slot.array
         if array is self._stored or not isinstance(array, jax.Array):
             return
-        layout, mesh = self.variable.layout, self.variable.replicas.mesh
-        shown = layout.whole(layout.from_stored(array, mesh))
-        object.__setattr__(self.cell, "_raw_value", shown)
-        self._take_note(shown, _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW)
+        shown, layout = array, self.variable.layout
+        if type(layout) is not Mirrored:
+            shown = layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
+        _set(self.cell, "_raw_value", shown)  # as NNX's own hooks are for what users set
+        self._seen, self._stored = shown, array
+        self._references = _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW
 
 
 class Cells:
@@ -192,13 +198,15 @@ def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, 
             nodes += node
             continue
         elif type(node) not in (list, dict):
-            if nnx.graphlib.is_node(node):
+            if node is not None and nnx.graphlib.is_node(node):
                 return None
             continue
         keys = tuple(container) if isinstance(container, dict) else None
         values = list(container if keys is None else container.values())
         found.append((container, values, keys))
-        if not isinstance(node, nnx.Variable):
+        if isinstance(node, nnx.Pytree):
+            nodes += (value for name, value in container.items() if not name.startswith("_pytree__"))  # NNX's own
+        elif not isinstance(node, nnx.Variable):
             nodes += values
     return found
 
@@ -293,6 +301,9 @@ class NNXAdapter:
             state = known[numbers] = NNXState(objects, replicas)
         state.take()
         return state
+
+    def update(self, value: Any, other: Any) -> None:
+        nnx.update(value, nnx.state(other, graph=True))
 
 
 _cells = Cells()

@@ -23,7 +23,7 @@ import jax
 
 from replicax import _jax, context
 from replicax.execution.tracing.function_key import ByKey, Wrapper
-from replicax.nests import is_leaf, known
+from replicax.nests import is_leaf, learn
 from replicax.variables import Variable
 from replicax.workers.replicas import Replicas
 
@@ -61,6 +61,9 @@ class Adapter(Protocol):
         Raises:
           TypeError: an object holds something that no variable can.
         """
+
+    def update(self, value: Any, other: Any) -> None:
+        """Give an object the arrays of another of the same structure."""
 
 
 class HeldPart(ByKey):
@@ -123,7 +126,9 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
     bound = _bound(fn)
-    leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs, bound)), is_leaf=_stays_whole)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=_stays_whole)
+    if any(map(learn, leaves)):
+        return held(replicas, fn, args, kwargs)  # again, now that its container is known
     places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
     if not places:
         return None
@@ -159,6 +164,23 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     yield _with_bound(fn, bound), args, kwargs
     for _, close in copies.values():
         close()
+
+
+def updated(tree: Any, other: Any) -> Any:
+    """``other``, a pytree of the structure of ``tree``, with the objects of ``tree`` that hold state.
+
+    These get the arrays of the objects in their places in ``other``.
+    """
+    if not _loaded():
+        return other
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_stays_whole)
+    news: list[Any] = jax.tree_util.tree_leaves(other, is_leaf=_stays_whole)
+    for i, leaf in enumerate(leaves):
+        adapter = _adapter_of(type(leaf))
+        if adapter is not None:
+            adapter.update(leaf, news[i])
+            news[i] = leaf
+    return jax.tree_util.tree_unflatten(structure, news)
 
 
 def _bound(fn: Any) -> Any:
