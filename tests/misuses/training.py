@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,6 +17,11 @@ from tests.misuses.world import (
     inside,
     scoped,
 )
+
+
+def _summed(w: Any, loss: Any) -> None:
+    w.v.assign_sub(here().all_reduce("sum", replicax.value_and_grad(loss, [w.v])()[1][0]))
+
 
 TRAINING = [
     (
@@ -140,6 +147,14 @@ TRAINING = [
         lambda w: scoped(w, lambda: replicax.scale_regularization_loss(1.0)),
         ContextError,
         "step",
+    ),
+    ("a share from across", lambda w: scoped(w, lambda: replicax.as_share(1.0)), ContextError, "as_share.*step"),
+    ("a text for a share", lambda w: inside(w, lambda: replicax.as_share("1")), TypeError, "as_share.*'1'"),
+    (
+        "the mean over a replica's own examples",
+        lambda w: inside(w, lambda x: _summed(w, lambda: jnp.mean(w.v * x)), w.x),
+        replicax.ShareWarning,
+        "compute_average_loss",
     ),
     ("a metric from across", lambda w: scoped(w, lambda: w.mean.update(np.ones(2))), ContextError, "inside a step"),
     ("a metric read in a step", lambda w: inside(w, w.mean.result), ContextError, "Call it outside"),

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax
+from tests.conftest import shared_strategy, strategy_of
 from tests.shares.right_steps import RIGHT
 from tests.shares.seeded_mistakes import MISTAKES
 from tests.shares.training_steps import Model
@@ -46,3 +49,110 @@ def test_mistake_is_found(m: Model, step: Callable[[Model, Any], Any], text: str
 @pytest.mark.parametrize("step", RIGHT, ids=[step.__name__ for step in RIGHT])
 def test_right_step_is_not_called_wrong(m: Model, step: Callable[[Model, Any], Any]) -> None:
     assert [str(w.message) for w in told(m, step)] == []
+
+
+# --- when it is told, and when it is not ----------------------------------------------------------------------
+
+
+def mean_step(w: replicax.Variable, told_by: Callable[[Any], Any] = lambda loss: loss) -> Callable[[Any], Any]:
+    """A step that has the mean over its own examples as its loss."""
+
+    def step(x: Any) -> Any:
+        loss, [gradient] = replicax.value_and_grad(lambda: told_by(jnp.mean((x @ w.value) ** 2)), [w])()
+        w.assign_sub(0.1 * replicax.get_replica_context().all_reduce("sum", gradient))
+        return loss
+
+    return step
+
+
+def weights(strategy: replicax.Strategy) -> replicax.Variable:
+    with strategy.scope():
+        return replicax.Variable(np.ones(3, np.float32), name="w")
+
+
+def batches(strategy: replicax.Strategy, count: int = 8, **options: Any) -> Any:
+    data = [np.arange(count * 3, dtype=np.float32).reshape(count, 3) / 10] * 2
+    return strategy.distribute_dataset(data, replicax.InputOptions(**options))
+
+
+def test_one_replica_is_told_nothing() -> None:
+    strategy = strategy_of(1)
+    strategy.run(mean_step(weights(strategy)), args=(next(iter(batches(strategy))),))
+
+
+def test_it_is_told_once_before_anything_runs_and_nothing_changes(pair: replicax.MirroredStrategy) -> None:
+    w = weights(pair)
+    step, batch = mean_step(w), next(iter(batches(pair)))
+    for _ in range(2):  # nothing is kept of a program that was refused
+        with pytest.raises(replicax.ShareWarning, match=r"(?s)'step'.*2 replicas.*variable 'w'.*2 times.*as_share"):
+            pair.run(step, args=(batch,))
+        assert w.numpy().tolist() == [1.0, 1.0, 1.0]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            pair.run(step, args=(batch,))
+    assert [warning.category for warning in found] == [replicax.ShareWarning]
+    assert w.numpy().tolist() != [1.0, 1.0, 1.0]
+
+
+def test_the_sum_is_as_many_times_too_large_as_it_says() -> None:
+    changes = []
+    for replicas in (1, 4):
+        strategy = strategy_of(replicas)
+        w = weights(strategy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", replicax.ShareWarning)
+            strategy.run(mean_step(w), args=(next(iter(batches(strategy))),))
+        changes.append(w.numpy() - 1)
+    np.testing.assert_allclose(changes[1], 4 * changes[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "options"), [(7, {"partial_batch": "pad"}), (7, {}), (8, {})], ids=str)
+def test_batches_that_are_padded_or_differ_in_size(
+    pair: replicax.MirroredStrategy, count: int, options: dict[str, Any]
+) -> None:
+    with pytest.raises(replicax.ShareWarning, match="a mean over one replica"):
+        pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair, count, **options))),))
+
+
+def test_many_steps_in_one_dispatch(pair: replicax.MirroredStrategy) -> None:
+    step = mean_step(weights(pair))
+    with pytest.raises(replicax.ShareWarning, match="a mean over one replica"):
+        pair.run_steps(lambda _, x: step(x), iter(batches(pair)), steps=2)
+
+
+def test_replicas_that_share_a_device() -> None:
+    strategy = shared_strategy(4, 2)
+    with pytest.raises(replicax.ShareWarning, match="summed over the 4 replicas"):
+        strategy.run(mean_step(weights(strategy)), args=(next(iter(batches(strategy))),))
+
+
+def test_a_plan_tells_it() -> None:
+    strategy = replicax.TPUStrategy(replicax.TPUClusterResolver(topology="v5e:2x2"))
+    step = mean_step(weights(strategy))
+    with pytest.raises(replicax.ShareWarning, match="summed over the 4 replicas"):
+        replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 3), np.float32))
+
+
+def test_the_exact_executor_tells_nothing(pair: replicax.MirroredStrategy) -> None:
+    with replicax.debug():
+        pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair))),))
+
+
+def test_what_is_meant_changes_nothing_in_the_program(pair: replicax.MirroredStrategy) -> None:
+    batch = next(iter(batches(pair)))
+    results, programs = [], []
+    for told_by in (lambda loss: loss, replicax.as_share):
+        w = weights(pair)
+        step = mean_step(w, told_by)
+        with warnings.catch_warnings():
+            if told_by is not replicax.as_share:
+                warnings.simplefilter("ignore", replicax.ShareWarning)
+            pair.run(step, args=(batch,))
+            programs.append(pair.extended.trace(step, args=(batch,)))
+        results.append(w.numpy().tolist())
+    assert results[0] == results[1]
+    assert len({program.compiled_text().count(" = ") for program in programs}) == 1
+    assert [len(program.collectives()) for program in programs] == [1, 1]
+    with replicax.debug():
+        assert pair.run(replicax.as_share, args=(2.0,)).__class__ is replicax.PerReplica

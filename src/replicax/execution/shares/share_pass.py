@@ -54,8 +54,22 @@ class SharePass(Dataflow[Makeup]):
 
     def of_writes(self) -> list[Makeup]:
         """What each variable that the program writes gets."""
-        outputs, _ = self.run(self.program.jaxpr, self._inputs(), final=True)
-        return outputs[: len(self.program.writes)]
+        return self.run(self._followed(), self._inputs(), final=True)[0]
+
+    def _followed(self) -> _jax.Jaxpr:
+        """The part of the program that writes come from, without the derivatives: a gradient is made of its loss."""
+        jaxpr = self.program.jaxpr
+        outputs = jaxpr.outvars[: len(self.program.writes)]
+        wanted = {v for v in outputs if not isinstance(v, _jax.Literal)}
+        kept = []
+        for equation in reversed(jaxpr.eqns):
+            if wanted.isdisjoint(equation.outvars) and not any(map(_jax.is_mutable, equation.invars)):
+                continue
+            if self._is_loss(equation):
+                equation = equation.replace(invars=equation.invars[:1])
+            kept.append(equation)
+            wanted.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
+        return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], outputs)
 
     def place(self, line: int) -> tuple[str, int]:
         """The user's file and line of an operation, by its number."""
@@ -191,11 +205,17 @@ class SharePass(Dataflow[Makeup]):
             kind = Kind.TWICE if twice else Kind.SHARE
         return Makeup(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
 
-    def _marked(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
+    def _is_loss(self, equation: _jax.Equation) -> bool:
+        """Whether it marks a loss, to which its gradients are tied."""
+        if equation.primitive is not mark_p:
+            return False
         obligation = self.program.obligations.get(equation.params["mark_id"])
-        if obligation is None or not obligation.is_loss:
+        return obligation is not None and obligation.is_loss
+
+    def _marked(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
+        if not self._is_loss(equation):
             return list(facts)
-        loss, *gradients = facts
+        loss = facts[0]
         terms = loss.terms if loss.locality is T else frozenset()
         if Kind.SHARE not in self._readings(terms):
             # Whether what is the same everywhere should be divided depends on what it is added to.
@@ -203,7 +223,7 @@ class SharePass(Dataflow[Makeup]):
         terms = frozenset(t.at(Level.GRADIENT) for t in terms) or frozenset(
             {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
         )
-        return [loss, *(Makeup(T, None, terms, trained=True) for _ in gradients)]
+        return [loss, *[Makeup(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
 
     def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {reading(t, self.program.replicas) for t in terms}

@@ -1,0 +1,79 @@
+"""What a term is, by the numbers that it has been multiplied by."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicax.execution.shares.terms import (
+    ANY,
+    Factor,
+    Kind,
+    Makeup,
+    Term,
+    in_common,
+    of_all,
+    product_of,
+    reading,
+)
+from replicax.locality import M, T
+
+REPLICAS = 4
+SUM, MEAN, SHARE, REPEATED = Kind.SUM, Kind.MEAN, Kind.SHARE, Kind.REPEATED
+
+
+def factors(*values: float) -> tuple[Factor, ...]:
+    return product_of(tuple(Factor(value, False) for value in values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (SUM, (), SUM),
+        (SUM, (1 / 8,), MEAN),
+        (SUM, (1 / 48,), MEAN),  # over the tokens, too
+        (SUM, (1 / 32,), SHARE),
+        (SUM, (1 / 192,), SHARE),
+        (SUM, (1 / 8, 1 / 4), SHARE),
+        (SUM, (1 / 8, 8, 1 / 32), SHARE),
+        (SUM, (1 / 8, 1 / 2), MEAN),  # with a weight
+        (SUM, (1 / 100,), SUM),
+        (SUM, (1 / 8, 1 / 12, 4, 1 / 4), None),
+        (MEAN, (), MEAN),
+        (MEAN, (1 / 2,), MEAN),
+        (MEAN, (1 / 4,), SHARE),
+        (MEAN, (1 / 2, 1 / 2), SHARE),
+        (MEAN, (8, 1 / 32), SHARE),
+        (REPEATED, (1 / 100,), REPEATED),
+        (REPEATED, (1 / 4, 1 / 100), SHARE),
+        (SHARE, (1 / 4,), SHARE),  # a weight that is the same number
+        (MEAN, (1 / 2, 1 / 3, 1 / 5, 1 / 7, 1 / 11), None),
+    ],
+)
+def test_reading(kind: Kind, values: tuple[float, ...], expected: Kind | None) -> None:
+    assert reading(Term(kind, 0, counts=(8, 48), factors=factors(*values)), REPLICAS) is expected
+
+
+def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:
+    certain = Factor(1 / 4, True)
+    assert reading(Term(SHARE, 0, factors=(certain,)), REPLICAS) is Kind.TWICE
+    assert reading(Term(SHARE, 0, factors=(*factors(4), certain)), REPLICAS) is SHARE
+    assert reading(Term(SHARE, 0, factors=(certain, ANY)), REPLICAS) is Kind.TWICE
+
+
+@pytest.mark.parametrize("kind", [SUM, MEAN, REPEATED])
+def test_a_number_that_may_be_anything_hides_all(kind: Kind) -> None:
+    assert reading(Term(kind, 0, counts=(8,), factors=(*factors(1 / 8), ANY)), REPLICAS) is None
+
+
+def test_factors_of_a_sum_are_those_of_any_operand_and_those_of_a_product_are_all() -> None:
+    a, b = factors(1 / 4, 1 / 4), factors(1 / 4, 3)
+    assert of_all([a, b]) == factors(1 / 4, 1 / 4, 3)
+    assert product_of(a, b) == factors(1 / 4, 1 / 4, 1 / 4, 3)
+    assert product_of(a, a, b) == (ANY,)
+    assert of_all([a, (ANY,)]) == (*a, ANY)
+
+
+def test_what_starts_as_a_constant_has_the_terms_that_come_in() -> None:
+    share = Makeup(T, terms=frozenset({Term(SHARE, 0)}))
+    assert in_common([Makeup(number=0.0), share]) == share
+    assert in_common([Makeup(M, trained=True), share]).rest
