@@ -13,6 +13,7 @@ from jax import lax
 
 import replicax
 from replicax import REPLICA_AXIS
+from replicax.variables.partitioners import over_all
 from tests.compiled.test_local_replicas import assert_same, context, everyones, loops_and_branches, rows
 from tests.conftest import strategy_of
 
@@ -158,6 +159,23 @@ def test_training_with_input_that_does_not_divide_and_many_steps() -> None:
 
     with jax.numpy_dtype_promotion("standard"):
         assert_same(train(together(4)), train(strategy_of(1)))
+
+
+def test_every_strategy_takes_it() -> None:
+    tpu = replicax.TPUClusterResolver(emulate="2x1x1x1")
+    options = {"num_replicas": 8, "replicas_at_once": 2}
+    strategies = [
+        replicax.OneDeviceStrategy("cpu:0", **options),
+        replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2", **options),
+        replicax.ShardedStrategy(["cpu:0", "cpu:1"], over_all(2, min_bytes=0), **options),
+        replicax.TPUStrategy(tpu, **options),
+    ]
+    for strategy in strategies:
+        with strategy.scope():
+            w = replicax.Variable(np.arange(8.0, dtype=np.float32), name="w", aggregation="sum")
+        assert strategy.extended.replicas.at_once == 2
+        strategy.run(lambda: w.assign_add(w.value * jnp.asarray(context().replica_id_in_sync_group, "float32")))  # noqa: B023
+        np.testing.assert_array_equal(w, 29.0 * np.arange(8.0))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class CentralStorageStrategy(Strategy):
       parameter_device: the device that holds the variables; ``None`` means the host's first CPU device.
       num_replicas: how many replicas; a multiple of the number of compute devices, as of :class:`MirroredStrategy`. The
         variables are copied to a device once for all of its replicas.
+      replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
@@ -47,7 +48,12 @@ class CentralStorageStrategy(Strategy):
         compute_devices: Sequence[str | jax.Device] | None = None,
         parameter_device: str | jax.Device | None = None,
         num_replicas: int | None = None,
+        replicas_at_once: int = 1,
     ) -> None:
         home = resolve_device("cpu:0" if parameter_device is None else parameter_device)
         devices = resolve_devices(compute_devices)
-        super().__init__(StrategyExtended(devices, parameter_device=home, num_replicas=num_replicas))
+        super().__init__(
+            StrategyExtended(
+                devices, parameter_device=home, num_replicas=num_replicas, replicas_at_once=replicas_at_once
+            )
+        )

@@ -135,7 +135,9 @@ class Connected:
         self._options = checked_options(communication_options, mine[0, 0].platform, what)
         self._lockstep, self.devices = in_lockstep(mine, timeout_seconds)
 
-    def extended(self, partitioner: Partitioner | None = None, num_replicas: int | None = None) -> StrategyExtended:
+    def extended(
+        self, partitioner: Partitioner | None = None, num_replicas: int | None = None, replicas_at_once: int = 1
+    ) -> StrategyExtended:
         """The lower level of a strategy that has as many replicas on each of these devices, by default one."""
         return StrategyExtended(
             self.devices,
@@ -143,6 +145,7 @@ class Connected:
             lockstep=self._lockstep,
             communication_options=self._options,
             num_replicas=num_replicas,
+            replicas_at_once=replicas_at_once,
         )
 
 

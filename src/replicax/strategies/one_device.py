@@ -19,6 +19,7 @@ class OneDeviceStrategy(Strategy):
     Args:
       device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
       num_replicas: how many replicas, by default one; see :class:`MirroredStrategy`.
+      replicas_at_once: how many of these run at the same time, at most.
 
     Raises:
       ValueError: there is no such device; the message lists those that exist. Or ``num_replicas`` is below 1.
@@ -32,5 +33,6 @@ class OneDeviceStrategy(Strategy):
     """
 
     @keywords_renamed(variable_partitioner="leave it out: there is one device, which has all of each variable")
-    def __init__(self, device: str | jax.Device, num_replicas: int | None = None) -> None:
-        super().__init__(StrategyExtended([resolve_device(device)], num_replicas=num_replicas))
+    def __init__(self, device: str | jax.Device, num_replicas: int | None = None, replicas_at_once: int = 1) -> None:
+        devices = [resolve_device(device)]
+        super().__init__(StrategyExtended(devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once))

@@ -41,6 +41,7 @@ class ShardedStrategy(Strategy):
         for each of its replicas anew, so that it never holds the whole model.
       num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
         logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
+      replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
 
     Attributes:
       cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
@@ -79,6 +80,7 @@ class ShardedStrategy(Strategy):
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
         num_logical_devices: int = 1,
+        replicas_at_once: int = 1,
     ) -> None:
         if partitioner is not None and variable_partitioner is not None:
             raise TypeError(
@@ -96,7 +98,7 @@ class ShardedStrategy(Strategy):
         self.cluster_resolver = connected.cluster_resolver
         if chosen is None:
             chosen = over_all(len(connected.devices))
-        super().__init__(connected.extended(chosen, num_replicas))
+        super().__init__(connected.extended(chosen, num_replicas, replicas_at_once))
 
     def __repr__(self) -> str:
         return on_workers(self) if self.extended.lockstep.several else super().__repr__()

@@ -33,6 +33,7 @@ class TPUStrategy(Strategy):
         :class:`ShardedVariable`. By default none. Each logical device of a replica has the replica's piece.
       num_replicas: how many replicas, in all slices; a multiple of the number of cores, or of blocks of cores. Each of
         these runs so many, one after the other, as the devices of :class:`MirroredStrategy` do.
+      replicas_at_once: how many of these run at the same time, at most; see :class:`MirroredStrategy`.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -67,6 +68,7 @@ class TPUStrategy(Strategy):
         device_assignment: DeviceAssignment | None = None,
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
+        replicas_at_once: int = 1,
     ) -> None:
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -79,7 +81,12 @@ class TPUStrategy(Strategy):
         lockstep = _lockstep(resolver, devices)
         super().__init__(
             StrategyExtended(
-                devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices, num_replicas=num_replicas
+                devices,
+                variable_partitioner,
+                lockstep=lockstep,
+                slices=resolver.slices,
+                num_replicas=num_replicas,
+                replicas_at_once=replicas_at_once,
             )
         )
         self.cluster_resolver = resolver
