@@ -246,15 +246,6 @@ def test_what_a_replica_sees_of_a_piece() -> None:
         assert [piece.tolist() for piece in strategy.run(step, options=options)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_pipelines_need_devices_of_their_own() -> None:
-    strategy = placed(2, 2, None, 2)
-    with strategy.scope():
-        v = replicax.Variable(1.0, name="v", logical_device=1)
-    with pytest.raises(replicax.PlacementError, match=r"4 replicas would share 2 group\(s\) of these"):
-        strategy.run(lambda: v.assign_add(1.0))
-    assert float(v) == 1.0
-
-
 def test_mirrored_variables_beside_split_ones() -> None:
     """What is not split goes its usual way in the same program: one sum, of all replicas, once."""
     strategy = shared_strategy(4, 2)

@@ -326,6 +326,32 @@ def test_what_goes_from_region_to_region_stays_in_pieces(name, size, groups, mic
         assert max(sizes["all-reduce"], default=0) < 4 * WIDTH * WIDTH / (1 if groups > 1 else size)
 
 
+@pytest.mark.parametrize(
+    ("rows", "replicas", "options"),
+    [
+        (1, 4, {}),
+        (2, 4, {"partitioner": over_all(2, min_bytes=0), "replicas_at_once": 2}),
+        pytest.param(2, 8, {"replicas_at_once": 2}, marks=pytest.mark.soak),
+        pytest.param(2, 4, {"partitioner": over_all(2, min_bytes=0)}, marks=pytest.mark.soak),
+    ],
+)
+def test_replicas_may_share_the_devices_of_a_pipeline(rows, replicas, options):
+    model, tx = mlp(2), OPTIMIZERS["clipped"]
+    x, y = data_for(model)
+    losses, expected = trained_on_one_device(model, tx, x, y, 2)
+    strategy = strategy_of(rows, 2, num_replicas=replicas, **options)
+    pipeline = Pipeline(strategy, model, tx, 2)
+    batch = pipeline.batch(x, y)
+    found = [strategy.run(pipeline.step, args=batch) for _ in range(2)]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for variables, wanted in zip(pipeline.params, expected, strict=True):
+        for key, variable in variables.items():
+            np.testing.assert_allclose(variable.numpy(), wanted[key], atol=1e-5)
+    report = strategy.extended.trace(pipeline.step, args=batch).placement()
+    # x goes to the first device and y to the last: a device has those of all of its replicas.
+    assert [d.argument_bytes for d in report.devices] == [x.nbytes // rows, y.nbytes // rows]
+
+
 @pytest.mark.parametrize("splits", [False, True], ids=["mirrored", "split"])
 def test_replicas_may_be_on_several_workers(splits):
     def loss_of(ws):

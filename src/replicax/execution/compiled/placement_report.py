@@ -18,7 +18,7 @@ class DeviceReport:
       operations: how many operations of each kind they have.
       variables: how many variables live there.
       variable_bytes: their size on one device: parameters, and an optimizer's slots.
-      argument_bytes: of the step's arguments, those that are used there, of one replica.
+      argument_bytes: of the step's arguments, those that are used there, on one device.
       temporary_bytes: what the greediest of the programs needs while it runs, as its compiler tells.
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax.devices.arrays import put_among
-from replicax.devices.mesh import logical_device_mesh
+from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.execution.compiled.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.flat_program import bytes_of
@@ -222,6 +222,7 @@ class PlacedExecutable(Executable):
         uses = self.program.uses
         reports = []
         count = self.mesh.size // self.mesh.devices.shape[0]
+        here = self.program.replicas // self.mesh.devices.shape[0]
         programs = self.plan.compiled()
         for k in range(count):
             mine = [(lau, p) for lau, p in zip(self.plan.launches, programs, strict=True) if lau.device == k]
@@ -238,7 +239,9 @@ class PlacedExecutable(Executable):
                     variables=len(variables),
                     variable_bytes=sum(_stored_bytes(u, self.mesh.devices.shape[0]) for u in variables),
                     argument_bytes=sum(
-                        bytes_of(aval) for _, _, s, aval in self.plan.given if s.mesh == self._mesh_of(k)
+                        bytes_of(aval) * (here if REPLICA_AXIS in s.spec else 1)
+                        for _, _, s, aval in self.plan.given
+                        if s.mesh == self._mesh_of(k)
                     ),
                     temporary_bytes=max((m.temp_size_in_bytes for m in memory), default=0),
                 )

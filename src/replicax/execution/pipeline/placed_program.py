@@ -15,7 +15,8 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
-from replicax.execution.compiled.device_program import evaluated
+from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
+from replicax.execution.compiled.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
@@ -69,16 +70,10 @@ class _Planner:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in program.uses.values():
             _check_may_be_placed(use)
-        groups = int(mesh.shape[REPLICA_AXIS])
-        if program.replicas > groups:
-            raise PlacementError(
-                f"{program.name!r} assigns values to logical devices, and {program.replicas} replicas would share "
-                f"{groups} group(s) of these: such a step needs a group for each replica. Leave num_replicas out, and "
-                "have the step divide its batch itself: the devices work on its parts at the same time"
-            )
         self.program = program
         self.mesh = mesh
-        self.several = mesh.shape[REPLICA_AXIS] > 1
+        self.several = program.replicas > 1
+        self.here = program.replicas // int(mesh.shape[REPLICA_AXIS])
         count = mesh.size // mesh.shape[REPLICA_AXIS]
         for devices in mesh.devices.reshape(-1, count):
             if len({d.process_index for d in devices}) > 1:
@@ -287,9 +282,14 @@ class _Planner:
         jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         localities = self.found if self.pieces else None
+        count, on_cpu = self.program.replicas, self.mesh.devices.flat[0].platform == "cpu"
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
-            return (evaluated(jaxpr, [*first, *second], layouts, localities),)
+            values = [*first, *second]
+            if self.here == 1:
+                return (evaluated(jaxpr, values, layouts, localities),)
+            local = lambda: LocalReplicas(count, self.here, self.found, on_cpu, self.program.at_once)  # noqa: E731
+            return (evaluated_for_each(jaxpr, values, layouts, local, self.pieces),)
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
