@@ -19,7 +19,8 @@ from replicax.hlo.instructions import Module
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
-_OURS = (PACKAGE, sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+# What is no line of the user's program: a library's, the script that starts a command, and code that is in no file.
+_OURS = (PACKAGE, *(sysconfig.get_paths()[name] for name in ("purelib", "stdlib", "scripts")), "<")
 
 
 @dataclasses.dataclass(frozen=True)
