@@ -64,7 +64,9 @@ class Placement:
 
     @property
     def words(self) -> str:
-        return "mirrored" if self.group == 1 else "split" if self.group == self.replicas else "split in groups"
+        if self.group == 1:
+            return "mirrored"
+        return "split" if self.group == self.replicas else f"split in {self.replicas // self.group} groups"
 
     def strategy(self) -> replicax.Strategy:
         devices = [f"cpu:{i}" for i in range(self.replicas * self.logical)]
@@ -180,10 +182,30 @@ def is_met(row: dict[str, Any]) -> bool:
     return row["kept"] <= 1.01 * row["kept_at_least"] and sent and few
 
 
-def main() -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    table = Table(
+        "", "replicas × devices", "kept", "temporaries", "in layers", "between replicas", "fewest", "within", ""
+    )
+    table.title = f"One device, a training step of {LAYERS} layers; sizes as shares of the model"
+    for row in rows:
+        table.add_row(
+            row["placement"],
+            f"{row['replicas']} × {row['logical_devices']}",
+            f"{row['kept']:.3f}",
+            f"{row['temporaries']:.3f}",
+            f"{row['temporaries_in_layers']:.1f}",
+            "\n".join(f"{row['collectives'][kind]} {kind}: {size:.3f}" for kind, size in row["bytes"].items()),
+            "\n".join(f"{row['fewest'].get(kind, 0):.3f}" for kind in row["bytes"]),
+            f"{row['bytes_within_a_replica']:.3f}",
+            "pass" if is_met(row) else "MISS",
+        )
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [placement.name for placement in PLACEMENTS]
     parser.add_argument("rows", nargs="*", metavar="row", help=f"which to measure: {', '.join(names)}")
@@ -205,24 +227,7 @@ def main() -> None:
         if not wanted or placement.name in wanted:
             found[placement.name] = measure(placement)
     rows = [found[name] for name in names if name in found]
-    table = Table(
-        "", "replicas × devices", "kept", "temporaries", "in layers", "between replicas", "fewest", "within", ""
-    )
-    table.title = f"One device, a training step of {LAYERS} layers; sizes as shares of the model"
-    for row in rows:
-        groups = f" in {row['replicas'] // row['group']} groups" if row["placement"] == "split in groups" else ""
-        table.add_row(
-            row["placement"] + groups,
-            f"{row['replicas']} × {row['logical_devices']}",
-            f"{row['kept']:.3f}",
-            f"{row['temporaries']:.3f}",
-            f"{row['temporaries_in_layers']:.1f}",
-            "\n".join(f"{row['collectives'][kind]} {kind}: {size:.3f}" for kind, size in row["bytes"].items()),
-            "\n".join(f"{row['fewest'].get(kind, 0):.3f}" for kind in row["bytes"]),
-            f"{row['bytes_within_a_replica']:.3f}",
-            "pass" if is_met(row) else "MISS",
-        )
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    show(rows)
     if args.joined:
         return
     _measure.write("memory.json", {"model_bytes": MODEL_BYTES, "layer_bytes": LAYER_BYTES, "rows": rows})
