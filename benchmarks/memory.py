@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py              # all of it
     python benchmarks/memory.py 4x2/2 8x1/8  # some of its rows, and the table with the others from the last run
+    python benchmarks/memory.py --joined 4x2/2  # as the compiler for CPUs does it by default
 
 Variables are mirrored, split over all replicas, or within groups of them; and a replica has one device, or several,
 which share out heads and hidden units. Prints a table from the compiled programs' own memory analysis and collectives,
@@ -63,7 +64,9 @@ class Placement:
 
     @property
     def words(self) -> str:
-        return "mirrored" if self.group == 1 else "split" if self.group == self.replicas else "split in groups"
+        if self.group == 1:
+            return "mirrored"
+        return "split" if self.group == self.replicas else f"split in {self.replicas // self.group} groups"
 
     def strategy(self) -> replicax.Strategy:
         devices = [f"cpu:{i}" for i in range(self.replicas * self.logical)]
@@ -170,42 +173,26 @@ def measure(placement: Placement) -> dict[str, Any]:
 
 
 def is_met(row: dict[str, Any]) -> bool:
-    """Whether a device keeps no more than its share, and is sent no more than it must be, but for the norms' scales."""
-    sent = all(row["bytes"].get(kind, 0) <= 1.01 * row["fewest"].get(kind, 0) for kind in row["bytes"])
+    """Whether a device keeps no more than its share, and is sent no more than it must be.
+
+    But for the norms' scales, 0.2% of the model, which a replica's devices don't share out.
+    """
+    sent = all(size <= row["fewest"].get(kind, 0) + 0.003 for kind, size in row["bytes"].items())
     few = row["group"] == 1 or row["temporaries_in_layers"] < 6
     return row["kept"] <= 1.01 * row["kept_at_least"] and sent and few
 
 
-def main() -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [placement.name for placement in PLACEMENTS]
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"which to measure: {', '.join(names)}")
-    wanted = parser.parse_args().rows
-    if unknown := set(wanted) - set(names):
-        parser.error(f"there are no rows {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    # Buffers and collectives are settled before machine code is made, so that may be made in a hurry. And the compiler
-    # for CPUs would make one of all the all-reduces between groups, for which the pieces of all gradients must be there
-    # at once; the others join them up to a size.
-    flags = "--xla_backend_optimization_level=0 --xla_disable_hlo_passes=cpu-all-reduce-combiner"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    replicax.use_cpu_devices(8)
-    path = _measure.RESULTS / "memory.json"
-    found = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if wanted else {}
-    for placement in PLACEMENTS:
-        if not wanted or placement.name in wanted:
-            found[placement.name] = measure(placement)
-    rows = [found[name] for name in names if name in found]
     table = Table(
         "", "replicas × devices", "kept", "temporaries", "in layers", "between replicas", "fewest", "within", ""
     )
     table.title = f"One device, a training step of {LAYERS} layers; sizes as shares of the model"
     for row in rows:
-        groups = f" in {row['replicas'] // row['group']} groups" if row["placement"] == "split in groups" else ""
         table.add_row(
-            row["placement"] + groups,
+            row["placement"],
             f"{row['replicas']} × {row['logical_devices']}",
             f"{row['kept']:.3f}",
             f"{row['temporaries']:.3f}",
@@ -216,6 +203,33 @@ def main() -> None:
             "pass" if is_met(row) else "MISS",
         )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [placement.name for placement in PLACEMENTS]
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"which to measure: {', '.join(names)}")
+    parser.add_argument("--joined", action="store_true", help="leave all-reduces to the compiler, and write nothing")
+    args = parser.parse_args()
+    wanted = args.rows
+    if unknown := set(wanted) - set(names):
+        parser.error(f"there are no rows {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    # Buffers and collectives are settled before machine code is made, so that may be made in a hurry. And the compiler
+    # for CPUs would make one of all the all-reduces between groups, for which the pieces of all gradients must be there
+    # at once; the others join them up to a size.
+    apart = "" if args.joined else " --xla_disable_hlo_passes=cpu-all-reduce-combiner"
+    flags = f"--xla_backend_optimization_level=0{apart}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    replicax.use_cpu_devices(8)
+    path = _measure.RESULTS / "memory.json"
+    found = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if wanted and not args.joined else {}
+    for placement in PLACEMENTS:
+        if not wanted or placement.name in wanted:
+            found[placement.name] = measure(placement)
+    rows = [found[name] for name in names if name in found]
+    show(rows)
+    if args.joined:
+        return
     _measure.write("memory.json", {"model_bytes": MODEL_BYTES, "layer_bytes": LAYER_BYTES, "rows": rows})
     sys.exit(not all(map(is_met, rows)))
 
