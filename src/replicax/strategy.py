@@ -141,7 +141,9 @@ class Strategy(Input, LogicalDevices, Renamed):
           fn: the step, written for one replica.
           args: a tuple of pytrees. Each replica gets its own component of a ``PerReplica`` (T). Arrays, ints and
             floats are traced and the same for all replicas (M). Bools, strings and other Python objects are static:
-            the step sees the objects themselves. Variables arrive as themselves.
+            the step sees the objects themselves. Variables arrive as themselves. Modules, optimizers, metrics and
+            random streams of Flax NNX are changed in place, as by ``nnx.jit``; see ``docs/models.md``. So are those
+            that a ``functools.partial`` gives to ``fn``.
           kwargs: the same, by name.
           options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the exact
             one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled
@@ -226,7 +228,8 @@ class Strategy(Input, LogicalDevices, Renamed):
 
         Args:
           fn: ``fn(ctx, *inputs)``, the step, written for one replica. ``ctx`` is a :class:`MultiStepContext`;
-            ``inputs`` are the element, with a tuple unpacked. Its result is ignored: pass outputs to ``ctx``.
+            ``inputs`` are the element, with a tuple unpacked. Its result is ignored: pass outputs to ``ctx``. For
+            objects of Flax NNX, ``functools.partial(fn, model)``.
           iterator: ``iter(strategy.distribute_dataset(…))``.
           steps: how many, at least 1. At the end of the pass the remaining elements are run.
           initial_loop_values: not needed. If given, a dict with a value for each output: kind and shape are checked.

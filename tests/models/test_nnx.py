@@ -60,6 +60,8 @@ def test_a_model_trains_as_on_one_device(kind, replicas, place) -> None:
     for name, value in objects[2].compute().items():
         np.testing.assert_allclose(value, metrics[name], rtol=1e-5)
     assert strategy.extended.trace_count(train_step) == 1
+    pieces = {not value[...].is_fully_replicated for value in jax.tree.leaves(nnx.state(objects[:2]))}
+    assert (True in pieces) == (place is sharded and replicas > 1)
 
 
 @third_party
