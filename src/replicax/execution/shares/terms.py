@@ -14,7 +14,7 @@ import enum
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from replicax.execution.padding.example_places import Place, Rows, Untraceable, joined
 from replicax.locality import Locality, M, T
@@ -51,6 +51,7 @@ class Factor(NamedTuple):
 
 
 Factors = tuple[Factor, ...]
+Number = TypeVar("Number", float, Factor)
 
 ANY = Factor(0.0, False)
 """Stands for a number that may be anything, so also the number of replicas."""
@@ -177,6 +178,15 @@ def reading(term: Term, replicas: int) -> Kind | None:
     return term.kind
 
 
+def settled(term: Term, replicas: int) -> Term:
+    """``term``; a sum that is a mean as such, so that no number that comes later, as a learning rate, is the count."""
+    if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
+        for some, rest in _parts(term.factors):
+            if any(is_close(math.prod(f.value for f in some) * count, 1.0) for count in term.counts):
+                return dataclasses.replace(term, kind=Kind.MEAN, counts=(), factors=tuple(rest))
+    return term
+
+
 def is_close(a: float, b: float) -> bool:
     """Whether two numbers are the same but for the rounding of a half-precision float."""
     return math.isclose(a, b, rel_tol=2e-3)
@@ -187,7 +197,7 @@ def _has(values: Sequence[float], wanted: float) -> bool:
     return any(is_close(math.prod(some), wanted) for some, _ in _parts(values))
 
 
-def _parts(values: Sequence[float]) -> Iterable[tuple[list[float], list[float]]]:
+def _parts(values: Sequence[Number]) -> Iterable[tuple[list[Number], list[Number]]]:
     """Some of ``values``, at least one, and the others: all ways of choosing them."""
     for chosen in itertools.product((True, False), repeat=len(values)):
         if any(chosen):
