@@ -59,6 +59,9 @@ ANY = Factor(0.0, False)
 _MOST_FACTORS = 4
 """With more of them, too many numbers could be made from them to tell anything."""
 
+_MOST_TERMS = 12
+"""A loop could make ever more of them."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Term:
@@ -111,6 +114,11 @@ NOTHING_KNOWN = Makeup(locality=T, rest=True, factors=(ANY,))
 """Of a value that may differ between replicas."""
 
 
+def limited(makeup: Makeup) -> Makeup:
+    """``makeup``, or nothing certain if it has too many terms."""
+    return makeup if len(makeup.terms) <= _MOST_TERMS else dataclasses.replace(makeup, terms=frozenset(), rest=True)
+
+
 def in_common(makeups: Iterable[Makeup]) -> Makeup:
     """What is known of what may be any of several values."""
     found = tuple(dict.fromkeys(makeups))
@@ -150,6 +158,14 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
         factors = [*(f for f in factors if f.of_replicas), ANY]
     certain = sorted(f for f in factors if f != ANY)
     return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
+
+
+def over(term: Term, size: int) -> Term:
+    """The sum of ``size`` such terms; one of the examples may go over these numbers, too."""
+    counts = tuple(sorted({*term.counts, *(c * size for c in term.counts)}))
+    if len(counts) > _MOST_FACTORS:
+        return times(term, (ANY,))
+    return dataclasses.replace(term, counts=counts)
 
 
 def times(term: Term, factors: Factors) -> Term:
