@@ -1,4 +1,4 @@
-"""The commonest mistake is found in 50 wrong steps, and in no right one."""
+"""The commonest mistake is found in every step that has it, and in no right one."""
 
 from __future__ import annotations
 
