@@ -1,4 +1,4 @@
-"""The commonest mistake is found in 50 wrong steps, and in no right one."""
+"""The commonest mistake is found in every step that has it, and in no right one."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ def test_mistake_is_found(m: Model, step: Callable[[Model, Any], Any], text: str
 @pytest.mark.parametrize("step", RIGHT, ids=[step.__name__ for step in RIGHT])
 def test_right_step_is_not_called_wrong(m: Model, step: Callable[[Model, Any], Any]) -> None:
     assert [str(w.message) for w in told(m, step)] == []
+
+
+def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(m: Model) -> None:
+    def turn(carry: Any, number: Any) -> Any:
+        carry = jnp.where(number > 3, carry / 5.0, carry / 3.0) + jnp.broadcast_to(jnp.sum(carry) * 0.2, (3,))
+        other = jax.lax.cond(number > 4, lambda c: c * 7.0, lambda c: c / 9.0, carry)
+        return jnp.where(number > 5, carry / 11.0, other), None
+
+    def step(m: Model, batch: Any) -> None:
+        def loss() -> Any:
+            sums = jnp.sum(batch["x"] * m.w.value, axis=0)
+            return jnp.sum(jax.lax.scan(turn, sums, jnp.arange(9))[0])
+
+        m.train(loss)
+
+    assert told(m, step) == []
 
 
 # --- when it is told, and when it is not ----------------------------------------------------------------------

@@ -14,6 +14,8 @@ from replicax.execution.shares.terms import (
     of_all,
     product_of,
     reading,
+    settled,
+    times,
 )
 from replicax.locality import M, T
 
@@ -51,6 +53,13 @@ def factors(*values: float) -> tuple[Factor, ...]:
 )
 def test_reading(kind: Kind, values: tuple[float, ...], expected: Kind | None) -> None:
     assert reading(Term(kind, 0, counts=(8, 48), factors=factors(*values)), REPLICAS) is expected
+
+
+def test_a_mean_is_settled_before_other_numbers_come() -> None:
+    mean = settled(Term(SUM, 0, counts=(5,), factors=factors(1 / 5, 1 / 3)), 2)
+    assert mean == Term(MEAN, 0, factors=factors(1 / 3))
+    assert reading(times(mean, factors(0.1)), 2) is MEAN  # and not a sum, by 5 examples of 2 replicas
+    assert settled(Term(SUM, 0, counts=(5,), factors=factors(0.1)), 2).kind is SUM
 
 
 def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:

@@ -26,7 +26,9 @@ from replicax.execution.shares.terms import (
     Makeup,
     Term,
     is_close,
+    limited,
     of_all,
+    over,
     product_of,
     reading,
     times,
@@ -73,7 +75,7 @@ def own_result(o: ShareOperation, place: Place) -> Makeup:
     )
     if made.has_examples:
         return dataclasses.replace(made, terms=frozenset(), rest=False)
-    return dataclasses.replace(made, rest=made.rest or not made.terms)
+    return limited(dataclasses.replace(made, rest=made.rest or not made.terms))
 
 
 def common_result(o: ShareOperation, place: Place) -> Makeup:
@@ -96,16 +98,8 @@ def common_result(o: ShareOperation, place: Place) -> Makeup:
         terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
     elif name in _LINEAR:
         factors = of_all([m.factors for m in o.makeups])
-    return Makeup(
-        locality,
-        place,
-        terms,
-        False,
-        factors,
-        any(m.trained for m in o.makeups),
-        any(m.outside for m in o.makeups),
-        number,
-    )
+    trained, outside = any(m.trained for m in o.makeups), any(m.outside for m in o.makeups)
+    return limited(Makeup(locality, place, terms, False, factors, trained, outside, number))
 
 
 # --- what is multiplied by what ---------------------------------------------------------------------------
@@ -209,8 +203,7 @@ def _sum(o: ShareOperation) -> Makeup:
         if len(dims) == len(shape) or (isinstance(m.place, Rows) and m.place.dim in dims):
             return _sum_over(o, size, m.factors, m.place)
         return Makeup(T, factors=m.factors)
-    terms = (dataclasses.replace(t, counts=tuple(sorted({*t.counts, *(c * size for c in t.counts)}))) for t in m.terms)
-    return dataclasses.replace(m, terms=frozenset(terms))
+    return dataclasses.replace(m, terms=frozenset(over(t, size) for t in m.terms))
 
 
 def _sum_over(o: ShareOperation, size: int, factors: Factors, place: Place = None) -> Makeup:

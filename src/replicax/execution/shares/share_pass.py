@@ -27,6 +27,7 @@ from replicax.execution.shares.terms import (
     Term,
     in_common,
     reading,
+    settled,
 )
 from replicax.locality import Locality, R, T
 
@@ -220,7 +221,7 @@ class SharePass(Dataflow[Makeup]):
         if Kind.SHARE not in self._readings(terms):
             # Whether what is the same everywhere should be divided depends on what it is added to.
             terms = frozenset(t for t in terms if self._readings([t]) != {Kind.REPEATED})
-        terms = frozenset(t.at(Level.GRADIENT) for t in terms) or frozenset(
+        terms = frozenset(settled(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
             {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
         )
         return [loss, *[Makeup(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]

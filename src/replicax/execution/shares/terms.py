@@ -14,7 +14,7 @@ import enum
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from replicax.execution.padding.example_places import Place, Rows, Untraceable, joined
 from replicax.locality import Locality, M, T
@@ -51,12 +51,16 @@ class Factor(NamedTuple):
 
 
 Factors = tuple[Factor, ...]
+Number = TypeVar("Number", float, Factor)
 
 ANY = Factor(0.0, False)
 """Stands for a number that may be anything, so also the number of replicas."""
 
 _MOST_FACTORS = 4
 """With more of them, too many numbers could be made from them to tell anything."""
+
+_MOST_TERMS = 12
+"""A loop could make ever more of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +114,11 @@ NOTHING_KNOWN = Makeup(locality=T, rest=True, factors=(ANY,))
 """Of a value that may differ between replicas."""
 
 
+def limited(makeup: Makeup) -> Makeup:
+    """``makeup``, or nothing certain if it has too many terms."""
+    return makeup if len(makeup.terms) <= _MOST_TERMS else dataclasses.replace(makeup, terms=frozenset(), rest=True)
+
+
 def in_common(makeups: Iterable[Makeup]) -> Makeup:
     """What is known of what may be any of several values."""
     found = tuple(dict.fromkeys(makeups))
@@ -151,6 +160,14 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
     return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
 
 
+def over(term: Term, size: int) -> Term:
+    """The sum of ``size`` such terms; one of the examples may go over these numbers, too."""
+    counts = tuple(sorted({*term.counts, *(c * size for c in term.counts)}))
+    if len(counts) > _MOST_FACTORS:
+        return times(term, (ANY,))
+    return dataclasses.replace(term, counts=counts)
+
+
 def times(term: Term, factors: Factors) -> Term:
     """``term``, multiplied by ``factors``."""
     return dataclasses.replace(term, factors=product_of(term.factors, factors)) if factors else term
@@ -177,6 +194,15 @@ def reading(term: Term, replicas: int) -> Kind | None:
     return term.kind
 
 
+def settled(term: Term, replicas: int) -> Term:
+    """``term``; a sum that is a mean as such, so that no number that comes later, as a learning rate, is the count."""
+    if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
+        for some, rest in _parts(term.factors):
+            if any(is_close(math.prod(f.value for f in some) * count, 1.0) for count in term.counts):
+                return dataclasses.replace(term, kind=Kind.MEAN, counts=(), factors=tuple(rest))
+    return term
+
+
 def is_close(a: float, b: float) -> bool:
     """Whether two numbers are the same but for the rounding of a half-precision float."""
     return math.isclose(a, b, rel_tol=2e-3)
@@ -187,7 +213,7 @@ def _has(values: Sequence[float], wanted: float) -> bool:
     return any(is_close(math.prod(some), wanted) for some, _ in _parts(values))
 
 
-def _parts(values: Sequence[float]) -> Iterable[tuple[list[float], list[float]]]:
+def _parts(values: Sequence[Number]) -> Iterable[tuple[list[Number], list[Number]]]:
     """Some of ``values``, at least one, and the others: all ways of choosing them."""
     for chosen in itertools.product((True, False), repeat=len(values)):
         if any(chosen):
