@@ -1,7 +1,7 @@
 """Draws the pictures of docs/placement.md: ``python docs/placement_pictures.py [folder]``; by default into docs/.
 
 It runs the page's own examples, and draws at each picture the ``strategy``, ``model`` and ``program`` that there are
-then: so a picture shows what the code above it makes.
+then: so a picture shows what the code above it makes. Only ``look`` is another one, which trains nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import doctest
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import replicax
 
@@ -19,16 +20,22 @@ BLOCK_OR_PICTURE = re.compile(r"^```python\n(.*?)^```$|^!\[.*?\]\((placement-\w+
 
 def main(folder: Path) -> None:
     replicax.use_cpu_devices(8)
-    names: dict[str, object] = {"__name__": "placement"}
-    for block, picture in BLOCK_OR_PICTURE.findall(PAGE.read_text()):
+    names: dict[str, Any] = {"__name__": "placement"}
+
+    def look(name: str, strategy: replicax.Strategy, model: Any) -> replicax.Executable:
+        [batch] = strategy.distribute_dataset([names["data"]])
+        return strategy.extended.trace(model[-1], args=(batch,))
+
+    parser = doctest.DocTestParser()
+    blocks = BLOCK_OR_PICTURE.findall(PAGE.read_text())
+    while any(picture for _, picture in blocks):
+        block, picture = blocks.pop(0)
         if picture:
-            strategy, (variables, *_), program = (names[name] for name in ("strategy", "model", "program"))
-            strategy.extended.plot(folder / picture, program, variables)
+            names["strategy"].extended.plot(folder / picture, names["program"], names["model"][0])
         else:
-            source = (
-                block if ">>>" not in block else "".join(e.source for e in doctest.DocTestParser().get_examples(block))
-            )
+            source = "".join(example.source for example in parser.get_examples(block))
             exec(compile(source, str(PAGE), "exec"), names)
+            names["look"] = look
 
 
 if __name__ == "__main__":
