@@ -173,14 +173,17 @@ def updated(tree: Any, other: Any) -> Any:
     """
     if not _loaded():
         return other
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_stays_whole)
-    news: list[Any] = jax.tree_util.tree_leaves(other, is_leaf=_stays_whole)
-    for i, leaf in enumerate(leaves):
-        adapter = _adapter_of(type(leaf))
+    structure: Any
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or _stays_whole(x))
+    adapters = [_adapter_of(type(leaf)) for leaf in leaves]
+    if not any(adapters):
+        return other
+    news = structure.flatten_up_to(other)
+    for i, (leaf, adapter) in enumerate(zip(leaves, adapters, strict=True)):
         if adapter is not None:
             adapter.update(leaf, news[i])
             news[i] = leaf
-    return jax.tree_util.tree_unflatten(structure, news)
+    return structure.unflatten(news)
 
 
 def _bound(fn: Any) -> Any:
