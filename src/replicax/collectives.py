@@ -9,6 +9,7 @@ buffers and the large arrays into a single all-reduce. Measured by ``benchmarks/
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from replicax.communication import (
 )
 from replicax.devices.host_values import as_array
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh
+from replicax.devices.summation_order import sum_in_order
 
 alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
 """The sum over a single replica: its operands, whose locality becomes R (reduced)."""
@@ -95,13 +97,40 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
 
 def sum_over_replicas(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
     """The sum of each array over the replicas; for several replicas only."""
-    return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1))
+    return list(all_reduce_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1, in_order=False))
 
 
 def sums_of(
-    *arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None, per_device: int
+    *arrays: jax.Array, axes: tuple[str, ...], options: CommunicationOptions | None, per_device: int, in_order: bool
 ) -> list[jax.Array]:
-    """The compiled form of :data:`all_reduce_p`; so many replicas have added up their arrays on each device."""
+    """The compiled form of :data:`all_reduce_p`."""
+    if in_order:
+        return sums_of_blocks([a[None] for a in arrays], options, per_device)
+    ring = options is not None and options.implementation is CommunicationImplementation.RING
+    return _sums(arrays, options, per_device, _packed_ring_sums if ring else _packed_sums)
+
+
+def sums_of_blocks(
+    arrays: Sequence[jax.Array], options: CommunicationOptions | None, per_device: int
+) -> list[jax.Array]:
+    """Sums over the replicas in their fixed order, which is the same for all implementations of collectives.
+
+    Args:
+      arrays: each is ``[blocks, *shape]``, the sums of the blocks of this device's replicas.
+      options: how to communicate.
+      per_device: how many replicas each device has.
+    """
+    in_order = functools.partial(_packed_sums_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
+    filled = iter(_sums([a for a in arrays if a.size], options, per_device, in_order))
+    return [next(filled) if a.size else a[0] for a in arrays]
+
+
+def _sums(
+    arrays: Sequence[jax.Array],
+    options: CommunicationOptions | None,
+    per_device: int,
+    summed_up: Callable[[Sequence[Any]], list[Any]],
+) -> list[jax.Array]:
     options = options or CommunicationOptions()
     replicas = (
         None if per_device == 1 else lax.axis_index(REPLICA_AXIS) * per_device + jnp.arange(per_device, dtype=jnp.int32)
@@ -111,8 +140,7 @@ def sums_of(
     for group in _groups([a for a in arrays if a.size], options.bytes_per_pack):
         if results:  # so that XLA does not merge the groups
             group = [after(group[0], results[-1]), *group[1:]]
-        ring = options.implementation is CommunicationImplementation.RING
-        results += watched(group, options.timeout_seconds, _packed_ring_sums if ring else _packed_sums, replicas)
+        results += watched(group, options.timeout_seconds, summed_up, replicas)
     sums = iter(results)
     return [next(sums) if a.size else a for a in arrays]
 
@@ -158,6 +186,23 @@ def _packed_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return _packed(arrays, lambda buffers: lax.psum(buffers, REPLICA_AXIS), limit=PACK_LIMIT)
 
 
+def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
+    """All of a dtype are packed, as the compilers put no exchanges together."""
+    results: list[Any] = [None] * len(arrays)
+    groups, whole = packs(arrays, math.inf)
+    for i in whole:
+        results[i] = sum_in_order(arrays[i], replicas)
+    for members in groups:
+        flat = [arrays[i].reshape(arrays[i].shape[0], -1) for i in members]
+        total = sum_in_order(jnp.concatenate(flat, axis=1), replicas)
+        offset = 0
+        for i, part in zip(members, flat, strict=True):
+            own = lax.slice_in_dim(total, offset, offset + part.shape[1])
+            results[i] = own.reshape(arrays[i].shape[1:])
+            offset += part.shape[1]
+    return results
+
+
 def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[Any]], limit: float) -> list[jax.Array]:
     """``summed_up`` of ``arrays``, with those of at most ``limit`` bytes concatenated before and split up after."""
     groups, whole = packs(arrays, limit)
@@ -176,9 +221,10 @@ def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[A
 
 
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
-"""``y, … = all_reduce[axes=… options=… per_device=…] x, …``: each ``y`` is the sum of its ``x`` over the replicas.
+"""``y, … = all_reduce[axes=… options=… per_device=… in_order=…] x, …``: ``y`` is the sum of ``x`` over the replicas.
 
 If a device has several replicas, ``x`` is what these have together, and ``per_device`` says how many they are.
+``in_order`` says whether terms are added in a fixed order (see :mod:`replicax.devices.summation_order`).
 
 It is lowered only when the whole program is known: if a replica needs only a piece of the sum, it becomes a
 reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).

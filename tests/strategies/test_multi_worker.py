@@ -54,16 +54,19 @@ def on_one_worker(name: str) -> Any:
 
 # Where a worker has a single replica, there is nobody at home to compare with.
 @pytest.mark.parametrize(
-    ("devices", "names"),
+    ("devices", "names", "num_replicas"),
     [
-        ([2, 2], list(workers_checks.PROGRAMS)),
-        ([1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"]),
+        ([2, 2], list(workers_checks.PROGRAMS), None),
+        ([1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"], None),
+        ([1, 1], list(workers_checks.PROGRAMS), 4),
     ],
-    ids=["two-workers", "three-workers"],
+    ids=["two-workers", "three-workers", "replicas-that-share-devices"],
 )
-def test_every_program_does_the_same_as_on_one_worker(devices: list[int], names: list[str]) -> None:
+def test_every_program_does_the_same_as_on_one_worker(
+    devices: list[int], names: list[str], num_replicas: int | None
+) -> None:
     results = processes.run(
-        workers_checks.run_programs, names, workers=len(devices), devices=devices, timeout=240, fresh=True
+        workers_checks.run_programs, names, num_replicas, workers=len(devices), devices=devices, timeout=240, fresh=True
     )
     for name in names:
         compare(joined([r[name] for r in results]), on_one_worker(name), name)

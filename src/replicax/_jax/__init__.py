@@ -77,6 +77,7 @@ from replicax._jax.programs import (
     traced_once,
 )
 from replicax._jax.runtime import (
+    SAME_BITS_ON_CPU,
     DetectedCluster,
     abandon_coordination,
     backends_are_initialized,
@@ -120,6 +121,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 
 __all__ = [
     "INSTALLED",
+    "SAME_BITS_ON_CPU",
     "AtOnce",
     "Branches",
     "ClosedJaxpr",

@@ -277,3 +277,12 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
         coordinator = kind.get_coordinator_address(timeout_secs=int(min(seconds, 1e6)), override_coordinator_port=port)
         return DetectedCluster(name, coordinator, count, kind.get_process_id())
     return None
+
+
+SAME_BITS_ON_CPU = {"xla_disable_hlo_passes": "cse,dot-library-rewriter"}
+"""Settings of the compiler for CPUs with which one step has the same bits on one device and on several.
+
+A program for several devices is freed of what it computes twice before it is simplified, and one for one device after
+that; and then other simplifications apply. A library adds up large arrays in an order that depends on what else is
+computed beside. Without these two passes programs are alike.
+"""

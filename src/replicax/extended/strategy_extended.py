@@ -54,10 +54,11 @@ class StrategyExtended(Reducing, Updating, Renamed):
         other. ``None``: one for each device.
       replicas_at_once: how many of the replicas of a device run at the same time, at most; see
         :class:`MirroredStrategy`.
+      reproducible: whether steps have the same bits on any number of devices; see :class:`MirroredStrategy`.
 
     Raises:
-      ValueError: ``num_replicas`` is no multiple of the devices; or replicas that share a device would have other
-        workers.
+      ValueError: ``num_replicas`` is no multiple of the devices; or ``reproducible`` comes with ``replicas_at_once`` or
+        several logical devices.
 
     Attributes:
       strategy: the strategy that this belongs to.
@@ -103,6 +104,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         slices: int | None = None,
         num_replicas: int | None = None,
         replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> None:
         self.communication_options = communication_options
         self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
@@ -117,12 +119,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.mesh: Mesh = replica_mesh(self.logical_devices)
         per_device = _per_device(num_replicas, *self.logical_devices.shape)
         self._at_once = _at_once(replicas_at_once, per_device)
+        self.reproducible = _reproducible(reproducible, self._at_once, self.logical_devices.shape[1])
         if per_device > 1:
-            if self.lockstep.several:
-                raise ValueError(
-                    f"num_replicas={num_replicas} on {len(self.logical_devices)} device(s): replicas that share a "
-                    "device can't be combined with several workers; use as many devices as replicas"
-                )
             self.logical_devices = np.repeat(self.logical_devices, per_device, axis=0)
         self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
         self.is_absent = _jax.is_absent(self.worker_devices[0])
@@ -149,6 +147,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
             lockstep=self.lockstep,
             options=self.communication_options,
             at_once=self._at_once,
+            in_order=self.reproducible,
         )
         self.variables = VariableCollection(
             self.replicas,
@@ -347,6 +346,28 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
             f"replica(s) for {there}"
         )
     return num_replicas // devices
+
+
+def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> bool:
+    """Whether steps are to have the same bits on any number of devices.
+
+    Raises:
+      TypeError: ``reproducible`` is not a bool.
+      ValueError: replicas would run at the same time, or on several logical devices.
+    """
+    if not isinstance(reproducible, bool):
+        raise TypeError(f"reproducible must be True or False, got {reproducible!r}")
+    if reproducible and at_once > 1:
+        raise ValueError(
+            f"reproducible=True has the replicas of a device run one after the other, but {at_once} of them would run "
+            "at the same time: leave replicas_at_once out"
+        )
+    if reproducible and logical_devices > 1:
+        raise ValueError(
+            f"reproducible=True is for replicas of one device each, but each has {logical_devices} logical devices, "
+            "over which the compiler takes sums in an order of its own: leave one of the two out"
+        )
+    return reproducible
 
 
 def _at_once(replicas_at_once: int, per_device: int) -> int:

@@ -33,11 +33,14 @@ class MirroredStrategy(Strategy):
         arrays of all of them (``jax.vmap``). By default they run one after the other. That needs the least memory, and
         is as quick where one replica keeps a device busy; for what is small, several at once are quicker. If the
         replicas of a device do not divide evenly by it, the largest smaller number that divides them is taken.
+      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
+        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
+        compiler on CPUs, says ``docs/replicas.md``.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
         no multiple of the number of devices, or of the groups of logical devices. Or ``num_logical_devices`` does not
-        divide the number of devices.
+        divide the number of devices. Or ``reproducible`` comes with one of the latter two.
       TypeError: ``variable_partitioner`` of another type.
 
     >>> import replicax, jax.numpy as jnp
@@ -76,10 +79,15 @@ class MirroredStrategy(Strategy):
         num_replicas: int | None = None,
         num_logical_devices: int = 1,
         replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> None:
         replicas = in_replicas(resolve_devices(devices), num_logical_devices)
         super().__init__(
             StrategyExtended(
-                replicas, variable_partitioner, num_replicas=num_replicas, replicas_at_once=replicas_at_once
+                replicas,
+                variable_partitioner,
+                num_replicas=num_replicas,
+                replicas_at_once=replicas_at_once,
+                reproducible=reproducible,
             )
         )

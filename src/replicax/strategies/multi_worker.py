@@ -53,6 +53,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         :class:`ShardedVariable`. By default none. :class:`ShardedStrategy` splits all that are not small.
       num_logical_devices: over how many of a worker's devices each replica is spread, one after the other; by default
         each has one. The same on all workers.
+      num_replicas: how many replicas, on all workers; a multiple of the number of all their devices. Each device runs
+        as many, one after the other; see :class:`MirroredStrategy`. By default each has one.
+      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
+        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
+        compiler on CPUs, says ``docs/replicas.md``.
 
     Attributes:
       cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only which task of
@@ -63,8 +68,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         have different versions, platforms or settings; a collective gave wrong numbers; and as
         :func:`initialize_workers`.
       ValueError: a device is named twice, does not exist or is another worker's; ``num_logical_devices`` does not
-        divide the number of this worker's devices; options that the devices don't support; and as
-        :func:`initialize_workers`.
+        divide the number of this worker's devices; ``num_replicas`` is no multiple of all devices; options that the
+        devices don't support; and as :func:`initialize_workers`.
       TypeError: ``communication_options``, ``cluster_resolver`` or ``variable_partitioner`` of another type.
       TimeoutError: workers can't be reached when they are to be connected; the message names them.
       DeadlockError: a worker does not create a strategy; the message names it.
@@ -74,6 +79,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     >>> import replicax
     >>> replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"])
     MultiWorkerMirroredStrategy(2 replicas on 1 worker(s); here: cpu:0, cpu:1)
+    >>> replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"], num_replicas=8)
+    MultiWorkerMirroredStrategy(8 replicas on 1 worker(s); here: cpu:0, cpu:1, 4 on each device)
     """
 
     @keywords_renamed(
@@ -88,6 +95,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
         num_logical_devices: int = 1,
+        num_replicas: int | None = None,
+        reproducible: bool = False,
     ) -> None:
         connected = Connected(
             type(self).__name__,
@@ -98,7 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             num_logical_devices,
         )
         self.cluster_resolver = connected.cluster_resolver
-        super().__init__(connected.extended(variable_partitioner))
+        super().__init__(connected.extended(variable_partitioner, num_replicas, reproducible=reproducible))
 
     def __repr__(self) -> str:
         return on_workers(self)
@@ -136,7 +145,11 @@ class Connected:
         self._lockstep, self.devices = in_lockstep(mine, timeout_seconds)
 
     def extended(
-        self, partitioner: Partitioner | None = None, num_replicas: int | None = None, replicas_at_once: int = 1
+        self,
+        partitioner: Partitioner | None = None,
+        num_replicas: int | None = None,
+        replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> StrategyExtended:
         """The lower level of a strategy that has as many replicas on each of these devices, by default one."""
         return StrategyExtended(
@@ -146,6 +159,7 @@ class Connected:
             communication_options=self._options,
             num_replicas=num_replicas,
             replicas_at_once=replicas_at_once,
+            reproducible=reproducible,
         )
 
 
@@ -153,13 +167,16 @@ def on_workers(strategy: Strategy) -> str:
     """What a strategy is in words: how many replicas and workers it has, and which devices are this worker's."""
     extended = strategy.extended
     here = ", ".join(
-        f"{d.platform}:{d.local_hardware_id}" for i in extended.local_replicas for d in extended.logical_devices[i]
+        f"{d.platform}:{d.local_hardware_id}"
+        for i in extended.local_replicas[:: extended.replicas.per_device]
+        for d in extended.logical_devices[i]
     )
     logical = extended.num_logical_devices
     each = f" of {logical} logical devices each" if logical > 1 else ""
+    shared = f", {extended.replicas.per_device} on each device" if extended.replicas.per_device > 1 else ""
     return (
         f"{type(strategy).__name__}({extended.num_replicas} replicas{each} on {extended.workers.count} worker(s); "
-        f"here: {here})"
+        f"here: {here}{shared})"
     )
 
 

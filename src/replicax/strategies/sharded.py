@@ -42,6 +42,9 @@ class ShardedStrategy(Strategy):
       num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
         logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
+      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
+        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
+        compiler on CPUs, says ``docs/replicas.md``.
 
     Attributes:
       cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
@@ -81,6 +84,7 @@ class ShardedStrategy(Strategy):
         num_replicas: int | None = None,
         num_logical_devices: int = 1,
         replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> None:
         if partitioner is not None and variable_partitioner is not None:
             raise TypeError(
@@ -98,7 +102,7 @@ class ShardedStrategy(Strategy):
         self.cluster_resolver = connected.cluster_resolver
         if chosen is None:
             chosen = over_all(len(connected.devices))
-        super().__init__(connected.extended(chosen, num_replicas, replicas_at_once))
+        super().__init__(connected.extended(chosen, num_replicas, replicas_at_once, reproducible))
 
     def __repr__(self) -> str:
         return on_workers(self) if self.extended.lockstep.several else super().__repr__()

@@ -37,6 +37,8 @@ class Replicas:
       lockstep: what their workers tell each other to stay together.
       options: of collectives that are given none; ``None`` for the usual ones.
       at_once: how many of the replicas that share a device run at the same time, where they can.
+      in_order: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any number
+        of devices.
 
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
@@ -55,6 +57,7 @@ class Replicas:
     lockstep: Lockstep
     options: CommunicationOptions | None
     at_once: int = 1
+    in_order: bool = False
 
     @property
     def num_logical_devices(self) -> int:

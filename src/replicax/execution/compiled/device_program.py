@@ -69,12 +69,19 @@ def device_program(
 
 
 def evaluated(
-    jaxpr: _jax.Jaxpr, values: list[Any], wanted: list[Layout], localities: dict[Any, Locality] | None
+    jaxpr: _jax.Jaxpr,
+    values: list[Any],
+    wanted: list[Layout],
+    localities: dict[Any, Locality] | None,
+    in_order: bool = False,
 ) -> list[Any]:
-    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none."""
+    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none.
+
+    ``in_order`` says whether sums have a fixed order.
+    """
     if localities is None:
         return _jax.evaluate(jaxpr, values)
-    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities)
+    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities, in_order)
 
 
 def evaluated_for_each(
@@ -83,12 +90,22 @@ def evaluated_for_each(
     wanted: list[Layout],
     local_replicas: Callable[[], LocalReplicas],
     in_pieces: bool,
+    in_order: bool = False,
 ) -> list[Any]:
-    """Apply ``jaxpr`` to the values of all replicas of a device; ``in_pieces`` says whether there are pieces."""
+    """Apply ``jaxpr`` to the values of all replicas of a device.
+
+    Args:
+      jaxpr: the program of a replica.
+      values: its operands.
+      wanted: how its results are to lie.
+      local_replicas: the pass.
+      in_pieces: whether there are pieces.
+      in_order: whether sums have a fixed order.
+    """
     differ = [isinstance(w, Copies) for w in wanted]
     if not in_pieces:
         return local_replicas().run(jaxpr, values, differ)
     program = device_program(jaxpr, values, differ, local_replicas)
     arrays = [v.array if isinstance(v, Each) else v for v in values]
-    results = evaluated(program.jaxpr, [*program.constants, *arrays], wanted, program.localities)
+    results = evaluated(program.jaxpr, [*program.constants, *arrays], wanted, program.localities, in_order)
     return [Each(r) if d else r for r, d in zip(results, differ, strict=True)]

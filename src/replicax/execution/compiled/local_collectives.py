@@ -26,6 +26,7 @@ from replicax._jax.primitive_families import (
 )
 from replicax.devices.host_values import is_key
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.summation_order import Blocks, added_in_pairs
 
 LOCAL_REDUCTIONS: dict[str, Callable[..., Any]] = by_primitive(
     {AXIS_SUMS: jnp.sum, AXIS_MAXIMA: jnp.max, AXIS_MINIMA: jnp.min}
@@ -33,7 +34,7 @@ LOCAL_REDUCTIONS: dict[str, Callable[..., Any]] = by_primitive(
 """Collectives that reduce, by name: what each does with the values of a device's replicas, along dim 0."""
 
 
-def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int) -> Any:
+def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, blocks: Blocks | None = None) -> Any:
     """The result of a collective that does not reduce: ``[k, *shape]``, or ``shape`` if all replicas get the same.
 
     Args:
@@ -41,10 +42,13 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int) -
       stacked: its operand.
       numbers: those of this device's replicas.
       count: how many replicas there are.
+      blocks: in which blocks of replicas a device adds up, if sums have a fixed order.
 
     Raises:
       ValueError: it is of a kind that is not known here.
     """
+    if blocks is not None and equation.primitive.name in AXIS_SCATTERS:
+        return _scattered_in_order(equation.params, stacked, numbers, count)
     rule = _RULES.get(equation.primitive.name)
     if rule is None:
         raise ValueError(
@@ -100,6 +104,13 @@ def _scattered(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     if stacked.shape[0] < count:
         total = lax.psum_scatter(total, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
     parts = jnp.moveaxis(_divided(total, dim, stacked.shape[0]), dim, 0)
+    return parts if is_tiled else jnp.squeeze(parts, dim + 1)
+
+
+def _scattered_in_order(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
+    dim, is_tiled = _jax.scattered_along(params)
+    total = added_in_pairs(everyones(stacked.astype(widened(stacked.dtype)), count)).astype(stacked.dtype)
+    parts = jnp.take(jnp.moveaxis(_divided(total, dim, count), dim, 0), numbers, axis=0)
     return parts if is_tiled else jnp.squeeze(parts, dim + 1)
 
 

@@ -22,8 +22,9 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.contractions import bind_in_branch
-from replicax.collectives import all_reduce_p
+from replicax.collectives import all_reduce_p, sums_of_blocks
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.summation_order import Blocks, added_in_pairs
 from replicax.execution.compiled.local_collectives import (
     LOCAL_REDUCTIONS,
     check_all_take_part,
@@ -48,7 +49,10 @@ from replicax.locality import Locality, M, T
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Total:
-    """The sum of a value over this device's replicas, of which nothing else is needed."""
+    """The sum of a value over this device's replicas, of which nothing else is needed.
+
+    In a fixed order that is ``[blocks, *shape]``: the sums of blocks of these replicas.
+    """
 
     array: Any
 
@@ -62,16 +66,24 @@ class LocalReplicas:
       localities: those of the values in the program.
       on_cpu: whether it is for CPUs.
       at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
+      in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
     """
 
     def __init__(
-        self, count: int, per_device: int, localities: Mapping[Any, Locality], on_cpu: bool, at_once: int = 1
+        self,
+        count: int,
+        per_device: int,
+        localities: Mapping[Any, Locality],
+        on_cpu: bool,
+        at_once: int = 1,
+        in_order: bool = False,
     ) -> None:
         self.count = count
         self.per_device = per_device
         self.localities = localities
         self.at_once = at_once
         self.on_cpu = on_cpu
+        self.blocks = Blocks.of(per_device) if in_order else None
         self.bind_alone: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
         first = lax.axis_index(REPLICA_AXIS) * per_device if per_device < count else jnp.int32(0)
         self.numbers = first + jnp.arange(per_device, dtype=jnp.int32)
@@ -147,6 +159,13 @@ class LocalReplicas:
                 [local[v] for v in stage.kept],
             )
 
+        if self.per_device == 1:
+            parts, alike, kept = replica((self.numbers[0], [env[v].array[0] for v in given]))
+            env.update((v, Each(array[None])) for v, array in zip(stage.kept, kept, strict=True))
+            env.update(zip(stage.alike, alike, strict=True))
+            env.update((v, _Total(_wide(x)[None])) for v, [x] in zip(stage.summed, parts, strict=True))
+            return
+
         def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
             if together:
                 parts, alike, kept = jax.vmap(replica)(mine)
@@ -154,10 +173,13 @@ class LocalReplicas:
                 alike = [x[0] for x in alike]
             else:
                 parts, alike, kept = replica(mine)
-                new = [x.astype(total.dtype) for [x], total in zip(parts, state[0], strict=True)]
+                new = [_wide(x) for [x] in parts]
+            if self.blocks is not None:
+                return (self.blocks.with_term(state[0], new, mine[0] % self.per_device), alike), kept
             return ([lax.add(a, b) for a, b in zip(state[0], new, strict=True)], alike), kept
 
-        zeros = [jnp.zeros(v.aval.shape, widened(v.aval.dtype)) for v in stage.summed]
+        no_terms = jnp.zeros if self.blocks is None else self.blocks.no_terms
+        zeros = [no_terms(v.aval.shape, widened(v.aval.dtype)) for v in stage.summed]
         nothing_yet = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in stage.alike]
         mine = self.numbers, [env[v].array for v in given]
         if together:
@@ -167,7 +189,11 @@ class LocalReplicas:
             kept = [x.reshape(self.per_device, *x.shape[2:]) for x in kept]
         env.update((v, Each(array)) for v, array in zip(stage.kept, kept, strict=True))
         env.update(zip(stage.alike, alike, strict=True))
-        env.update((v, _Total(t.astype(v.aval.dtype))) for v, t in zip(stage.summed, totals, strict=True))
+        if self.blocks is None:
+            totals = [t.astype(v.aval.dtype) for v, t in zip(stage.summed, totals, strict=True)]
+        else:
+            totals = list(map(self.blocks.sums, totals))
+        env.update(zip(stage.summed, map(_Total, totals), strict=True))
 
     # --- where replicas meet ----------------------------------------------------------------------------
 
@@ -182,19 +208,49 @@ class LocalReplicas:
         if not in_groups:
             check_all_take_part(equation)
         if reduce is not None and not in_groups:
+            if self.blocks is not None and is_sum(equation):
+                return self.sums_in_order(operands, equation.outvars, self.blocks, None)
             return _jax.bind(equation, [self.together(v, reduce, is_sum(equation)) for v in operands])
         stacks = [self.each(v, atom).array for v, atom in zip(operands, equation.invars, strict=True)]
         if reduce is not None:
             wholes = [everyones(stack, self.count) for stack in stacks]
-            return [Each(x) for x in reduced_in_groups(equation, wholes, self.numbers, reduce)]
-        results = [exchanged(equation, stack, self.numbers, self.count) for stack in stacks]
+            return [Each(x) for x in reduced_in_groups(equation, wholes, self.numbers, self.in_group(reduce))]
+        results = [exchanged(equation, stack, self.numbers, self.count, self.blocks) for stack in stacks]
         return [Each(r) if self.differs(v) else r for r, v in zip(results, equation.outvars, strict=True)]
 
     def all_reduce(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        if self.blocks is not None:
+            return self.sums_in_order(operands, equation.outvars, self.blocks, equation.params["options"])
         local = [self.together(v, jnp.sum, is_sum=True) for v in operands]
         if self.per_device == self.count:
             return local
         return list(all_reduce_p.bind(*local, **{**equation.params, "per_device": self.per_device}))
+
+    def sums_in_order(self, operands: list[Any], results: Sequence[Any], blocks: Blocks, options: Any) -> list[Any]:
+        """The sums over all replicas, in their fixed order."""
+        of_blocks = [self.in_blocks(v, blocks) for v in operands]
+        if blocks.count == 1:  # as one sum, of which devices may need pieces only
+            params = {"axes": (REPLICA_AXIS,), "options": options, "per_device": self.per_device, "in_order": True}
+            sums = all_reduce_p.bind(*(x[0] for x in of_blocks), **params)
+        else:
+            sums = sums_of_blocks(of_blocks, options, self.per_device)
+        return [total.astype(v.aval.dtype) for total, v in zip(sums, results, strict=True)]
+
+    def in_blocks(self, value: Any, blocks: Blocks) -> Any:
+        """``[blocks, *shape]``: the sums of a value over the blocks of this device's replicas."""
+        if isinstance(value, _Total):
+            return value.array
+        if not isinstance(value, Each):
+            value = jnp.asarray(value)
+            value = Each(jnp.broadcast_to(value, (self.per_device, *value.shape)))
+        array = _wide(value.array)
+        return added_in_pairs(jnp.moveaxis(array.reshape(blocks.count, -1, *array.shape[1:]), 1, 0))
+
+    def in_group(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        """What reduces the values of a group of replicas, along a dim."""
+        if self.blocks is None or reduce is not jnp.sum:
+            return reduce
+        return lambda array, dim: added_in_pairs(jnp.moveaxis(_wide(array), dim, 0))
 
     def together(self, value: Any, reduce: Callable[..., Any], is_sum: bool) -> Any:
         """What the replicas of this device make of a value, before the devices meet."""
@@ -204,6 +260,11 @@ class LocalReplicas:
             return reduce(value.array, 0).astype(value.array.dtype)
         value = jnp.asarray(value)
         return value * jnp.asarray(self.per_device, value.dtype) if is_sum else value
+
+
+def _wide(term: Any) -> Any:
+    """A term of a sum, in the dtype in which it is added up."""
+    return term.astype(widened(term.dtype))
 
 
 class _Alone:

@@ -21,6 +21,7 @@ from replicax.collectives import PACK_LIMIT, packs
 from replicax.communication import after
 from replicax.devices.logical_axes import on_logical_devices
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.summation_order import part_in_order, sum_in_order
 from replicax.variables.layout import Split
 
 
@@ -32,11 +33,14 @@ class Piece:
       array: the piece; what fills it up may hold anything.
       split: which part of the value it is.
       summed: whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
+      made: the operation that has made it of another piece, element by element, and its operands; ``None`` if that does
+        not matter.
     """
 
     array: Any
     split: Split
     summed: bool = False
+    made: tuple[_jax.Equation, list[Any]] | None = None
 
 
 def without_dims(split: Split, dims: Collection[int]) -> Split:
@@ -60,10 +64,15 @@ def own_piece(whole: Any, split: Split) -> Any:
     """This replica's piece of a value that every replica has."""
 
     def own(whole: Any) -> Any:
-        size = whole.shape[split.dim] // split.replicas
-        return lax.dynamic_slice_in_dim(whole, own_number(split) * size, size, axis=split.dim)
+        return own_piece_along(whole, split, split.dim)
 
     return on_logical_devices(own, split.axes)(split.laid_out(whole))
+
+
+def own_piece_along(array: Any, split: Split, dim: int) -> Any:
+    """This replica's part of an array: one of as many along ``dim`` as a group has replicas."""
+    size = array.shape[dim] // split.replicas
+    return lax.dynamic_slice_in_dim(array, own_number(split) * size, size, axis=dim)
 
 
 def gathered(piece: Any, split: Split) -> Any:
@@ -103,16 +112,18 @@ def of_a_piece(split: Split) -> list[list[int]]:
     return [list(range(i, split.replicas * split.groups, split.replicas)) for i in range(split.replicas)]
 
 
-def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool = False) -> list[Any]:
+def summed_pieces(
+    arrays: Sequence[Any], splits: Sequence[Split], in_group: bool = False, in_order: bool = False
+) -> list[Any]:
     """This replica's piece of the sum over the replicas of each array; with ``in_group``, over those of its group.
 
     A reduce-scatter for each large array, and an all-reduce of the pieces if there are several groups; small arrays of
-    a dtype and the same groups are packed into one.
+    a dtype and the same groups are packed into one. With ``in_order``, terms are added in a fixed order, by exchanges.
     """
     results: list[Any] = [None] * len(arrays)
     for count in dict.fromkeys(split.groups for split in splits):
         alike = [i for i, split in enumerate(splits) if split.groups == count]
-        pieces = _packed_pieces([arrays[i] for i in alike], [splits[i] for i in alike], in_group)
+        pieces = _packed_pieces([arrays[i] for i in alike], [splits[i] for i in alike], in_group, in_order)
         for i, piece in zip(alike, pieces, strict=True):
             results[i] = piece
     return results
@@ -129,16 +140,16 @@ def summed_over_groups(piece: Any, split: Split) -> Any:
     return on_logical_devices(add, split.axes)(piece)
 
 
-def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool) -> list[Any]:
+def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool, in_order: bool) -> list[Any]:
     """The same for arrays with the same groups."""
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, PACK_LIMIT)
     for i in whole:
-        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim, in_group)
+        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim, in_group, in_order)
     for members in groups:
         rows = [jnp.moveaxis(splits[i].laid_out(arrays[i]), splits[i].dim, 0) for i in members]
         flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
-        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0, in_group)
+        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0, in_group, in_order)
         offset = 0
         for i, row, part in zip(members, rows, flat, strict=True):
             piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
@@ -147,8 +158,13 @@ def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: boo
     return results
 
 
-def _scattered(array: Any, split: Split, dim: int, in_group: bool) -> Any:
+def _scattered(array: Any, split: Split, dim: int, in_group: bool, in_order: bool) -> Any:
     """This replica's part of the sum: one of as many along ``dim`` as a group has replicas."""
+    if in_order:
+        assert not in_group, "loops whose groups come together at the end add in another order"
+        if split.groups == 1:
+            return part_in_order(array[None], dim + 1)
+        return own_piece_along(sum_in_order(array[None], split.replicas * split.groups), split, dim)
     groups = in_group_of(split)
 
     def in_turn(array: Any) -> Any:
@@ -157,9 +173,8 @@ def _scattered(array: Any, split: Split, dim: int, in_group: bool) -> Any:
         return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split)) if several else piece
 
     def own_of_sum(array: Any) -> Any:
-        size = array.shape[dim] // split.replicas
         total = lax.psum(array, REPLICA_AXIS, axis_index_groups=groups if in_group else None)
-        return lax.dynamic_slice_in_dim(total, own_number(split) * size, size, axis=dim)
+        return own_piece_along(total, split, dim)
 
     def scatter(array: Any) -> Any:
         if _jax.coordination_client() is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -20,10 +20,12 @@ from replicax.execution.compiled.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
+    each_of_one,
     entered,
     left,
     of_replicas_here,
     of_value,
+    one_of_each,
     stored_here,
     wrapped,
     zeros_like,
@@ -212,10 +214,11 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     >>> float(result), len(result.devices())
     (6.0, 2)
     """
-    count = program.replicas
+    count, on_cpu = program.replicas, mesh.devices.flat[0].platform == "cpu"
     several, here = count > 1, count // mesh.shape[REPLICA_AXIS]
     split = any(isinstance(use.layout, Split) for use in program.uses.values())
-    localities: dict[Any, Locality] | None = {} if split or here > 1 else None
+    in_order = program.in_order and several
+    localities: dict[Any, Locality] | None = {} if split or here > 1 or in_order else None
     outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, found=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
@@ -244,10 +247,12 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
-        if here > 1:
-            on_cpu = mesh.devices.flat[0].platform == "cpu"
-            local = lambda: LocalReplicas(count, here, localities or {}, on_cpu, program.at_once)  # noqa: E731
-            results = evaluated_for_each(program.jaxpr, values, wanted, local, split)
+        if here > 1 or in_order:
+            local = lambda: LocalReplicas(count, here, localities or {}, on_cpu, program.at_once, in_order)  # noqa: E731
+            given = [*(use.layout for use in program.reads), *layouts_in[2], *layouts_in[3]]
+            values = values if here > 1 else each_of_one(values, given)
+            results = evaluated_for_each(program.jaxpr, values, wanted, local, split, in_order)
+            results = results if here > 1 else one_of_each(results)
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
@@ -275,7 +280,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates)
+    settings = _jax.SAME_BITS_ON_CPU if in_order and on_cpu else None
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -327,10 +333,11 @@ def over_replicas_of(
     layouts_out: Groups[Layout],
     name: str,
     donates: bool,
+    settings: Mapping[str, str] | None = None,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 
-    The arrays of its first group are donated, if ``donates`` says so.
+    The arrays of its first group are donated, if ``donates`` says so. The compiler gets the ``settings``.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
@@ -348,7 +355,12 @@ def over_replicas_of(
         check_vma=False,
     )
     shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
-    return jax.jit(_named(mapped, name), donate_argnums=(0,) if donates else (), out_shardings=shardings)
+    return jax.jit(
+        _named(mapped, name),
+        donate_argnums=(0,) if donates else (),
+        out_shardings=shardings,
+        compiler_options=None if settings is None else dict(settings),
+    )
 
 
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:

@@ -72,11 +72,13 @@ class Partition:
     Args:
       localities: those of the values in the program.
       gathers: gathers pieces.
+      in_order: whether sums have a fixed order, whatever is in pieces.
     """
 
-    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers) -> None:
+    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers, in_order: bool = False) -> None:
         self.localities = localities
         self.gathers = gathers
+        self.in_order = in_order
 
     def run(
         self,
@@ -186,7 +188,21 @@ class Partition:
             return self.piece(value, split) if shape and shape[split.dim] == split.size else self.whole(value)
 
         values = [local(value, _shape(atom)) for value, atom in zip(operands, equation.invars, strict=True)]
-        return Piece(_jax.bind(equation, values)[0], split)
+        arguments = {id(v) for v in operands if isinstance(v, Piece)}
+        made = (equation, operands) if self.in_order and len(arguments) == 1 else None
+        return Piece(_jax.bind(equation, values)[0], split, made=made)
+
+    def whole_anew(self, piece: Piece) -> Any:
+        """The whole of a value, computed from that of the piece that it has been made of.
+
+        A compiler makes one operation of a square and the sum that it goes into, and rounds once. So it gets both of
+        the whole, as if nothing were in pieces.
+        """
+        if piece.made is None:
+            return self.whole(piece)
+        equation, operands = piece.made
+        wholes = [self.whole_anew(v) if isinstance(v, Piece) else self.whole(v) for v in operands]
+        return _jax.bind(equation, wholes)[0]
 
     def reduction(self, equation: Any, operand: Piece) -> Any:
         split = operand.split
@@ -195,6 +211,13 @@ class Partition:
             shifted = without_dims(split, dims)
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
         array = operand.array
+        if equation.primitive.name in SUMS and self.in_order:
+            # Sums of pieces would depend on how many there are. And what is gathered may lie in memory in another order
+            # than what has never been apart, in which it would be added up.
+            whole = self.whole_anew(operand)
+            if len(dims) < whole.ndim:
+                return _jax.bind(equation, [whole])[0]
+            return _jax.bind(equation, [whole.reshape(-1)], reduced_along(equation.params, [0]))[0]
         if equation.primitive.name in SUMS:
             if split.filling:
                 array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))
@@ -223,7 +246,10 @@ class Partition:
         others = [i for i, v in enumerate(equation.outvars) if v not in hints]
         splits = [hints[equation.outvars[i]] for i in pieces]
         for i, split, array in zip(
-            pieces, splits, summed_pieces([self.whole(operands[i]) for i in pieces], splits), strict=True
+            pieces,
+            splits,
+            summed_pieces([self.whole(operands[i]) for i in pieces], splits, in_order=self.in_order),
+            strict=True,
         ):
             results[i] = Piece(array, split)
         if others:
@@ -253,7 +279,7 @@ class Partition:
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             values = [*consts, *carry, *(x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True))]
             gathers = Gathers(self.gathers.ahead, None if plan.number is None else values[plan.number])
-            turn = Partition(self.localities, gathers)
+            turn = Partition(self.localities, gathers, self.in_order)
             made = turn.summed(turn.run(plan.body, values, [], plan.wanted()), plan.sums)
             totals = zip(carry, made, plan.sums, strict=False)
             return [x if s is None else lax.add(before, x) for before, x, s in totals], made[n_carry:]
@@ -278,7 +304,7 @@ class Partition:
             ]
             summands = [s.summand(self.whole(values[i])) for i, s in late]
             for (i, _), piece in zip(
-                late, summed_pieces(summands, [s.of_turn for _, s in late], in_group), strict=True
+                late, summed_pieces(summands, [s.of_turn for _, s in late], in_group, self.in_order), strict=True
             ):
                 arrays[i] = piece
         return [self.whole(v) if array is None else array for v, array in zip(values, arrays, strict=True)]
@@ -316,6 +342,7 @@ def partitioned(
     values: Sequence[Any],
     wanted: Sequence[Split | None],
     localities: Mapping[Any, Locality],
+    in_order: bool = False,
 ) -> list[Any]:
     """Apply ``jaxpr`` to whole values and :class:`Piece`.
 
@@ -324,11 +351,12 @@ def partitioned(
       values: its operands.
       wanted: for each result how to split it; ``None`` for the whole.
       localities: those of the values in the program.
+      in_order: whether sums have a fixed order.
 
     Returns:
       The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
     """
     sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
-    run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)))
+    run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)), in_order)
     results = run.run(jaxpr, values, wanted)
     return [run.whole(v) if s is None else run.leaving(v, s) for v, s in zip(results, wanted, strict=True)]

@@ -75,6 +75,8 @@ class Program:
     """How many run it together."""
     at_once: int
     """How many of those that share a device do so at the same time."""
+    in_order: bool
+    """Whether sums over them are taken in a fixed order: results then have the same bits on any number of devices."""
     jaxpr: _jax.Jaxpr
     reads: tuple[Use, ...]
     arguments: tuple[tuple[jax.ShapeDtypeStruct, Locality], ...]

@@ -184,6 +184,7 @@ def capture(
         name=name,
         replicas=replicas.count,
         at_once=replicas.at_once,
+        in_order=replicas.in_order,
         jaxpr=_jax.replace_inputs(
             jaxpr,
             [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],

@@ -178,6 +178,7 @@ class _Joining:
             name=first.name,
             replicas=first.replicas,
             at_once=first.at_once,
+            in_order=first.in_order,
             jaxpr=_jax.replace_inputs(
                 jaxpr,
                 [*(by_position[i] for i in range(len(inputs))), *(v for v, _ in closed_over)],
