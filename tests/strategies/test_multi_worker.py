@@ -58,7 +58,7 @@ def on_one_worker(name: str) -> Any:
     [
         ([2, 2], list(workers_checks.PROGRAMS), None),
         ([1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"], None),
-        ([1, 1], list(workers_checks.PROGRAMS), 4),
+        ([1, 1], ["train", "train, exactly", "across", "in a step", "objects"], 4),
     ],
     ids=["two-workers", "three-workers", "replicas-that-share-devices"],
 )
