@@ -93,7 +93,7 @@ VALUE = np.float32(1)
         ),
         (
             lambda s, v: replicax.OneDeviceStrategy("cpu:0", variable_partitioner=1),
-            "leave it out: there is one replica",
+            "leave it out: there is one device",
         ),
         (lambda s, v: replicax.TPUStrategy(steps_per_run=3), "'steps_per_run'.*strategy.run_steps"),
         (lambda s, v: replicax.TPUStrategy(experimental_device_assignment=3), "here it is 'device_assignment'"),

@@ -22,7 +22,21 @@ OUTSIDE = sorted(set(SOURCES.rglob("*.py")).difference(INSIDE))
 
 DECLARED = [primitive_table.parameters(version) for version in primitive_table.VERSIONS]
 PARAMETERS = frozenset(parameter for known in DECLARED for found in known.values() for parameter in found)
-OWN_PARAMETERS = frozenset({"back", "device", "index", "mark_id", "number", "options", "program", "question"})
+OWN_PARAMETERS = frozenset(
+    {
+        "back",
+        "device",
+        "in_order",
+        "index",
+        "mark_id",
+        "number",
+        "options",
+        "per_device",
+        "program",
+        "question",
+        "stated",
+    }
+)
 
 PARTS_OF_STRINGS = {
     "startswith": str.startswith,

@@ -47,7 +47,7 @@ def test_two_workers_learn_from_real_text(uninterrupted) -> None:
     bits = curve(uninterrupted.folder)
     assert [step for step, _ in bits] == list(range(characters.EVERY, STEPS + 1, characters.EVERY))
     assert [b for _, b in bits] == sorted((b for _, b in bits), reverse=True)
-    assert bits[-1][1] < 4
+    assert bits[-1][1] < 4.5  # of more than 6: the text is that of the pages, so it grows with them
     assert "policy FILE" in uninterrupted.stdout
     assert re.search(rf"^\[0\] step {STEPS} of {STEPS} .*bits per character", uninterrupted.stdout, re.MULTILINE)
     assert not re.search(r"^\[1\] step", uninterrupted.stdout, re.MULTILINE)
