@@ -167,6 +167,7 @@ def test_every_strategy_takes_it() -> None:
     strategies = [
         replicax.OneDeviceStrategy("cpu:0", **options),
         replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2", **options),
+        replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"], **options),
         replicax.ShardedStrategy(["cpu:0", "cpu:1"], over_all(2, min_bytes=0), **options),
         replicax.TPUStrategy(tpu, **options),
     ]

@@ -13,7 +13,7 @@ import optax
 
 import replicax
 from replicax.devices.selection import in_replicas
-from replicax.strategies.multi_worker import in_lockstep
+from replicax.strategies.connected import in_lockstep
 from replicax.variables.partitioners import over_all
 
 REPLICAS = 4

@@ -8,13 +8,13 @@ import jax
 
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.communication import CommunicationOptions
-from replicax.strategies.multi_worker import Connected, on_workers
+from replicax.strategies.connected import ConnectedStrategy
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner, over_all
 from replicax.workers.exchange import DEFAULT_TIMEOUT
 
 
-class ShardedStrategy(Strategy):
+class ShardedStrategy(ConnectedStrategy):
     """A replica on each of several devices, with a piece of every variable on each (FSDP, or ZeRO stage 3).
 
     Steps are the same as under :class:`MirroredStrategy`, and so are their results. But parameters, gradients and
@@ -91,18 +91,17 @@ class ShardedStrategy(Strategy):
                 "ShardedStrategy: partitioner and variable_partitioner are two names of one argument: leave one out"
             )
         chosen = partitioner if partitioner is not None else variable_partitioner
-        connected = Connected(
-            type(self).__name__,
+        super().__init__(
+            over_all if chosen is None else lambda blocks: chosen,
             devices,
             timeout_seconds,
             communication_options,
             cluster_resolver,
             num_logical_devices,
+            num_replicas,
+            replicas_at_once,
+            reproducible,
         )
-        self.cluster_resolver = connected.cluster_resolver
-        if chosen is None:
-            chosen = over_all(len(connected.devices))
-        super().__init__(connected.extended(chosen, num_replicas, replicas_at_once, reproducible))
 
     def __repr__(self) -> str:
-        return on_workers(self) if self.extended.lockstep.several else super().__repr__()
+        return super().__repr__() if self.extended.lockstep.several else Strategy.__repr__(self)

@@ -8,7 +8,7 @@ import numpy as np
 from replicax import context
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
-from replicax.strategies.multi_worker import in_lockstep
+from replicax.strategies.connected import in_lockstep
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.resolver import TPUClusterResolver
