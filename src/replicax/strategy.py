@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from replicax.execution.many_steps.loop import checked_steps, run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, default_options, run, run_known
 from replicax.execution.tracing.arguments import NotOneProgramError
-from replicax.execution.tracing.held_state import held
+from replicax.execution.tracing.held_state import LIBRARIES, held
 from replicax.extended import StrategyExtended
 from replicax.old_names import Renamed, keywords_renamed
 from replicax.workers.replicas import Replicas
@@ -172,19 +173,11 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
         """
-        call = held(self._replicas, fn, args, kwargs)
-        if call is not None:
-            with call:
-                return self._run_usual(call.fn, call.args, call.kwargs, options)
-        return self._run_usual(fn, args, kwargs, options)
-
-    def _run_usual(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        options: RunOptions | None,
-    ) -> Any:
+        if not LIBRARIES.isdisjoint(sys.modules.keys()):  # of each call: so no Python function is entered without need
+            call = held(self.extended.replicas, fn, args, kwargs)
+            if call is not None:
+                with call:  # its objects are leaves now, and nothing is held any more
+                    return Strategy.run(self, call.fn, call.args, call.kwargs, options)
         if options is None and default_options() is COMPILED:
             returned = run_known(self.extended.programs, fn, args, kwargs)
             if returned is not NEW:

@@ -29,6 +29,8 @@ from replicax.workers.replicas import Replicas
 
 # A library, and the module with its adapter, which is called `adapter` there.
 _ADAPTERS = {"flax.nnx": "replicax.models.nnx"}
+LIBRARIES = _ADAPTERS.keys()
+"""Their names in ``sys.modules``: unless one of them is there, nothing is held."""
 
 
 class ObjectsState(Protocol):
@@ -126,6 +128,8 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
     bound = _bound(fn)
+    if not args and not kwargs and bound is None:
+        return None
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=_stays_whole)
     if any(map(learn, leaves)):
         return held(replicas, fn, args, kwargs)  # again, now that its container is known
