@@ -1,8 +1,8 @@
 """Device programs: what a device with several replicas does, as a program of its own.
 
-:class:`~replicax.execution.compiled.local_replicas.LocalReplicas` makes it of the program of one replica. To the passes
-that come after it is a program like any other, in which each device is one replica: a value that may differ between
-devices is T, and variables are split over the devices.
+:class:`~replicax.execution.compiled.local.local_replicas.LocalReplicas` makes it of the program of one replica. To the
+passes that come after it is a program like any other, in which each device is one replica: a value that may differ
+between devices is T, and variables are split over the devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.execution.compiled.local_replicas import LocalReplicas
+from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import Each, array_of
 from replicax.execution.compiled.split_variables import partitioned
 from replicax.execution.program.infer import infer

@@ -16,7 +16,7 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import adapted
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
-from replicax.execution.compiled.local_replicas import LocalReplicas
+from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
@@ -194,10 +194,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
     those of locality M as one replicated array. If there are fewer devices than replicas, each has the slices of
-    several (see :mod:`replicax.execution.compiled.local_replicas`). Variables that are split over the replicas stay in
-    pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so that the
-    next call finds what it expects. Variables that are read and written are donated: their old arrays are reused, if
-    the program can't fail while it runs (:class:`Care`).
+    several (see :mod:`replicax.execution.compiled.local.local_replicas`). Variables that are split over the replicas
+    stay in pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so
+    that the next call finds what it expects. Variables that are read and written are donated: their old arrays are
+    reused, if the program can't fail while it runs (:class:`Care`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
     replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one

@@ -16,7 +16,7 @@ from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
-from replicax.execution.compiled.local_replicas import LocalReplicas
+from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
 from replicax.execution.compiled.wanted_pieces import wanted_pieces

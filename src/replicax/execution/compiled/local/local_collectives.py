@@ -26,7 +26,7 @@ from replicax._jax.primitive_families import (
 )
 from replicax.devices.host_values import is_key
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.devices.summation_order import Blocks, added_in_pairs
+from replicax.devices.summation_order import added_in_pairs
 
 LOCAL_REDUCTIONS: dict[str, Callable[..., Any]] = by_primitive(
     {AXIS_SUMS: jnp.sum, AXIS_MAXIMA: jnp.max, AXIS_MINIMA: jnp.min}
@@ -34,7 +34,7 @@ LOCAL_REDUCTIONS: dict[str, Callable[..., Any]] = by_primitive(
 """Collectives that reduce, by name: what each does with the values of a device's replicas, along dim 0."""
 
 
-def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, blocks: Blocks | None = None) -> Any:
+def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, in_order: bool = False) -> Any:
     """The result of a collective that does not reduce: ``[k, *shape]``, or ``shape`` if all replicas get the same.
 
     Args:
@@ -42,12 +42,12 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, b
       stacked: its operand.
       numbers: those of this device's replicas.
       count: how many replicas there are.
-      blocks: in which blocks of replicas a device adds up, if sums have a fixed order.
+      in_order: whether sums have a fixed order.
 
     Raises:
       ValueError: it is of a kind that is not known here.
     """
-    if blocks is not None and equation.primitive.name in AXIS_SCATTERS:
+    if in_order and equation.primitive.name in AXIS_SCATTERS:
         return _scattered_in_order(equation.params, stacked, numbers, count)
     rule = _RULES.get(equation.primitive.name)
     if rule is None:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax._jax.primitive_families import CASTS, FOREIGN_CALLS, GENERATORS, HOST_CALLS, TRANSPOSITIONS
 from replicax.devices.host_values import is_key
-from replicax.execution.compiled.local_collectives import widened
-from replicax.execution.compiled.replica_stages import ReplicaStage, is_action
+from replicax.execution.compiled.local.local_collectives import widened
+from replicax.execution.compiled.local.replica_stages import ReplicaStage, is_action
 from replicax.execution.program.marks import mark_p
 
 

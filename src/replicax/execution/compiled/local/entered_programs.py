@@ -1,0 +1,122 @@
+"""Entered programs: loops, branches and calls with collectives inside, which are gone through as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _jax
+from replicax.execution.compiled.local_values import Each
+
+
+class ReplicaWalk(Protocol):
+    """Goes through a program, on bare values and :class:`Each`."""
+
+    def differs(self, atom: Any) -> bool:
+        """Whether a value of the program is to be an :class:`Each`."""
+
+    def one(self, value: Any) -> Any:
+        """A value, bare."""
+
+    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
+        """A value, as an :class:`Each` or bare."""
+
+    def run(
+        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
+    ) -> list[Any]:
+        """The results of a program, each as ``differ`` says."""
+
+
+def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+    """A loop, a branch or a call whose program is gone through by ``walk``.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+    inner = _jax.control_flow_of(equation)
+    differ = [walk.differs(v) for v in equation.outvars]
+    if isinstance(inner, _jax.Scan):
+        return _scan(walk, equation, inner, operands)
+    if isinstance(inner, _jax.While):
+        return _while(walk, equation, inner, operands)
+    if isinstance(inner, _jax.Branches):
+        return _branches(walk, equation, inner, operands, differ)
+    called = _jax.called_program(equation)
+    if called is None:
+        raise ValueError(
+            f"{equation.primitive.name} at {_jax.source_line(equation)} has a collective inside, or asks there for the "
+            "replica's number: with several replicas on a device do that outside of it"
+        )
+    return walk.run(called, operands, differ, _jax.closed_over(equation, called))
+
+
+def _bare(value: Any) -> Any:
+    return value.array if isinstance(value, Each) else value
+
+
+def _wrapped(array: Any, like: bool) -> Any:
+    return Each(array) if like else array
+
+
+def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands: list[Any]) -> list[Any]:
+    n, m = loop.constants, loop.constants + loop.carried
+    carried = [walk.differs(v) for v in loop.body.invars[n:m]]
+    start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[n:m], equation.invars[n:m], carried, strict=True)]
+    sliced = [isinstance(v, Each) for v in operands[m:]]
+    made = [walk.differs(v) for v in equation.outvars[loop.carried :]]
+    constants = _jax.closed_over(equation, loop.body)
+
+    def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        values = [
+            *operands[:n],
+            *map(_wrapped, carry, carried),
+            *map(_wrapped, slices, sliced),
+        ]
+        results = [_bare(v) for v in walk.run(loop.body, values, [*carried, *made], constants)]
+        return results[: m - n], results[m - n :]
+
+    last, stacked = lax.scan(
+        turn,
+        [_bare(v) for v in start],
+        [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in operands[m:]],
+        length=loop.length,
+        reverse=loop.reverse,
+        unroll=loop.unroll,
+    )
+    results = [Each(jnp.moveaxis(x, 0, 1)) if d else x for x, d in zip(stacked, made, strict=True)]
+    return [*map(_wrapped, last, carried), *results]
+
+
+def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operands: list[Any]) -> list[Any]:
+    n, m = loop.test_constants, loop.test_constants + loop.body_constants
+    carried = [walk.differs(v) for v in loop.body.invars[m - n :]]
+    start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[m:], equation.invars[m:], carried, strict=True)]
+
+    def test(carry: list[Any]) -> Any:
+        values = [*operands[:n], *map(_wrapped, carry, carried)]
+        return walk.run(loop.test, values, [False], _jax.closed_over(equation, loop.test))[0]
+
+    def turn(carry: list[Any]) -> list[Any]:
+        values = [*operands[n:m], *map(_wrapped, carry, carried)]
+        return [_bare(v) for v in walk.run(loop.body, values, carried, _jax.closed_over(equation, loop.body))]
+
+    last = lax.while_loop(test, turn, [_bare(v) for v in start])
+    return list(map(_wrapped, last, carried))
+
+
+def _branches(
+    walk: ReplicaWalk,
+    equation: _jax.Equation,
+    branches: _jax.Branches,
+    operands: list[Any],
+    differ: list[bool],
+) -> list[Any]:
+    def branch(program: _jax.Jaxpr) -> Callable[[], list[Any]]:
+        constants = _jax.closed_over(equation, program)
+        return lambda: [_bare(v) for v in walk.run(program, operands[1:], differ, constants)]
+
+    results = lax.switch(walk.one(operands[0]), [branch(program) for program in branches.programs])
+    return list(map(_wrapped, results, differ))

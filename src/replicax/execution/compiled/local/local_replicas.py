@@ -1,0 +1,193 @@
+"""Local replicas: run a program on devices that have several replicas each.
+
+The program is that of one replica. Values that are the same on all replicas (M) are computed once for each device. Of
+values that may differ (T) a device has one for each of its replicas: an array ``[k, *shape]``. What computes them
+between two collectives is a *stretch*: a loop runs it for one replica after the other. In a collective the replicas of
+a device come together first, and then the devices. So a device needs memory for the temporaries of one replica at a
+time, and keeps for all of its replicas only what goes from one stretch to a later one. Sums over the replicas of which
+nothing else is needed are added up in the loop.
+
+Loops, branches and calls with collectives inside are entered; the others belong to a stretch as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _jax
+from replicax.collectives import all_reduce_p
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.compiled.local.entered_programs import enter
+from replicax.execution.compiled.local.local_collectives import (
+    LOCAL_REDUCTIONS,
+    check_all_take_part,
+    everyones,
+    exchanged,
+    reduced_in_groups,
+)
+from replicax.execution.compiled.local.local_sums import LocalSums, wide
+from replicax.execution.compiled.local.one_replica import OneReplica
+from replicax.execution.compiled.local.replica_stages import ReplicaStage, stages_of, used_by
+from replicax.execution.compiled.local.replicas_together import ReplicaTerm, can_be_together, terms_of
+from replicax.execution.compiled.local_values import Each
+from replicax.execution.program.collective_operations import over_replicas
+from replicax.execution.program.marks import turn_p
+from replicax.locality import Locality, M, T
+
+
+class LocalReplicas:
+    """The pass over one program.
+
+    Args:
+      count: how many replicas there are.
+      per_device: how many of them each device has.
+      localities: those of the values in the program.
+      on_cpu: whether it is for CPUs.
+      at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
+      in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        per_device: int,
+        localities: Mapping[Any, Locality],
+        on_cpu: bool,
+        at_once: int = 1,
+        in_order: bool = False,
+    ) -> None:
+        self.count = count
+        self.per_device = per_device
+        self.localities = localities
+        self.at_once = at_once
+        self.on_cpu = on_cpu
+        self.sums = LocalSums(count, per_device, in_order)
+        first = lax.axis_index(REPLICA_AXIS) * per_device if per_device < count else jnp.int32(0)
+        self.numbers = first + jnp.arange(per_device, dtype=jnp.int32)
+
+    # --- values -----------------------------------------------------------------------------------------
+
+    def differs(self, atom: Any) -> bool:
+        """Whether replicas may differ in a value."""
+        return not isinstance(atom, _jax.Literal) and self.localities.get(atom, M) is T
+
+    def each(self, value: Any, atom: Any) -> Each:
+        """A value, for each replica."""
+        if isinstance(value, Each):
+            return value
+        value = value if isinstance(value, jax.Array) else jnp.asarray(value, atom.aval.dtype)
+        return Each(jnp.broadcast_to(value, (self.per_device, *value.shape)))
+
+    def one(self, value: Any) -> Any:
+        """A value that is the same on all replicas."""
+        return lax.index_in_dim(value.array, 0, keepdims=False) if isinstance(value, Each) else value
+
+    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
+        return self.each(value, atom) if differs else self.one(value)
+
+    # --- programs ---------------------------------------------------------------------------------------
+
+    def run(
+        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Apply ``jaxpr`` to bare values and :class:`Each`; return such.
+
+        Args:
+          jaxpr: the program.
+          values: its operands.
+          differ: for each result whether it is to be an :class:`Each`, and otherwise bare.
+          constants: what it has closed over.
+        """
+        stages = stages_of(jaxpr, [isinstance(v, Each) for v in values], self.differs)
+        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+
+        for stage in stages:
+            for equation in stage.common:
+                operands = [self.one(read(v)) for v in equation.invars]
+                env.update(zip(equation.outvars, _jax.bind(equation, operands), strict=True))
+            self.stretch(stage, env)
+            for equation in stage.meetings:
+                env.update(
+                    zip(equation.outvars, self.meeting(equation, [read(v) for v in equation.invars]), strict=True)
+                )
+        return [self.as_wanted(read(v), v, d) for v, d in zip(jaxpr.outvars, differ, strict=True)]
+
+    def stretch(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
+        """What replicas do by themselves between two collectives, one replica after the other."""
+        if not stage.alone:
+            return
+        used = used_by(stage.alone)
+        given = [v for v in used if isinstance(env.get(v), Each)]
+        shared = {v: env[v] for v in used if v in env and v not in given}
+        together = self.at_once > 1 and can_be_together(stage, self.differs)
+        terms = terms_of(stage, self.differs) if together else [ReplicaTerm(v) for v in stage.summed]
+
+        def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
+            number, arrays = mine
+            [number] = turn_p.bind(number)
+            local = {**shared, **dict(zip(given, arrays, strict=True))}
+            OneReplica(number, self.on_cpu).go(stage.alone, local)
+            return (
+                [[local[v] for v in t.parts] for t in terms],
+                [local[v] for v in stage.alike],
+                [local[v] for v in stage.kept],
+            )
+
+        if self.per_device == 1:
+            parts, alike, kept = replica((self.numbers[0], [env[v].array[0] for v in given]))
+            env.update((v, Each(array[None])) for v, array in zip(stage.kept, kept, strict=True))
+            env.update(zip(stage.alike, alike, strict=True))
+            env.update((v, self.sums.of_one(x)) for v, [x] in zip(stage.summed, parts, strict=True))
+            return
+
+        def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
+            if together:
+                parts, alike, kept = jax.vmap(replica)(mine)
+                new = [term.total(arrays, self.on_cpu) for term, arrays in zip(terms, parts, strict=True)]
+                alike = [x[0] for x in alike]
+            else:
+                parts, alike, kept = replica(mine)
+                new = [wide(x) for [x] in parts]
+            return (self.sums.with_terms(state[0], new, mine[0]), alike), kept
+
+        nothing_yet = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in stage.alike]
+        mine = self.numbers, [env[v].array for v in given]
+        if together:
+            mine = jax.tree.map(lambda x: x.reshape(-1, self.at_once, *x.shape[1:]), mine)
+        (totals, alike), kept = lax.scan(turn, (self.sums.no_terms(stage.summed), nothing_yet), mine)
+        if together:
+            kept = [x.reshape(self.per_device, *x.shape[2:]) for x in kept]
+        env.update((v, Each(array)) for v, array in zip(stage.kept, kept, strict=True))
+        env.update(zip(stage.alike, alike, strict=True))
+        env.update(zip(stage.summed, self.sums.finished(totals, stage.summed), strict=True))
+
+    # --- where replicas meet ----------------------------------------------------------------------------
+
+    def meeting(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        """A collective, or what has one inside."""
+        if not over_replicas(equation.params):
+            return enter(self, equation, operands)
+        if equation.primitive is all_reduce_p:
+            return self.sums.all_reduce(equation, operands)
+        reduce = LOCAL_REDUCTIONS.get(equation.primitive.name)
+        in_groups = reduce is not None and _jax.has_groups(equation.params)
+        if not in_groups:
+            check_all_take_part(equation)
+        if reduce is not None and not in_groups:
+            return self.sums.reduced(equation, operands, reduce)
+        stacks = [self.each(v, atom).array for v, atom in zip(operands, equation.invars, strict=True)]
+        if reduce is not None:
+            wholes = [everyones(stack, self.count) for stack in stacks]
+            reduce = self.sums.in_group(reduce)
+            return [Each(x) for x in reduced_in_groups(equation, wholes, self.numbers, reduce)]
+        in_order = self.sums.blocks is not None
+        results = [exchanged(equation, stack, self.numbers, self.count, in_order) for stack in stacks]
+        return [Each(r) if self.differs(v) else r for r, v in zip(results, equation.outvars, strict=True)]

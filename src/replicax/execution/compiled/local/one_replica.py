@@ -1,0 +1,52 @@
+"""One replica of a device, and what it does by itself while it is its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax._jax.contractions import bind_in_branch
+from replicax.execution.compiled.local.entered_programs import enter
+from replicax.execution.compiled.local.replica_stages import asks_for_position
+
+
+class OneReplica:
+    """Does what one replica does by itself; all that differs between replicas is in the values.
+
+    Args:
+      number: the replica's.
+      on_cpu: whether it is for CPUs.
+    """
+
+    def __init__(self, number: Any, on_cpu: bool) -> None:
+        self.number = number
+        self.bind: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
+
+    def differs(self, atom: Any) -> bool:
+        return False
+
+    def one(self, value: Any) -> Any:
+        return value
+
+    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
+        return value
+
+    def go(self, equations: Sequence[_jax.Equation], env: dict[Any, Any]) -> None:
+        for equation in equations:
+            operands = [v.val if isinstance(v, _jax.Literal) else env[v] for v in equation.invars]
+            env.update(zip(equation.outvars, self.results(equation, operands), strict=True))
+
+    def run(
+        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
+    ) -> list[Any]:
+        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
+        self.go(jaxpr.eqns, env)
+        return [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
+
+    def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        if asks_for_position(equation):
+            return [self.number]
+        if any(_jax.contains(inner, asks_for_position) for inner in _jax.sub_jaxprs(equation)):
+            return enter(self, equation, operands)
+        return self.bind(equation, operands)
