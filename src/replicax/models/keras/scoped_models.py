@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,7 @@ def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
         if ours:
             self.synchronized = True
 
+    vars(wrapper)["__signature__"] = inspect.signature(init)  # which Keras looks at to serialize a layer
     return wrapper
 
 
