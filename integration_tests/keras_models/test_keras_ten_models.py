@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import keras
 import numpy as np
 import pytest
 from zoo import CASES, trained

@@ -108,7 +108,9 @@ def _two_ways() -> keras.Model:
     """Two inputs, and two outputs whose losses have weights."""
     a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
     x = layers.Concatenate()([layers.Dense(8, activation="tanh")(a), layers.Dense(8, activation="tanh")(b)])
-    return keras.Model({"a": a, "b": b}, {"price": layers.Dense(1, name="price")(x), "kind": layers.Dense(3, name="kind")(x)})
+    return keras.Model(
+        {"a": a, "b": b}, {"price": layers.Dense(1, name="price")(x), "kind": layers.Dense(3, name="kind")(x)}
+    )
 
 
 class WithLosses(keras.Model):
@@ -185,7 +187,9 @@ class Autoencoder(keras.Model):
     def call(self, x: Any) -> Any:
         return self.decoder(self.encoder(x))
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         return ops.mean(ops.square(x - y_pred)) + 0.01 * ops.mean(ops.abs(self.encoder(x)))
 
 

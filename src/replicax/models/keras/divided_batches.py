@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,28 +69,29 @@ class Feed:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._place: Callable[[Element | Staged], Any] | None = None
+        self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
 
     def batch(self, data: Any) -> Batch:
         """One batch, of ``PerReplica`` arrays (with one replica, of plain ones)."""
-        placed: Batch = self._placer(self._element(data))
+        leaves, (sizes, copies, structure) = self._taken_apart(data)
+        if self._replicas.count == 1:
+            alone: Batch = jax.tree_util.tree_unflatten(structure, leaves)  # the program's call takes them as they are
+            return alone
+        placed: Batch = self._placer(self._element(leaves, sizes, copies, structure))
         return placed
 
     def groups(self, batches: Sequence[Any]) -> list[ElementGroup | Single]:
         """Some batches, as groups of those that one program can go through."""
         groups: list[ElementGroup | Single] = []
-        staged: Staged | None = None
-        for number, data in enumerate(batches):
-            element = self._element(data)
-            if staged is not None and staged.takes(element):
-                staged.add(element)
-                continue
-            if staged is not None:
-                groups.append(self._placer(staged))
-            staged = Staged(element, len(batches) - number) if element.alike else None
-            if staged is None:
-                groups.append(Single(self._placer(element)))
-        if staged is not None:
-            groups.append(self._placer(staged))
+        apart = [self._taken_apart(data) for data in batches]
+        for (_, *kind), members in itertools.groupby(apart, lambda taken: (_shapes(taken[0]), *taken[1])):
+            sizes, copies, structure = kind
+            columns = list(zip(*(leaves for leaves, _ in members), strict=True))
+            if len(set(sizes)) == 1:
+                groups.append(self._placer(_StagedBatches(columns, sizes, copies, structure, self._replicas.local)))
+            else:
+                elements = (self._element(leaves, *kind) for leaves in zip(*columns, strict=True))
+                groups += [Single(self._placer(element)) for element in elements]
         return groups
 
     @property
@@ -98,42 +100,84 @@ class Feed:
             self._place = placer(self._replicas)
         return self._place
 
-    def _element(self, data: Any) -> Element:
-        leaves, tree = jax.tree_util.tree_flatten(known(data))
-        rows = _rows(data, leaves)
-        sizes, copies = sizes_of(rows, self._replicas.count)
-        batch = BatchRows([np.asarray(leaf) for leaf in leaves], rows)
+    def _taken_apart(self, data: Any) -> tuple[list[Any], tuple[tuple[int, ...], int, Any]]:
+        """The arrays of a batch; how many rows each replica gets, how many get the same, and the structure."""
+        leaves, tree = jax.tree_util.tree_flatten(data)
+        lengths = {len(leaf) if type(leaf) is np.ndarray and leaf.ndim else None for leaf in leaves}
+        key = tree, *lengths
+        kind = self._kinds.get(key)
+        if kind is None:
+            leaves, tree = jax.tree_util.tree_flatten(known(data))
+            rows = _rows(data, leaves)
+            sizes, copies = sizes_of(rows, self._replicas.count)
+            whole = Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies)
+            kind = sizes, copies, jax.tree_util.tree_structure(whole)
+            if len(lengths) == 1 and None not in lengths:  # else it is looked at each time
+                self._kinds[key] = kind
+        return [leaf if type(leaf) is np.ndarray else np.asarray(leaf) for leaf in leaves], kind
+
+    def _element(self, leaves: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any) -> Element:
+        batch = BatchRows(list(leaves), sum(sizes) // copies)
         if copies > 1:
             parts = [batch for _ in self._replicas.local]
         else:
-            starts = np.cumsum((0, *sizes)).tolist()
+            starts = list(itertools.accumulate(sizes, initial=0))
             parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local]
-        structure = jax.tree_util.tree_structure(Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies))
         return Element(structure, parts, sizes, len(set(sizes)) == 1)
+
+
+class _StagedBatches(Staged):
+    """Batches of one kind, in arrays ``[this worker's replicas, batches, …]`` on the host.
+
+    Args:
+      columns: for each leaf, that of each batch.
+      sizes: how many rows each replica gets.
+      copies: how many replicas get the same.
+      structure: of a batch.
+      local: the numbers of this worker's replicas.
+    """
+
+    def __init__(
+        self, columns: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any, local: Sequence[int]
+    ) -> None:
+        self.tree = structure
+        self.is_padded = False
+        self.sizes = [sizes] * len(columns[0])
+        self._buffers = []
+        for column in columns:
+            stack = np.stack(column)
+            if copies > 1:
+                parts = np.broadcast_to(stack[None], (len(local), *stack.shape))
+            else:
+                parts = stack.reshape(len(stack), len(sizes), sizes[0], *stack.shape[2:]).swapaxes(0, 1)[list(local)]
+            self._buffers.append(parts)
+
+
+def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _rows(data: Any, leaves: Sequence[Any]) -> int:
     """How many rows a batch has.
 
     Raises:
-      ValueError: its arrays have not all the same dim 0.
-      TypeError: it has something else than dense arrays.
+      ValueError: it is not of dense arrays that have all the same dim 0.
     """
-    shapes = {getattr(leaf, "shape", None) for leaf in leaves}
-    rows = {shape[0] for shape in shapes if shape}
-    if len(rows) == 1 and all(shapes):
-        return int(rows.pop())
+    dense = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
+    if dense and len({leaf.shape[0] for leaf in leaves}) == 1:
+        return int(leaves[0].shape[0])
     found = jax.tree_util.tree_flatten_with_path(data)[0]
     shown = ", ".join(f"batch{jax.tree_util.keystr(path)}: {_described(leaf)}" for path, leaf in found)
     raise ValueError(
-        "a batch is divided over the replicas by its rows, so all its arrays must have the same dim 0; got "
-        f"{shown or 'no array'}"
+        "a batch is divided over the replicas by its rows, so it must consist of dense arrays with the same dim 0; got "
+        f"{shown or 'no array'}. Have the dataset give such arrays."
     )
 
 
 def _described(leaf: Any) -> str:
-    shape = getattr(leaf, "shape", None)
-    return f"{type(leaf).__name__} without a shape" if shape is None else f"{leaf.dtype}{list(shape)}"
+    if isinstance(leaf, np.ndarray | jax.Array):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"a {type(leaf).__name__}"
 
 
 class Group:
