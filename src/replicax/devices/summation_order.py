@@ -29,6 +29,28 @@ def added_in_pairs(terms: Any) -> Any:
     return lax.index_in_dim(terms, 0, keepdims=False)
 
 
+def elements_in_order(array: Any, dims: Sequence[int]) -> Any:
+    """The sum of an array's elements along ``dims``, in an order that depends on the sizes of all dims only.
+
+    A compiler adds up in an order that suits it: it depends on how the array lies in memory, and on what is computed
+    beside. Here each addition is one of two arrays, element by element.
+    """
+    kept = [d for d in range(array.ndim) if d not in dims]
+    array = lax.optimization_barrier(array)
+    terms = lax.transpose(array, [*dims, *kept]).reshape(-1, *(array.shape[d] for d in kept))
+    while terms.shape[0] > 1:
+        fan = min(_FAN, 1 << (terms.shape[0].bit_length() - 1))
+        each, rest = divmod(terms.shape[0], fan)
+        rows = [lax.slice_in_dim(terms, i * each, (i + 1) * each) for i in range(fan)]
+        while len(rows) > 1:
+            rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        terms = jnp.concatenate([rows[0], terms[fan * each :]]) if rest else rows[0]
+    return lax.index_in_dim(terms, 0, keepdims=False) if terms.shape[0] else jnp.zeros(terms.shape[1:], terms.dtype)
+
+
+_FAN = 8  # a power of two: so many terms are added in one go through memory
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocks:
     """How the terms of a device are added up, of which there is one after the other.

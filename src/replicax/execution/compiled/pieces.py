@@ -33,14 +33,11 @@ class Piece:
       array: the piece; what fills it up may hold anything.
       split: which part of the value it is.
       summed: whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
-      made: the operation that has made it of another piece, element by element, and its operands; ``None`` if that does
-        not matter.
     """
 
     array: Any
     split: Split
     summed: bool = False
-    made: tuple[_jax.Equation, list[Any]] | None = None
 
 
 def without_dims(split: Split, dims: Collection[int]) -> Split:

@@ -188,21 +188,7 @@ class Partition:
             return self.piece(value, split) if shape and shape[split.dim] == split.size else self.whole(value)
 
         values = [local(value, _shape(atom)) for value, atom in zip(operands, equation.invars, strict=True)]
-        arguments = {id(v) for v in operands if isinstance(v, Piece)}
-        made = (equation, operands) if self.in_order and len(arguments) == 1 else None
-        return Piece(_jax.bind(equation, values)[0], split, made=made)
-
-    def whole_anew(self, piece: Piece) -> Any:
-        """The whole of a value, computed from that of the piece that it has been made of.
-
-        A compiler makes one operation of a square and the sum that it goes into, and rounds once. So it gets both of
-        the whole, as if nothing were in pieces.
-        """
-        if piece.made is None:
-            return self.whole(piece)
-        equation, operands = piece.made
-        wholes = [self.whole_anew(v) if isinstance(v, Piece) else self.whole(v) for v in operands]
-        return _jax.bind(equation, wholes)[0]
+        return Piece(_jax.bind(equation, values)[0], split)
 
     def reduction(self, equation: Any, operand: Piece) -> Any:
         split = operand.split
@@ -211,13 +197,6 @@ class Partition:
             shifted = without_dims(split, dims)
             return Piece(_jax.bind(equation, [operand.array])[0], shifted)
         array = operand.array
-        if equation.primitive.name in SUMS and self.in_order:
-            # Sums of pieces would depend on how many there are. And what is gathered may lie in memory in another order
-            # than what has never been apart, in which it would be added up.
-            whole = self.whole_anew(operand)
-            if len(dims) < whole.ndim:
-                return _jax.bind(equation, [whole])[0]
-            return _jax.bind(equation, [whole.reshape(-1)], reduced_along(equation.params, [0]))[0]
         if equation.primitive.name in SUMS:
             if split.filling:
                 array = jnp.where(_index(array, split) < split.size, array, jnp.zeros_like(array))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,6 +29,35 @@ class ReplicaWalk(Protocol):
         self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
     ) -> list[Any]:
         """The results of a program, each as ``differ`` says."""
+
+
+class BareWalk(abc.ABC):
+    """Goes through a program on bare values: those of one replica, or those that all have alike."""
+
+    @abc.abstractmethod
+    def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        """Those of one operation."""
+
+    def differs(self, atom: Any) -> bool:
+        return False
+
+    def one(self, value: Any) -> Any:
+        return value
+
+    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
+        return value
+
+    def go(self, equations: Sequence[_jax.Equation], env: dict[Any, Any]) -> None:
+        for equation in equations:
+            operands = [v.val if isinstance(v, _jax.Literal) else env[v] for v in equation.invars]
+            env.update(zip(equation.outvars, self.results(equation, operands), strict=True))
+
+    def run(
+        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
+    ) -> list[Any]:
+        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
+        self.go(jaxpr.eqns, env)
+        return [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
 
 
 def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> list[Any]:

@@ -31,6 +31,7 @@ from replicax.execution.compiled.local.local_collectives import (
     reduced_in_groups,
 )
 from replicax.execution.compiled.local.local_sums import LocalSums, wide
+from replicax.execution.compiled.local.once_for_all import OnceForAll
 from replicax.execution.compiled.local.one_replica import OneReplica
 from replicax.execution.compiled.local.replica_stages import ReplicaStage, stages_of, used_by
 from replicax.execution.compiled.local.replicas_together import ReplicaTerm, can_be_together, terms_of
@@ -67,6 +68,7 @@ class LocalReplicas:
         self.at_once = at_once
         self.on_cpu = on_cpu
         self.sums = LocalSums(count, per_device, in_order)
+        self.once = OnceForAll(in_order)
         first = lax.axis_index(REPLICA_AXIS) * per_device if per_device < count else jnp.int32(0)
         self.numbers = first + jnp.arange(per_device, dtype=jnp.int32)
 
@@ -112,7 +114,7 @@ class LocalReplicas:
         for stage in stages:
             for equation in stage.common:
                 operands = [self.one(read(v)) for v in equation.invars]
-                env.update(zip(equation.outvars, _jax.bind(equation, operands), strict=True))
+                env.update(zip(equation.outvars, self.once.results(equation, operands), strict=True))
             self.stretch(stage, env)
             for equation in stage.meetings:
                 env.update(

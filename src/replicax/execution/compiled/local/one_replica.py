@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from replicax import _jax
 from replicax._jax.contractions import bind_in_branch
-from replicax.execution.compiled.local.entered_programs import enter
+from replicax.execution.compiled.local.entered_programs import BareWalk, enter
 from replicax.execution.compiled.local.replica_stages import asks_for_position
 
 
-class OneReplica:
+class OneReplica(BareWalk):
     """Does what one replica does by itself; all that differs between replicas is in the values.
 
     Args:
@@ -22,27 +22,6 @@ class OneReplica:
     def __init__(self, number: Any, on_cpu: bool) -> None:
         self.number = number
         self.bind: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
-
-    def differs(self, atom: Any) -> bool:
-        return False
-
-    def one(self, value: Any) -> Any:
-        return value
-
-    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
-        return value
-
-    def go(self, equations: Sequence[_jax.Equation], env: dict[Any, Any]) -> None:
-        for equation in equations:
-            operands = [v.val if isinstance(v, _jax.Literal) else env[v] for v in equation.invars]
-            env.update(zip(equation.outvars, self.results(equation, operands), strict=True))
-
-    def run(
-        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
-    ) -> list[Any]:
-        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
-        self.go(jaxpr.eqns, env)
-        return [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
 
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if asks_for_position(equation):
