@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from keras.src.layers.layer import Layer
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.losses import loss as loss_module
 from keras.src.random.seed_generator import SeedGenerator
@@ -28,7 +29,7 @@ class _Replacement:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self.owner, self.name, self.users = owner, name, 0
         self._own = vars(owner).get(name)
-        new = make(getattr(owner, name))
+        new = make(getattr(owner, name, None))
         # Keras keeps a record of what is assigned to its objects.
         (setattr if isinstance(owner, type) or self._own is not None else object.__setattr__)(owner, name, new)
 
@@ -36,6 +37,8 @@ class _Replacement:
         """Make it what it was."""
         if self._own is not None:
             setattr(self.owner, self.name, self._own)
+        elif isinstance(self.owner, type):
+            delattr(self.owner, self.name)
         else:
             object.__delattr__(self.owner, self.name)
 
@@ -54,6 +57,7 @@ def replaced(model: Any) -> Iterator[None]:
         (loss_module, "reduce_weighted_values", common_loss),
         (BatchNormalization, "_moments", common_moments),
         (SeedGenerator, "next", _own_seed),
+        (Layer, "_losses_override", _OwnLosses),
         *((metric, "update_state", functools.partial(common_update, metric)) for metric in leaf_metrics(model)),
     ]
     if getattr(model, "optimizer", None) is not None:
@@ -102,3 +106,29 @@ def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(optimizer_variables, grads, trainable_variables)
 
     return stateless_apply
+
+
+class _OwnLosses:
+    """``Layer._losses_override``, in which Keras hands a model's losses to its ``compute_loss``: one for each replica.
+
+    On the exact executor another replica's step may go on in between.
+    """
+
+    def __init__(self, none: None) -> None:
+        pass
+
+    def __get__(self, layer: Any, kind: Any = None) -> Any:
+        return self._all_of(layer).get(*self._key_of(layer))
+
+    def __set__(self, layer: Any, losses: Any) -> None:
+        self._all_of(layer)[self._key_of(layer)[0]] = losses
+
+    @staticmethod
+    def _all_of(layer: Any) -> Any:
+        step = running_step()
+        return vars(layer) if step is None else step.layers_losses
+
+    @staticmethod
+    def _key_of(layer: Any) -> tuple[Any, Any]:
+        """Under which they are, and what they are if they are not there."""
+        return ("_losses_override", None) if running_step() is None else (id(layer), [])

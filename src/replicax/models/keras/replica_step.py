@@ -43,6 +43,7 @@ class ReplicaStep:
       rows: how many rows all replicas have together.
       own_rows: how many this one has.
       replica: its context.
+      layers_losses: what layers have added to its loss, by the layers' ids, where Keras keeps it with the layer.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -55,6 +56,7 @@ class ReplicaStep:
         self._copies = batch.copies
         self._several = replica.num_replicas_in_sync > 1
         self._is_updating = False
+        self.layers_losses: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -78,11 +80,6 @@ class ReplicaStep:
     def several(self) -> bool:
         """Whether there are several replicas."""
         return self._several
-
-    @property
-    def has_own_rows(self) -> bool:
-        """Whether the replicas' rows are different ones."""
-        return self._copies == 1
 
     def mean(self, values: Sequence[Any]) -> list[Any]:
         """The values of the whole batch, of which each replica has the means over its rows. One all-reduce."""
@@ -108,9 +105,9 @@ class ReplicaStep:
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """All rows, of arrays that have this replica's. One all-gather for each."""
-        if not self._several or self._copies > 1:
+        if not self._several:
             return list(values)
-        return [self.replica.all_gather(v, axis=0) for v in values]
+        return [self.replica.all_gather(v, axis=0)[: len(v) if self._copies > 1 else None] for v in values]
 
     def of_each(self, value: Any) -> Any:
         """``[replicas, …]``: what each replica has, for a mean over them of which gradients are taken.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -100,20 +100,18 @@ class StepFunction:
         for data in batches:
             batch = self._feed.batch(data)
             own = self._strategy.run(self._fn, (batch,), options=self._options)
-            join = self._first if batch.copies > 1 else functools.partial(self._strategy.gather, axis=0)
-            outputs.append(
-                jax.tree_util.tree_map(
-                    lambda leaf, join=join: join(leaf) if isinstance(leaf, PerReplica) else leaf,
-                    own,
-                    is_leaf=_is_per_replica,
-                )
-            )
+            joined = functools.partial(self._joined, rows=batch.rows)
+            outputs.append(jax.tree_util.tree_map(joined, own, is_leaf=_is_per_replica))
         if len(outputs) == 1:
             return outputs[0]
         return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
 
-    def _first(self, value: PerReplica) -> Any:
-        return self._strategy.local_results(value)[0]
+    def _joined(self, output: Any, rows: int) -> Any:
+        """The replicas' rows one after the other; of a batch that all of them have, once."""
+        if not isinstance(output, PerReplica):
+            return output
+        gathered = self._strategy.gather(output, axis=0)
+        return gathered if len(gathered) <= rows else gathered[:rows]
 
     # --- state ------------------------------------------------------------------------------------------
 
@@ -174,6 +172,3 @@ def _strongly_typed(leaf: Any) -> Any:
     """As what goes from step to step in a loop has to be."""
     array = jnp.asarray(leaf)
     return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
-
-
-MakeFunction = Callable[..., Any]
