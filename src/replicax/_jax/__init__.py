@@ -31,7 +31,7 @@ from replicax._jax.control_flow import (
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
-from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array
+from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array, missed_a_mesh
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -192,6 +192,7 @@ __all__ = [
     "located",
     "looks_for_nans",
     "map_jaxprs",
+    "missed_a_mesh",
     "mutable_arrays_outside",
     "names_axis",
     "next_axis",

@@ -38,6 +38,18 @@ def asked_for_an_array(error: Exception) -> bool:
     return isinstance(error, TypeError | ValueError) and "__jax_array__" in str(error)
 
 
+def missed_a_mesh(error: Exception) -> str | None:
+    """What ``error`` says of meshes.
+
+    Returns:
+      ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"``
+      if there is none for a ``shard_map``; ``None`` if it is about something else.
+    """
+    if isinstance(error, NotImplementedError) and "sharded on `Explicit` axes" in str(error):
+        return "array"
+    return "mesh" if isinstance(error, ValueError) and "context mesh cannot be empty" in str(error) else None
+
+
 def arguments_named(message: str, file: str) -> tuple[list[int], str]:
     """Which of ``values``, the arguments of a function body in ``file``, a message says that a value depends on.
 

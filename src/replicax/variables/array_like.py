@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _jax
 from replicax.nests import Opaque
 from replicax.old_names import missing
 
@@ -80,6 +81,7 @@ class ArrayLike(Opaque, abc.ABC):
 
 
 def _forward(name: str) -> Callable[..., Any]:
+    @_jax.outside_meshes
     def method(self: ArrayLike, *args: Any) -> Any:
         operands = [a.read_value() if isinstance(a, ArrayLike) else a for a in args]
         return getattr(jnp.asarray(self.read_value()), name)(*operands)

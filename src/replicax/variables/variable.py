@@ -415,7 +415,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if self._in_replica():
             return self._write(change(store.read(self), self._combined(delta)))
         if not self.is_stacked:
-            return self._write(change(store.read(self), delta))
+            present = store.read(self)
+            if isinstance(delta, jax.Array) and _jax.current_trace() is _jax.eval_trace():
+                delta = put(delta, present.sharding)  # it may lie on other devices, or on a mesh of the user's
+            return self._write(change(present, delta))
         if self.aggregation is Aggregation.SUM:
             raise ValueError(
                 f"{self.describe()}: {method} in cross-replica context does not say which copy to change; call it "

@@ -35,6 +35,9 @@ class EagerTrace(_core.EvalTrace):
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         with of_no_generation():
             results = self._operations.compute(primitive, args, params)
+            if results is None and not all(map(self._operations.has, args)):
+                args = [self._operations.brought(arg) for arg in args]
+                results = self._operations.compute(primitive, args, params)
             if results is None:
                 return super().process_primitive(primitive, args, params)  # type: ignore[no-untyped-call]
         return results if primitive.multiple_results else results[0]

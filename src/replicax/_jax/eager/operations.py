@@ -27,7 +27,8 @@ from jax._src.literals import TypedNdArray as _TypedNdArray
 from jax.sharding import SingleDeviceSharding
 from jaxlib import _jax as _jaxlib
 
-from replicax._jax.programs import calls_back
+from replicax._jax.programs import calls_back, is_mutable
+from replicax._jax.runtime import copy_on
 from replicax._jax.types import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 _MOST = 8192  # operations that are kept
@@ -50,7 +51,7 @@ class Operations:
         """The results of an operation; ``None`` if JAX is to compute it.
 
         That is so for what JAX does not compile, for what does something besides computing, and where an operand lies
-        elsewhere.
+        elsewhere: :meth:`brought` brings it.
         """
         if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
             aval = _core.typeof(args[0])
@@ -67,6 +68,16 @@ class Operations:
         operation = operation_key(primitive, params, avals, apply is _power)
         call = None if operation is None else self._call(apply, params, operation, avals)
         return None if call is None else call(arrays, committed)
+
+    def has(self, value: Any) -> bool:
+        """Whether an operand is on the device, or can't be: a number, a mutable array, what is on other processes."""
+        if not isinstance(value, jax.Array) or is_mutable(value) or value.sharding == self._sharding:
+            return True
+        return not (value.is_fully_addressable or value.is_fully_replicated)
+
+    def brought(self, value: Any) -> Any:
+        """An operand as it is on the device: a copy, where the step closed over an array that lies elsewhere."""
+        return value if self.has(value) else copy_on(self._device, value)
 
     def kinds(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, ...] | None:
         """The kinds of an operation's operands; ``None`` if JAX is to compute it, or if it is another one each time."""

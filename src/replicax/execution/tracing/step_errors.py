@@ -38,6 +38,12 @@ _INSTEAD = {
 }
 CAPTURED_IN = os.path.join(PACKAGE, "execution", "tracing", "capture.py")
 """Where the function is that JAX traces for a step; its arguments are called ``values``."""
+_MESHES = {
+    "array": "computes with an array from outside that lies on a mesh with explicit axes, as what is made inside of "
+    "jax.set_mesh does. A step has a mesh of its own: pass the array in args, or close over np.asarray of it.",
+    "mesh": "maps over a mesh, and there is none. A compiled step has that of its replica's logical devices "
+    "(num_logical_devices=…); as plain Python, on the exact executor, a replica computes on its first device.",
+}
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
     "variables, as to jax.tree a variable is a pytree of its value."
@@ -71,6 +77,9 @@ def _explanation(
     said = str(error)
     if _jax.asked_for_an_array(error):
         return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
+    missed = _jax.missed_a_mesh(error)
+    if missed is not None:
+        return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
     kind = _jax.asked_for_a_value(error)
     if kind is None:
         return None
