@@ -12,8 +12,6 @@ from replicax import _jax, context, data
 from replicax.collectives import ReduceOp, parse_axis
 from replicax.data.strategy_input import Input
 from replicax.execution import cross_replica
-from replicax.execution.exact.executor import run_per_replica
-from replicax.execution.exact.fallback import fall_back
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import checked_steps, run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
@@ -199,6 +197,8 @@ class Strategy(Input, LogicalDevices, Renamed):
         if not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         if options.executor == "per_replica":
+            from replicax.execution.exact.executor import run_per_replica
+
             check_call(programs.replicas, fn, args, kwargs)
             return run_per_replica(programs, fn, args, kwargs)
         try:
@@ -206,6 +206,8 @@ class Strategy(Input, LogicalDevices, Renamed):
         except NotOneProgramError as why:
             if chosen is not None:
                 raise
+            from replicax.execution.exact.fallback import fall_back
+
             return fall_back(programs, fn, args, kwargs, why)
 
     @keywords_renamed(iterations="steps", dataset="iterator")

@@ -16,8 +16,6 @@ import jax
 from replicax.devices.host_values import is_key
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.exact.executor import run_per_replica
-from replicax.execution.exact.fallback import fall_back
 from replicax.execution.launch import launch
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.execution.many_steps.step_outputs import MultiStepContext
@@ -157,10 +155,14 @@ def _run_group(
     """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
     if isinstance(group, Single):
         if exact:
+            from replicax.execution.exact.executor import run_per_replica
+
             return run_per_replica(programs, step, (group.element,), None)
         try:
             return run(programs, step, (group.element,), None, launched)
         except NotOneProgramError as why:
+            from replicax.execution.exact.fallback import fall_back
+
             return fall_back(programs, step, (group.element,), None, why)
     assert program is not None
     replicas = programs.replicas

@@ -16,10 +16,10 @@ def warn_of_shares(program: Program, asked: bool) -> None:
     """Warn if gradients that are summed over the replicas are not those of shares, as far as that is certain.
 
     Args:
-      program: as it was captured.
+      program: with a loss, as it was captured.
       asked: whether the step has asked how many replicas there are.
     """
-    if program.replicas == 1 or not any(o.is_loss for o in program.obligations.values()):
+    if program.replicas == 1:
         return
     found: dict[tuple[str, int, Kind], str] = {}
     for rows in _numbers_of_examples(program):

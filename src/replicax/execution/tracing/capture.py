@@ -23,7 +23,6 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.program import Program, Result, Use
-from replicax.execution.shares.mistakes import warn_of_shares
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
@@ -201,7 +200,10 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
-    warn_of_shares(program, asked)
+    if any(o.is_loss for o in program.obligations.values()):
+        from replicax.execution.shares.mistakes import warn_of_shares  # not every program has a loss
+
+        warn_of_shares(program, asked)
     return program
 
 
