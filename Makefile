@@ -7,7 +7,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 # The tests of a file stay in one process, mostly: what they prepare is prepared once.
 SHARED = -n $(WORKERS) --dist worksteal
-# More arguments for the program behind demo, test, bench or oracle: make demo ARGS="--replicas 4"
+# More arguments for the program behind demo, test, bench, peers or oracle: make demo ARGS="--replicas 4"
 ARGS ?=
 # What `make matrix` runs the tests on: Pythons as versions, commands or paths, and which JAX (all that it knows).
 PYTHONS ?= 3.11 3.12 3.13
@@ -20,7 +20,10 @@ READY := .venv/.ready
 # TensorFlow, which only the oracle needs, stays out of the development environment.
 ORACLE := .venv-oracle/bin
 ORACLE_READY := .venv-oracle/.ready
-# So do the libraries whose datasets are taken.
+# So do the libraries beside which Replicax is measured,
+PEERS := .venv-peers/bin
+PEERS_READY := .venv-peers/.ready
+# and those whose datasets are taken.
 INTEGRATIONS := .venv-integrations/bin
 INTEGRATIONS_READY := .venv-integrations/.ready
 
@@ -37,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench oracle integrations matrix chaos clean
+.PHONY: help demo test soak lint primitives bench peers oracle integrations matrix chaos clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -63,6 +66,9 @@ primitives: $(READY)  ## compare what the passes know of JAX's primitives with t
 bench: $(READY)  ## measure Replicax against hand-written JAX
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
+peers: $(PEERS_READY)  ## measure Replicax beside TensorFlow, Keras, Flax NNX and PyTorch
+	$(PEERS)/python -m peers $(ARGS)
+
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
 	$(ORACLE)/python -m oracle $(ARGS)
 
@@ -76,7 +82,7 @@ chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoi
 	$(BIN)/python -m chaos --seed $(SEED) $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-integrations .venv-matrix build dist out
+	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-matrix build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -96,4 +102,10 @@ $(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constrai
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
 	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,parquet,torch]' pytest tensorflow-cpu
+	touch $@
+
+$(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	PIP_CONSTRAINT="constraints.txt peers/constraints.txt" \
+	    $(PEERS)/python -m pip install --editable '.[nnx,torch]' keras tensorflow-cpu
 	touch $@

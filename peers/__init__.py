@@ -1,0 +1,1 @@
+"""Replicax beside its peers: the same trainings in JAX by hand, Flax NNX, Keras, TensorFlow and PyTorch, in turn."""

@@ -1,0 +1,1 @@
+"""The same three trainings, a file for each library."""

@@ -1,0 +1,65 @@
+"""The three models as functions of JAX, which Replicax and the hand-written programs share.
+
+Each takes the parameters by name and one replica's examples, and gives the loss of each example: ``float32[examples]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+
+from peers import problems
+
+Params = Mapping[str, Any]
+
+
+def mlp(params: Params, x: Any, labels: Any) -> Any:
+    """See :func:`peers.problems.mlp`."""
+    for i in range(len(problems.MLP_SIZES) - 1):
+        x = _dense(params, f"dense{i}", jax.nn.relu(x) if i else x)
+    return optax.softmax_cross_entropy_with_integer_labels(x, labels)
+
+
+def cnn(params: Params, x: Any, labels: Any) -> Any:
+    """See :func:`peers.problems.cnn`."""
+    for i in range(2):
+        kernel, bias = params[f"conv{i}.kernel"], params[f"conv{i}.bias"]
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = lax.reduce_window(jax.nn.relu(x + bias), -jax.numpy.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    x = jax.nn.relu(_dense(params, "dense0", x.reshape(len(x), -1)))
+    return optax.softmax_cross_entropy_with_integer_labels(_dense(params, "dense1", x), labels)
+
+
+def transformer(params: Params, tokens: Any, labels: Any) -> Any:
+    """See :func:`peers.problems.transformer`."""
+    x = params["tokens"][tokens] + params["positions"]
+    for i in range(problems.LAYERS):
+        y = _norm(params, f"{i}.norm0", x)
+        q, k, v = (jax.numpy.einsum("btd,dhe->bthe", y, params[f"{i}.{name}"]) for name in ("query", "key", "value"))
+        attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + jax.numpy.einsum("bthe,hed->btd", attended, params[f"{i}.out"])
+        y = jax.nn.gelu(_dense(params, f"{i}.up", _norm(params, f"{i}.norm1", x)))
+        x = x + _dense(params, f"{i}.down", y)
+    logits = _norm(params, "norm", x) @ params["head"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(-1)
+
+
+LOSSES: dict[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+
+
+def adam() -> optax.GradientTransformation:
+    """The optimizer of all three."""
+    return optax.adam(problems.LEARNING_RATE, problems.BETA_1, problems.BETA_2, problems.EPSILON)
+
+
+def _dense(params: Params, name: str, x: Any) -> Any:
+    return x @ params[f"{name}.kernel"] + params[f"{name}.bias"]
+
+
+def _norm(params: Params, name: str, x: Any) -> Any:
+    normalized = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + problems.NORM_EPSILON)
+    return normalized * params[f"{name}.scale"] + params[f"{name}.bias"]

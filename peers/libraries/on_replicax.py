@@ -1,0 +1,70 @@
+"""Replicax: ``strategy.run`` for one step after the other, and ``run_steps`` for ten in one dispatch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import replicax
+from peers.libraries import jax_models
+from peers.libraries.training import Training
+from peers.problems import Problem
+
+STRIDE = 10
+
+
+def run(problem: Problem, replicas: int) -> Training:
+    """``strategy.run``, with the batch on the devices already."""
+    strategy, params, step = _step(problem, replicas)
+    [batch] = strategy.distribute_dataset([(problem.inputs, problem.labels)])
+
+    def steps(n: int) -> float:
+        for _ in range(n):
+            share = strategy.run(step, args=batch)
+        return float(strategy.reduce("sum", share))
+
+    return Training(_count(params), steps)
+
+
+def run_steps(problem: Problem, replicas: int) -> Training:
+    """``strategy.run_steps``, which takes its batches from a dataset: it reads, divides and copies each."""
+    strategy, params, step = _step(problem, replicas)
+
+    def batches() -> Iterator[Any]:
+        return itertools.repeat((problem.inputs, problem.labels))
+
+    iterator = iter(strategy.distribute_dataset(batches))
+
+    def one(ctx: replicax.MultiStepContext, inputs: Any, labels: Any) -> None:
+        ctx.set_last_step_output("loss", step(inputs, labels), "sum")
+
+    def steps(n: int) -> float:
+        for _ in range(n // STRIDE):
+            outputs = strategy.run_steps(one, iterator, STRIDE).last_step_outputs
+        return float(outputs["loss"])
+
+    return Training(_count(params), steps, STRIDE, close=iterator.close)
+
+
+def _step(problem: Problem, replicas: int) -> Any:
+    replicax.use_cpu_devices(replicas)
+    strategy = replicax.MirroredStrategy()
+    losses = jax_models.LOSSES[problem.name]
+    with strategy.scope():
+        params = replicax.as_variables(dict(problem.initial))
+        optimizer = replicax.Optimizer(jax_models.adam())
+
+    def loss_fn(params: Any, inputs: Any, labels: Any) -> Any:
+        return replicax.compute_average_loss(losses(params, inputs, labels))
+
+    def step(inputs: Any, labels: Any) -> Any:
+        share, gradients = replicax.value_and_grad(loss_fn, params)(params, inputs, labels)
+        optimizer.apply_gradients(gradients, params)
+        return share
+
+    return strategy, params, step
+
+
+def _count(params: dict[str, Any]) -> int:
+    return sum(v.value.size for v in params.values())
