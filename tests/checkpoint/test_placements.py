@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import replicax
 from tests.checkpoint.runs import Run
@@ -134,6 +135,12 @@ def test_without_aggregation_each_replica_has_its_own_again(tmp_path, replicas) 
         replicax.Checkpoint(v=w).restore(tmp_path / "a")
 
 
+def bytes_of_arrays(folder) -> int:
+    """Of the values in a store of pieces; how much its files hold besides depends on which writes came together."""
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result()
+    return sum(len(store.read(key).result().value) for key in store.list().result() if not key.endswith(b".zarray"))
+
+
 @pytest.mark.parametrize("kind", ["mirrored", "sharded"])
 def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_path, kind) -> None:
     pairs = replicax.GroupPartitioner(2)
@@ -146,9 +153,9 @@ def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_p
         run.go(1)
         run.checkpoint.save(tmp_path / name)
         saved[name] = run.values()
-        sizes[name] = sum(f.stat().st_size for f in (tmp_path / name).glob("arrays-*/**/*") if f.is_file())
+        sizes[name] = bytes_of_arrays(tmp_path / name / "arrays-0")
     assert sizes[kind] > 2 * 20 * 30 * 4  # the largest variable and its slot
-    assert sizes["groups"] < 1.1 * sizes[kind]
+    assert sizes["groups"] == sizes[kind]
     for source, onto in ((kind, "groups"), ("groups", kind), ("groups", "groups")):
         runs[onto].checkpoint.restore(tmp_path / source)
         assert runs[onto].values() == saved[source]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from replicax.hlo.instructions import arrays_in, parse
+from replicax.planning.cost import cost_of
 from tests.hlo.hlo_texts import LOOP
 
 
@@ -36,6 +37,27 @@ def test_computations_and_lines() -> None:
     assert module.source(reduced) == [("/usr/lib/optax/losses.py", 40), ("/home/me/model.py", 7)]
     assert module.source(loop) == []
     assert [a.space for a in arrays_in("(f32[2]{0:S(1)}, f32[2]{0})")] == [1, 0]
+
+
+def test_elements_of_tuples_as_operands() -> None:
+    """As compilers write them since JAX 0.12: each is an instruction that takes one array out."""
+    module = parse(
+        """
+ENTRY %main (p: (s32[], (f32[4,8], f32[8,3]))) -> f32[4,3] {
+  %p = (s32[], /*index=1*/(f32[4,8]{1,0}, f32[8,3]{1,0})) parameter(0)
+  ROOT %z = f32[4,3]{1,0} dot(%p#1#0, %p#1#1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}"""
+    )
+    found = module.computations["main"].instructions
+    assert list(found) == ["p", "p#1", "p#1#0", "p#1#1", "z"]
+    assert [str(a) for name in found["z"].operands for a in found[name].arrays] == ["f32[4,8]", "f32[8,3]"]
+    assert (found["p#1#1"].opcode, found["p#1#1"].operands, found["p#1"].operands) == (
+        "get-tuple-element",
+        ("p#1",),
+        ("p",),
+    )
+    cost = cost_of(module)
+    assert (cost.matrix_flops, cost.bytes, cost.launches) == (2 * 4 * 8 * 3, 4 * (4 * 8 + 8 * 3 + 4 * 3), 1)
 
 
 def test_a_real_program_has_the_lines_of_this_file() -> None:

@@ -15,7 +15,7 @@ _INSTRUCTION = re.compile(
 )
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]+[0-9]*[a-z0-9]*)\[(?P<dims>[0-9,<=]*)\](?P<layout>\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ENTRY_OF_TABLE = re.compile(r"^(\d+) (.+)$")
 _NUMBER = re.compile(r"(\w+)=(\d+)")
 
@@ -153,8 +153,32 @@ def parse(text: str) -> Module:
             current = computations[header["name"]] = Computation(header["name"], {})
             entry = header["name"] if header["entry"] else entry
         elif instruction := _instruction(line):
+            for name in instruction.operands:
+                _take_out(name, current.instructions)
             current.instructions[instruction.name] = instruction
     return Module(computations, entry, text)
+
+
+def _take_out(name: str, instructions: dict[str, Instruction]) -> None:
+    """Add the instruction that takes an element out of a tuple, where an operand is written as that: ``%x#1``.
+
+    So compilers write it since JAX 0.12; before, such an instruction has a line of its own.
+    """
+    if "#" not in name or name in instructions:
+        return
+    whole, _, index = name.rpartition("#")
+    _take_out(whole, instructions)
+    type_ = elements_of(instructions[whole].type)[int(index)]
+    instructions[name] = Instruction(
+        name=name,
+        opcode="get-tuple-element",
+        type=type_,
+        arrays=arrays_in(type_),
+        operands=(whole,),
+        arguments=f"%{whole}",
+        attributes=f", index={index}",
+        is_root=False,
+    )
 
 
 def instructions(text: str) -> Iterator[Instruction]:
