@@ -105,6 +105,11 @@ class Program:
         return VariableOrder(donated, sorted(set(position.values()).difference(donated)), written)
 
     @property
+    def has_derivatives(self) -> bool:
+        """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
+        return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_way_back)
+
+    @property
     def input_localities(self) -> list[Locality]:
         """The locality of each input of the jaxpr."""
         variables = [use.layout.locality for use in self.reads]

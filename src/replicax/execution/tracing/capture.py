@@ -200,7 +200,7 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
-    if any(o.is_loss for o in program.obligations.values()):
+    if program.replicas > 1 and program.has_derivatives:
         from replicax.execution.shares.mistakes import warn_of_shares  # not every program has a loss
 
         warn_of_shares(program, asked)
