@@ -19,7 +19,8 @@ _GROUPS = {
     "": "Replicax alone",
     "nnx": "Flax NNX",
     "equinox": "Equinox",
-    "linen": "Flax Linen and plain pytrees",
+    "linen": "Flax Linen",
+    "pytrees": "Plain pytrees",
     "keras": "Keras",
 }
 _HELPERS = re.compile(r"_(demo|pictures)$|^(__init__|data|_.*)$")
@@ -38,7 +39,11 @@ def programs_of(examples: Path) -> dict[str, list[Path]]:
 
 def title_of(path: Path) -> str:
     """The first sentence of a program's docstring, without its full stop."""
-    return (ast.get_docstring(ast.parse(path.read_text())) or path.name).split("\n\n")[0].replace("\n", " ").rstrip(".")
+    sentence = (ast.get_docstring(ast.parse(path.read_text())) or path.name).split("\n\n")[0].replace("\n", " ")
+    words = sentence.rstrip(".")
+    if "gallery" in path.parts:  # there it begins with the library, which stands above
+        words = re.sub(r"^[\w .]+: (?=\w)", "", words)
+    return words[0].upper() + words[1:]
 
 
 def program_page(path: Path, root: Path) -> str:

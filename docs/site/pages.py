@@ -117,7 +117,7 @@ def _cards(text: str) -> str:
     grid = ["::::{grid} 1 2 2 3", ":gutter: 3", ""]
     for title, target, words in items:
         grid += [f":::{{grid-item-card}} {title}", f":link: {_name(target)}", ":link-type: doc", ""]
-        grid += [words[0].upper() + " ".join(words[1:].split()), ":::"]
+        grid += [words[0].upper() + " ".join(words.split())[1:], ":::"]
     return _ITEM.sub("", text).rstrip("\n") + "\n" + "\n".join([*grid, "::::", "", ""])
 
 
