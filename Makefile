@@ -26,6 +26,9 @@ PEERS_READY := .venv-peers/.ready
 # and those whose datasets are taken.
 INTEGRATIONS := .venv-integrations/bin
 INTEGRATIONS_READY := .venv-integrations/.ready
+# And what makes the site.
+DOCS := .venv-docs/bin
+DOCS_READY := .venv-docs/.ready
 
 # What a new JAX breaks first is seen first.
 PRIMITIVES := tests/_jax/test_primitive_table.py
@@ -40,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench peers oracle integrations matrix chaos clean
+.PHONY: help demo test soak lint primitives bench peers oracle integrations matrix chaos docs dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -81,8 +84,15 @@ matrix:  ## run the tests with each JAX on each Python, in environments of their
 chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoints, fill its disk: SEED=…
 	$(BIN)/python -m chaos --seed $(SEED) $(ARGS)
 
+docs: $(DOCS_READY)  ## run the code of every page, then build the site in build/site
+	JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) -p no:cacheprovider tests/test_documents.py
+	$(DOCS)/python docs/site/build.py $(ARGS)
+
+dist:  ## build the wheel and the sdist in dist/, and try them in empty environments
+	$(PYTHON) matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
+
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-matrix build dist out
+	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-matrix .venv-docs .venv-dist build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -108,4 +118,10 @@ $(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	PIP_CONSTRAINT="constraints.txt peers/constraints.txt" \
 	    $(PEERS)/python -m pip install --editable '.[nnx,torch]' keras tensorflow-cpu
+	touch $@
+
+$(DOCS_READY): pyproject.toml constraints.txt docs/site/constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	PIP_CONSTRAINT="constraints.txt docs/site/constraints.txt" $(DOCS)/python -m pip install --editable '.[dev]' \
+	    myst-parser sphinx sphinx-book-theme sphinx-copybutton sphinx-design
 	touch $@

@@ -169,7 +169,7 @@ def _table(title: str, columns: tuple[str, str], rows: Iterator[tuple[str, str, 
     for name, *cells in rows:
         answers = tuple("the same" if cell == f"`{name}`" else cell for cell in cells)
         by_answer.setdefault(answers, []).append(f"`{name}`")
-    lines = [f"#### {title}", "", f"| name | {columns[0]} | {columns[1]} |", "| --- | --- | --- |"]
+    lines = [f"### {title}", "", f"| name | {columns[0]} | {columns[1]} |", "| --- | --- | --- |"]
     lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in by_answer.items()]
     return "\n".join(line.replace("|  |", "| |") for line in lines)
 

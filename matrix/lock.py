@@ -24,6 +24,8 @@ HEAD = """\
 # Python {first} to {last}, Linux, CPU. Where a Python has a newer JAX (and so on) than the oldest, it gets that.
 # Regenerate as CONTRIBUTING.md says.
 """
+# What builds the package.
+BUILD = ("hatchling", "hatch-fancy-pypi-readme")
 # What goes with a JAX, and with no other.
 OF_JAX = {"flax", "jax", "jaxlib", "libtpu"}
 
@@ -73,7 +75,7 @@ def frozen(python: str, requirements: Sequence[str], constraints: str) -> str:
         limits.write_text(constraints)
         pip = [f"{folder}/env/bin/python", "-m", "pip"]
         settings = os.environ | {"PIP_CONSTRAINT": str(limits), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        install = [*pip, "install", "--editable", ".[dev]", "hatchling", *requirements]  # hatchling builds the package
+        install = [*pip, "install", "--editable", ".[dev]", *BUILD, *requirements]
         for command in ([python, "-m", "venv", f"{folder}/env"], install):
             subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr, env=settings)
         freeze = [*pip, "freeze", "--exclude-editable"]

@@ -122,38 +122,51 @@ def package(line: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0]).lower() if name else ""
 
 
-def environment(python: str, jax: str, log: pathlib.Path) -> pathlib.Path:
-    """The ``bin`` of an environment with this JAX; made unless it is there and still right.
+def environment(
+    python: str, jax: str, log: pathlib.Path, folder: pathlib.Path = ENVIRONMENTS, package: str = ".[dev]"
+) -> pathlib.Path:
+    """The ``bin`` of an environment with this JAX in ``folder``; made unless it is there and still right.
+
+    Args:
+      python: the interpreter.
+      jax: the version.
+      log: what pip says is added to this file.
+      folder: of all environments.
+      package: what is installed: the checkout with what developers need, or a file with a package, which is always
+        installed into an empty environment.
 
     Raises:
       UnusableError: it can't be made.
     """
     major, minor = version_of(python)
-    folder = ENVIRONMENTS / f"{major}.{minor}-{jax}"
+    place = folder / f"{major}.{minor}-{jax}"
     constraints = lock((ROOT / "constraints.txt").read_text(), LOCKS[jax].read_text())
     wanted = hashlib.sha256((constraints + (ROOT / "pyproject.toml").read_text() + python).encode()).hexdigest()
-    stamp, bin = folder / ".ready", folder / "bin"
-    if stamp.exists() and stamp.read_text() == wanted:
+    stamp, bin = place / ".ready", place / "bin"
+    is_checkout = package.startswith(".")
+    if is_checkout and stamp.exists() and stamp.read_text() == wanted:
         return bin
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(exist_ok=True)
-    commands = ([python, "-m", "venv", str(folder)], [str(bin / "python"), "-m", "pip", "install", "-e", ".[dev]"])
-    constrained = folder.with_suffix(folder.suffix + ".txt")
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(exist_ok=True)
+    what = ["-e", package] if is_checkout else [package]
+    commands = ([python, "-m", "venv", str(place)], [str(bin / "python"), "-m", "pip", "install", *what])
+    constrained = place.with_suffix(place.suffix + ".txt")
     constrained.write_text(constraints)
     settings = {"PIP_CONSTRAINT": str(constrained), "PIP_BUILD_CONSTRAINT": str(constrained)}
     for command in commands:
-        if _logged(command, log, settings):
+        if logged(command, log, settings):
             raise UnusableError(f"its environment can't be made: see {log.relative_to(ROOT)}")
     stamp.write_text(wanted)
     return bin
 
 
-def _logged(command: Sequence[str], log: pathlib.Path, settings: dict[str, str]) -> int:
+def logged(command: Sequence[str], log: pathlib.Path, settings: dict[str, str], cwd: pathlib.Path = ROOT) -> int:
+    """Run a command with further environment variables; its output is added to ``log``, and its status returned."""
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
         done = subprocess.run(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=os.environ | settings, check=False
+            command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT, env=os.environ | settings, check=False
         )
     return done.returncode
 
@@ -183,8 +196,8 @@ def combination(name: str, jax: str, arguments: Sequence[str]) -> Row | None:
     begin = time.monotonic()
     settings = {"JAX_PLATFORMS": "cpu"}
     pytest = [str(bin / "python"), "-m", "pytest", "-p", "no:cacheprovider"]
-    status = _logged([*pytest, FIRST], log, settings)
-    status |= _logged([*pytest, f"--ignore={FIRST}", *arguments], log, settings)
+    status = logged([*pytest, FIRST], log, settings)
+    status |= logged([*pytest, f"--ignore={FIRST}", *arguments], log, settings)
     passed, failed = tally(log.read_text())
     trouble = "" if failed or not status else f"pytest did not get to its end: see {log.relative_to(ROOT)}"
     return Row(name, jax, passed, failed, time.monotonic() - begin, trouble)

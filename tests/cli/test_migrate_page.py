@@ -121,7 +121,7 @@ def test_all_that_the_oracle_has_found_is_told_at_its_name() -> None:
             assert said in " ".join(page.split()), program
             continue
         kind, _, member = name.rpartition(".")
-        table = page.partition(f"\n#### Of {SECTIONS.get(kind, kind)}\n")[2].partition("\n#### ")[0] if kind else page
+        table = page.partition(f"\n### Of {SECTIONS.get(kind, kind)}\n")[2].partition("\n### ")[0] if kind else page
         row = re.search(rf"^\|(?: `\w+`,)* `{member}`[^|]*\|[^|]*\|([^|]*)\|$", table, re.MULTILINE)
         assert said in row[1], (program, name)
     assert used == set(TOLD)

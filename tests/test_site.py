@@ -1,0 +1,104 @@
+"""What the site is made of, without Sphinx: pages, links, cards, the reference and the gallery."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+import sys
+
+import pytest
+
+import replicax
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The modules of ``docs/site``, which find each other as a script's."""
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    try:
+        yield {name: importlib.import_module(name) for name in ("gallery", "pages", "reference")}
+    finally:
+        sys.path.remove(str(ROOT / "docs" / "site"))
+        for name in ("gallery", "pages", "reference"):
+            sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def source(site, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "source"
+    site["pages"].assemble(folder)
+    return folder
+
+
+def test_every_document_is_a_page_and_in_the_contents(source) -> None:
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    listed = re.findall(r"<([\w/-]+)>$", (source / "index.md").read_text(), re.MULTILINE)
+    assert pages - {"index"} == {name for name in listed if not name.startswith("project/")}
+    assert all((source / f"{name}.md").is_file() for name in listed)
+
+
+def test_links_lead_to_pages_of_the_site(source) -> None:
+    for page in source.rglob("*.md"):
+        if page.is_relative_to(source / "files"):
+            continue  # programs
+        for target in re.findall(
+            r"(?<=[^`])\]\(([^)#\s]+)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        ):
+            if not re.match("[a-z]+:", target):
+                assert (page.parent / target).is_file(), f"{page.relative_to(source)}: {target}"
+
+
+def test_links_out_of_the_documents_become_pages(site) -> None:
+    programs: set[pathlib.Path] = set()
+    text = site["pages"].laid_out(ROOT / "docs" / "plan.md", pathlib.Path("plan.md"), programs)
+    assert "[examples/digits.py](files/examples/digits.py.md)" in text
+    assert ROOT / "examples" / "digits.py" in programs
+    assert "](project/benchmarks.md#" in text
+    assert "](tpu.md#topology)" in text
+
+
+def test_a_dead_link_is_an_error(site, tmp_path, monkeypatch) -> None:
+    pages = site["pages"]
+    page = ROOT / "docs" / "nowhere.md"
+    monkeypatch.setattr(
+        pathlib.Path,
+        "read_text",
+        lambda self, *args, _read=pathlib.Path.read_text: "[x](not-there.md)" if self == page else _read(self, *args),
+    )
+    with pytest.raises(LookupError, match=r"docs/nowhere.md has a link to not-there.md, which is not there"):
+        pages.laid_out(page, pathlib.Path("nowhere.md"), set())
+
+
+def test_examples_with_prompts_are_sessions(source) -> None:
+    assert "```pycon\n>>> " in (source / "loop.md").read_text()
+    assert "```python\n" in (source / "workers.md").read_text()
+    assert not re.search(r"^```python\n>>> ", (source / "semantics.md").read_text(), re.MULTILINE)
+
+
+def test_the_reference_has_the_docstring_of_every_public_name(source) -> None:
+    text = "".join(path.read_text() for path in (source / "reference").glob("*.md"))
+    described = re.findall(r"^\.\. auto(?:class|exception|function|data):: replicax\.(\w+)$", text, re.MULTILINE)
+    assert sorted(described) == sorted(replicax.__all__)
+
+
+def test_the_gallery_has_every_program(site, source) -> None:
+    text = (source / "gallery.md").read_text()
+    programs = [path for paths in site["gallery"].programs_of(ROOT / "examples").values() for path in paths]
+    assert len(programs) > 8
+    for path in programs:
+        name = path.relative_to(ROOT).as_posix()
+        assert f":link: files/{name}\n" in text
+        assert path.read_text().rstrip() in (source / "files" / f"{name}.md").read_text()
+    for picture in re.findall(r":img-top: (\S+)", text):
+        assert (source / picture).read_bytes().startswith(b"<?xml")
+
+
+def test_curves_are_those_of_programs(site) -> None:
+    for name, curves in site["gallery"].known_curves().items():
+        assert (ROOT / "examples" / name).is_file()
+        lengths = {len(losses) for losses in curves.values()}
+        assert len(lengths) == 1
+        assert lengths.pop() > 1
