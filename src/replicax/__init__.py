@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from replicax.hlo.collective_instructions import Collective
     from replicax.indexed_slices import IndexedSlices
     from replicax.loop import Callback, CSVLog, EarlyStopping, TensorBoardLog, TrainingRun, train
+    from replicax.parameter_server import ClusterCoordinator, ParameterServerStrategy
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies import (
         CentralStorageStrategy,
@@ -126,6 +127,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointManager",
     "Chip",
+    "ClusterCoordinator",
     "ClusterResolver",
     "ClusterSpec",
     "Collective",
@@ -160,6 +162,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
+    "ParameterServerStrategy",
     "PartialBatch",
     "PerReplica",
     "PlacementError",
@@ -227,6 +230,7 @@ _LATER = {
     "CheckpointError": "replicax.errors",
     "CheckpointManager": "replicax.checkpoint",
     "Chip": "replicax.planning",
+    "ClusterCoordinator": "replicax.parameter_server",
     "ClusterResolver": "replicax.cluster.cluster_resolver",
     "ClusterSpec": "replicax.cluster.cluster_spec",
     "Collective": "replicax.hlo.collective_instructions",
@@ -261,6 +265,7 @@ _LATER = {
     "MultiWorkerMirroredStrategy": "replicax.strategies",
     "OneDeviceStrategy": "replicax.strategies",
     "Optimizer": "replicax.training",
+    "ParameterServerStrategy": "replicax.parameter_server",
     "PartialBatch": "replicax.data",
     "PerReplica": "replicax.values",
     "PlacementError": "replicax.errors",

@@ -98,7 +98,7 @@ class ReplicaContext(Renamed):
     def num_replicas_in_sync(self) -> int:
         """How many replicas run the step together (a Python int)."""
         self.asked_for_count = True
-        return self._replicas.count
+        return self._replicas.in_sync
 
     @property
     def replica_id_in_sync_group(self) -> Any:

@@ -23,10 +23,9 @@ _ON_READ = "replicax.Variable(…, synchronization='on_read')"
 _STEPS = "strategy.run_steps(fn, iterator, steps)"
 _LOCAL = "strategy.local_results(value)"
 _SIZE = "strategy.num_replicas_in_sync"
-_PARAMETERS = "replicax.CentralStorageStrategy, which keeps variables in one place; all training is synchronous"
 _PROCESSES = "nothing: workers are processes of one program, which replicax.MultiWorkerMirroredStrategy connects"
 _ESTIMATOR = "nothing: there are no estimators; replicax.train is the loop around a step"
-_SYNCHRONOUS = "nothing: all training is synchronous, in steps that all workers run"
+_OF_A_WORKER = "what replicax.ClusterCoordinator.create_per_worker_dataset returns"
 _PREEMPTED = "replicax.train with a replicax.CheckpointManager: at SIGTERM all workers save at one step, and leave"
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
 _ITERATED = "nothing: an iterator is ready when it has been made"
@@ -53,7 +52,6 @@ NAMES: dict[str, dict[str, str]] = {
         "AllReduceCrossTowerOps": _OPTIONS,
         "CentralStorage": "replicax.CentralStorageStrategy",
         "Client": _PROCESSES,
-        "ClusterCoordinator": _SYNCHRONOUS,
         "CollectiveAllReduceStrategy": "replicax.MultiWorkerMirroredStrategy",
         "CollectiveCommunication": "replicax.CommunicationImplementation",
         "CollectiveHints": "replicax.CommunicationOptions",
@@ -76,17 +74,16 @@ NAMES: dict[str, dict[str, str]] = {
         "MultiWorkerAllReduce": _OPTIONS,
         "NcclAllReduce": _OPTIONS,
         "PaddingSpec": "replicax.InputOptions(partial_batch='pad')",
-        "ParameterServerStrategy": _PARAMETERS,
         "Partitioner": "replicax.FixedShardsPartitioner, replicax.MinSizePartitioner or replicax.MaxSizePartitioner",
         "PerDevice": "replicax.PerReplica",
-        "PerWorkerValue": _SYNCHRONOUS,
-        "PerWorkerValues": _SYNCHRONOUS,
+        "PerWorkerValue": _OF_A_WORKER,
+        "PerWorkerValues": _OF_A_WORKER,
         "PreemptionCheckpointHandler": _PREEMPTED,
         "PreemptionWatcher": _PREEMPTED,
         "ReductionToOneDevice": _OPTIONS,
         "ReductionToOneDeviceCrossDeviceOps": _OPTIONS,
         "ReductionToOneDeviceCrossTowerOps": _OPTIONS,
-        "RemoteValue": _SYNCHRONOUS,
+        "RemoteValue": "what replicax.ClusterCoordinator.schedule returns",
         "Server": _PROCESSES,
         "StandardInputStep": "a function for one replica, run by strategy.run",
         "StandardSingleLossStep": "a function for one replica, run by strategy.run",

@@ -102,7 +102,7 @@ class Strategy(Input, LogicalDevices, Renamed):
     def num_replicas_in_sync(self) -> int:
         """How many replicas run a step together and share each global batch (a Python int)."""
         context.note_asked_for_count()
-        return self.extended.num_replicas
+        return self._replicas.in_sync
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Make this the current strategy, and enter its cross-replica context.

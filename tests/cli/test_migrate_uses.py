@@ -168,7 +168,7 @@ def test_names_of_modules(lines: str, name: str, today: str) -> None:
          "t.reduce", "t.reduce"),
         ("r = tf.distribute.cluster_resolver.SimpleClusterResolver(x)\nr.task_type", "r.task_type", ""),
         ("r = tf.distribute.cluster_resolver.TPUClusterResolver.connect()\nr.master()", "r.master", "r.master"),
-        ("c = tf.distribute.coordinator.ClusterCoordinator(s)\nc.schedule(f).fetch()", "c.schedule(f).fetch", "noth"),
+        ("c = tf.distribute.coordinator.ClusterCoordinator(s)\nc.schedule(f).fetch()", "c.schedule(f).fetch", "what"),
         ("s.cluster_resolver.task_id", "s.cluster_resolver.task_id", ""),
         ("s.run(f).values", "s.run(f).values", "s.run(f).values"),
         ("s.extended._in_multi_worker_mode()", "s.extended._in_multi_worker_mode", "nothing: TensorFlow's own"),

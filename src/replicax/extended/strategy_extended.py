@@ -28,7 +28,7 @@ from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, checked_partitioner
 from replicax.workers.exchange import Alone, Workers
 from replicax.workers.lockstep import Lockstep
-from replicax.workers.replicas import Replicas
+from replicax.workers.replicas import Elsewhere, Replicas
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -77,6 +77,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
       lockstep: the messages by which the workers stay together.
       communication_options: of collectives without options of their own; ``None`` for the defaults.
       local_replicas: the numbers of this worker's replicas.
+      collection: the class of ``variables``.
+      elsewhere: where the variables live, if not on these devices.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -93,6 +95,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
 
     strategy: Strategy
     variables: VariableCollection
+    collection: type[VariableCollection] = VariableCollection
+    elsewhere: Elsewhere | None = None
 
     def __init__(
         self,
@@ -148,8 +152,9 @@ class StrategyExtended(Reducing, Updating, Renamed):
             options=self.communication_options,
             at_once=self._at_once,
             in_order=self.reproducible,
+            elsewhere=self.elsewhere,
         )
-        self.variables = VariableCollection(
+        self.variables = self.collection(
             self.replicas,
             self.partitioner,
             self.default_layout,

@@ -248,14 +248,16 @@ class Optimizer:
             name: of_parameters(value, name, self._variables, self._tree, aggregate) if callable(value) else value
             for name, value in put_back(marked).items()
         }
-        dense = [g.to_dense() if is_slices(g) else g for g in own]
-        by_variable = {v: g.astype(v.dtype) for g, (_, v) in zip(dense, pairs, strict=True)}
+        self._change_by({v: g for g, (_, v) in zip(own, pairs, strict=True)}, further)
 
+    def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
+        """Change the variables by gradients that are the same on every replica."""
+        store = current_store()
+        dense = {v: (g.to_dense() if is_slices(g) else g).astype(v.dtype) for v, g in by_variable.items()}
         values = [store.read(v) for v in self._variables]
         state = jax.tree_util.tree_map(store.read, self._state, is_leaf=is_leaf)
         reduced, parameters = (
-            jax.tree_util.tree_unflatten(self._tree, leaves)
-            for leaves in ([by_variable[v] for v in self._variables], values)
+            jax.tree_util.tree_unflatten(self._tree, leaves) for leaves in ([dense[v] for v in self._variables], values)
         )
         new_parameters, state = self._change(reduced, state, parameters, further)
         new_slots, tree = jax.tree_util.tree_flatten(state)

@@ -20,6 +20,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.partitioners import Partitioner
+from replicax.variables.slots import Slot
 from replicax.workers.fingerprints import fingerprint
 from replicax.workers.replicas import Replicas
 
@@ -67,6 +68,10 @@ class VariableCollection:
     def rename(self, owner: Any, name: str) -> None:
         """Give ``owner`` the name that it has on another worker."""
         self._owners[name] = owner
+
+    def slot(self, array: jax.Array) -> Slot:
+        """Where the stored array of a new variable is kept."""
+        return Slot(array)
 
     def add(self, variable: Variable) -> int:
         """The number of a new variable."""

@@ -46,7 +46,6 @@ from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.row_updates import RowUpdates
-from replicax.variables.slots import Slot
 from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
 from replicax.workers.fingerprints import fingerprint
 
@@ -164,7 +163,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 "value; use Variable without a partitioner, or synchronization='on_write'"
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
-        self.slot = Slot(agreed_initial(self, self._initialise(initial_value, dtype)))
+        self.slot = self.collection.slot(agreed_initial(self, self._initialise(initial_value, dtype)))
         self.number = self.collection.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -15,6 +16,24 @@ from replicax.workers.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from replicax.strategy import Strategy
+
+
+class Elsewhere(Protocol):
+    """Where the variables of a strategy live, if not in this process, and who else uses them.
+
+    A program runs on copies: they are brought before it, and what it has changed is sent after it. The rooms below the
+    strategy call these methods, and know nothing of servers.
+    """
+
+    @property
+    def groups(self) -> int:
+        """How many groups of replicas, each in a process, train in step; 1 if each goes its own way."""
+
+    def around(self, read: Any, written: Any) -> contextlib.AbstractContextManager[None]:
+        """Bring the values of the slots ``read``; after the block, send what the slots ``written`` have to say."""
+
+    def communicator(self, examples: Any, options: Any) -> Any:
+        """How a replica reaches the others in a compiled step; see ``replicax.collectives.Communicator``."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
@@ -39,6 +58,7 @@ class Replicas:
       at_once: how many of the replicas that share a device run at the same time, where they can.
       in_order: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any number
         of devices.
+      elsewhere: where the variables live, and which other replicas use them, if not these alone.
 
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
@@ -58,6 +78,12 @@ class Replicas:
     options: CommunicationOptions | None
     at_once: int = 1
     in_order: bool = False
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def in_sync(self) -> int:
+        """How many replicas share a global batch: these, and those of other groups that train in step with them."""
+        return self.count if self.elsewhere is None else self.count * self.elsewhere.groups
 
     @property
     def num_logical_devices(self) -> int:

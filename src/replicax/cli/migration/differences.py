@@ -15,6 +15,10 @@ DIFFERENCES: dict[str, str] = {
     "MirroredStrategy": _ALL_LOCAL,
     "MultiWorkerMirroredStrategy": "cluster_resolver is a keyword; by the same TF_CONFIG JAX connects the workers",
     "TPUStrategy": "the resolver may be left out",
+    "ParameterServerStrategy": "servers and workers are processes that the coordinator starts, on this machine or on a "
+    "Ray cluster; optimizers are applied on the servers; mode='sync' trains in step",
+    "ClusterCoordinator": "what a function changes counts once, though its worker dies and it runs again; an error "
+    "says which worker and line; close() ends the processes",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",
     "TPUClusterResolver": "finds the TPUs of this program by itself; emulate= and topology= are for machines without",
     "SimpleClusterResolver": "two tasks with one address are an error",

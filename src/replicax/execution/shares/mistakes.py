@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from replicax import _jax
 from replicax.errors import ShareWarning
 from replicax.execution.program.program import Program
 from replicax.execution.shares.share_pass import SharePass

@@ -130,9 +130,9 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked
-        way = communicator or SpmdCommunicator(
-            None if example_dims is None else ReplicaExamples(*values[-2:]), replicas.options
-        )
+        usual = SpmdCommunicator if replicas.elsewhere is None else replicas.elsewhere.communicator
+        examples = None if example_dims is None else ReplicaExamples(*values[-2:])
+        way = communicator or usual(examples, replicas.options)
         store = TracedStore(replicas, way, creations)
         replica = context.ReplicaContext(replicas, way)
         args, kwargs = rebuild(values)

@@ -1,0 +1,298 @@
+"""The dispatcher: which worker runs which scheduled function, and what comes of it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from replicax.errors import WorkerError
+from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
+from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
+from replicax.parameter_server.remote_values import RemoteValue
+from replicax.parameter_server.work_report import WorkLog
+
+_MOST_DEATHS = 3
+_MOST_QUEUED = 4096
+
+
+@dataclasses.dataclass(eq=False)
+class Scheduled:
+    """A function that is to be run once."""
+
+    number: int
+    name: str
+    digest: str
+    fn: bytes
+    arguments: bytes
+    value: RemoteValue
+    deaths: int = 0
+    beside: int = 0
+    """How many other functions were running when it was sent, and have been sent since."""
+
+    @property
+    def title(self) -> str:
+        """The function in a message."""
+        return f"{self.name} (scheduled function {self.number})"
+
+
+class _Worker:
+    """A worker, as the dispatcher sees it."""
+
+    def __init__(self, index: int, actor: Actor) -> None:
+        self.index = index
+        self.replace(actor)
+
+    def replace(self, actor: Actor) -> None:
+        """Another process takes its place."""
+        self.actor = actor
+        self.definitions = 0
+        self.functions: set[str] = set()
+        self.running: Scheduled | None = None
+        self.since = 0.0
+
+
+class Dispatcher:
+    """Sends scheduled functions to workers, each once; again, if the worker has died.
+
+    Args:
+      workers: how many there are.
+      start: starts the process of a worker.
+      definitions: what workers are told.
+      build: builds an optimizer: its number, and the pickled pytree of its variables.
+      end_step: has the servers end a step that has fewer functions than usual; the argument says whether it counts.
+      groups: how many functions are a step; 1 if each is for itself.
+      max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        start: Callable[[int], Actor],
+        definitions: Definitions,
+        build: Callable[[int, bytes], None],
+        end_step: Callable[[bool], None],
+        groups: int,
+        max_staleness: int | None,
+    ) -> None:
+        self._start = start
+        self._definitions = definitions
+        self._build = build
+        self._end_step = end_step
+        self._groups = groups
+        self._max_staleness = max_staleness
+        self._workers = [_Worker(index, start(index)) for index in range(workers)]
+        self._queue: collections.deque[Scheduled] = collections.deque()
+        self._unfinished: set[int] = set()
+        self._next = 0
+        self._error: WorkerError | None = None
+        self._closed: str | None = None
+        self._changed = threading.Condition()
+        self._inbox: queue.SimpleQueue[tuple[_Worker, Actor, Scheduled, Reply] | None] = queue.SimpleQueue()
+        self.log = WorkLog()
+        self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
+        self._thread.start()
+
+    # --- the user's side --------------------------------------------------------------------------------
+
+    def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes) -> RemoteValue:
+        """Have a function run; waits while very many are waiting already.
+
+        Raises:
+          WorkerError: one that was scheduled before has failed; or the coordinator is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
+            self._raise_error()
+            number, self._next = self._next, self._next + 1
+            value = RemoteValue(f"{name} (scheduled function {number})")
+            self._unfinished.add(number)
+            self._queue.append(Scheduled(number, name, digest, fn, arguments, value))
+            self.log.begin()
+            self._send()
+            return value
+
+    def join(self, timeout: float | None) -> None:
+        """Wait until all functions are done.
+
+        Raises:
+          WorkerError: one has failed.
+          TimeoutError: the time has passed; the message says who runs what.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, timeout):
+                raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
+            self._raise_error()
+            if self._groups > 1 and self._next % self._groups:
+                self._end_step(True)
+                self._begin_step()
+
+    def done(self) -> bool:
+        """Whether all functions are done; raises as :meth:`join` does."""
+        with self._changed:
+            self._raise_error()
+            return not self._unfinished
+
+    def close(self, why: str) -> None:
+        """Send nothing any more; what waits is not run."""
+        with self._changed:
+            if self._closed is None:
+                self._closed = why
+                self._cancel_all(WorkerError(why))
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(TIMEOUT)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self._closed is not None:
+            raise WorkerError(self._closed)
+
+    def _describe(self) -> str:
+        running = [f"worker {w.index} runs {w.running.title}" for w in self._workers if w.running is not None]
+        return "; ".join([*running, f"{len(self._queue)} functions wait"])
+
+    # --- sending ----------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what can be sent to workers that have nothing to do."""
+        for worker in self._workers:
+            if worker.running is None and self._queue and self._closed is None and self._may_begin(self._queue[0]):
+                self._send_to(worker, self._queue.popleft())
+        self._changed.notify_all()
+
+    def _may_begin(self, scheduled: Scheduled) -> bool:
+        running = [w.running for w in self._workers if w.running is not None]
+        if self._groups > 1:
+            step = scheduled.number // self._groups
+            return all(other.number // self._groups == step for other in running)
+        if self._max_staleness is None:
+            return True
+        return len(running) <= self._max_staleness and all(r.beside < self._max_staleness for r in running)
+
+    def _send_to(self, worker: _Worker, scheduled: Scheduled) -> None:
+        others = [w.running for w in self._workers if w.running is not None]
+        for other in others:
+            other.beside += 1
+        scheduled.beside = len(others)
+        known = scheduled.digest in worker.functions
+        call = FunctionCall(
+            scheduled.number,
+            scheduled.name,
+            scheduled.digest,
+            None if known else scheduled.fn,
+            scheduled.arguments,
+            self._definitions.since(worker.definitions),
+            min(self._unfinished),
+        )
+        worker.running, worker.since = scheduled, time.monotonic()
+        worker.functions.add(scheduled.digest)
+        worker.definitions = len(self._definitions)
+        actor = worker.actor
+        reply = actor.call("work", call)
+        reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
+
+    # --- what comes back --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            worker, actor, scheduled, reply = message
+            if worker.actor is not actor or self._closed is not None:
+                continue
+            try:
+                outcome = self._outcome(worker, scheduled, reply)
+            except Exception as error:  # of our own: nobody waits for ever
+                outcome = CallOutcome(lost=f"{type(error).__name__}: {error}")
+            with self._changed:
+                worker.running = None
+                self._conclude(worker, scheduled, outcome)
+                self._send()
+
+    def _outcome(self, worker: _Worker, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
+        """How a call has ended; ``None`` if it is to be made again."""
+        try:
+            outcome: CallOutcome = reply.result(TIMEOUT)
+        except ActorDiedError as error:
+            scheduled.deaths += 1
+            self.log.deaths += 1
+            worker.replace(self._start(worker.index))
+            if scheduled.deaths < _MOST_DEATHS:
+                return None
+            return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
+        if outcome.to_build is None:
+            return outcome
+        try:
+            self._build(*outcome.to_build)
+        except Exception as error:
+            return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
+        return None
+
+    def _conclude(self, worker: _Worker, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
+        if outcome is None and self._error is None:
+            self._queue.appendleft(scheduled)
+            return
+        self._unfinished.discard(scheduled.number)
+        if outcome is None:
+            scheduled.value._finish(error=_not_run(scheduled, self._error))
+        elif outcome.failure is not None or outcome.lost is not None:
+            error = _error_of(worker.index, scheduled, outcome)
+            scheduled.value._finish(error=error)
+            if self._error is None:
+                self._error = error
+                self._cancel_queue(error)
+        else:
+            self.log.add(worker.index, time.monotonic() - worker.since, outcome.staleness)
+            scheduled.value._finish(outcome.value)
+        if self._error is not None and self._groups > 1 and not self._unfinished:
+            self._end_step(False)
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        """The next function is the first of a step."""
+        self._next = -(-self._next // self._groups) * self._groups
+
+    def _cancel_queue(self, why: WorkerError) -> None:
+        for scheduled in self._queue:
+            self._unfinished.discard(scheduled.number)
+            scheduled.value._finish(error=_not_run(scheduled, why))
+        self._queue.clear()
+
+    def _cancel_all(self, why: WorkerError) -> None:
+        self._cancel_queue(why)
+        for worker in self._workers:
+            if worker.running is not None:
+                worker.running.value._finish(error=_not_run(worker.running, why))
+        self._unfinished.clear()
+        self._changed.notify_all()
+
+
+def _not_run(scheduled: Scheduled, why: BaseException | None) -> WorkerError:
+    first = str(why).splitlines()[0] if why is not None and str(why) else "it was called off"
+    return WorkerError(f"{scheduled.title} was not run: {first}")
+
+
+def _error_of(worker: int, scheduled: Scheduled, outcome: CallOutcome) -> WorkerError:
+    if outcome.failure is None:
+        return WorkerError(f"{scheduled.title}, on worker {worker}: {outcome.lost}")
+    failure = outcome.failure
+    where = f" at {failure.line}" if failure.line else ""
+    error = WorkerError(f"{scheduled.title} failed on worker {worker}{where}: {failure.kind}: {failure.text}")
+    if failure.error is not None:
+        error.__cause__ = _unpickled(failure.error)
+    if failure.traceback:
+        error.add_note(f"On worker {worker}:\n{failure.traceback.rstrip()}")
+    return error
+
+
+def _unpickled(error: bytes) -> BaseException | None:
+    try:
+        found = pickle.loads(error)
+    except Exception:  # its class is not here
+        return None
+    return found if isinstance(found, BaseException) else None

@@ -1,0 +1,136 @@
+"""Actors on Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from replicax.parameter_server.engine.actors import ActorDiedError
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_enable_worker_prestart": "0",  # processes are started for actors, and no others
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AUTH_MODE": "disabled",  # what listens does so on loopback only
+}
+_OBJECT_STORE = 512 << 20
+
+
+class RayActors:
+    """Starts actors on Ray: on the cluster that this process is connected to, or else on this machine.
+
+    Ray is used as it is found: connected already (``ray.init(address=…)``), or by the environment variable
+    ``RAY_ADDRESS``. Otherwise it is started here: on loopback, without its dashboard, and without reporting its use;
+    and it is stopped with the actors.
+
+    Raises:
+      ImportError: Ray is not installed; the message says how to install it.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ImportError(
+                "parameter servers need Ray, which is not installed: pip install 'replicax[ray]'"
+            ) from None
+        self._ray = ray
+        self._actors: list[Any] = []
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            _start(ray)
+
+    def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> RayActor:
+        options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": dict(env)}}
+        handle: Any = self._ray.remote(kind).options(**options).remote(*args)
+        self._actors.append(handle)
+        return RayActor(handle)
+
+    def stop(self) -> None:
+        actors, self._actors = self._actors, []
+        if not self._ray.is_initialized():
+            return
+        for handle in actors:
+            with contextlib.suppress(Exception):  # it has ended already
+                self._ray.kill(handle)
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+@dataclasses.dataclass(frozen=True)
+class RayActor:
+    """See :class:`replicax.parameter_server.engine.actors.Actor`."""
+
+    handle: Any
+
+    def call(self, method: str, *args: Any) -> RayReply:
+        return RayReply(getattr(self.handle, method).remote(*args))
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self.handle)
+
+
+@dataclasses.dataclass(frozen=True)
+class RayReply:
+    """See :class:`replicax.parameter_server.engine.actors.Reply`."""
+
+    reference: Any
+
+    def result(self, timeout: float) -> Any:
+        import ray
+
+        try:
+            return ray.get(self.reference, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError from None
+        except ray.exceptions.RayTaskError as error:
+            raise _cause_of(error) from None
+        except ray.exceptions.RayError as error:
+            text = str(error).strip()
+            raise ActorDiedError(text.splitlines()[0] if text else type(error).__name__) from None
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        self.reference.future().add_done_callback(lambda _: then())
+
+
+def _cause_of(error: Any) -> BaseException:
+    cause: BaseException = error.as_instanceof_cause()
+    return cause
+
+
+def _start(ray: Any) -> None:
+    """Connect to the cluster that the environment names, or start one on this machine."""
+    with _environment(_QUIET):
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(configure_logging=False, log_to_driver=False)
+            return
+        with warnings.catch_warnings():
+            # It starts processes with fork and exec, which JAX warns of.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(
+                num_cpus=1,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE,
+                _node_ip_address="127.0.0.1",
+                configure_logging=False,
+                log_to_driver=False,
+            )
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these values, where the user has not set them."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,172 @@
+"""``ParameterServerStrategy``: variables on servers, and workers that read and change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.devices.selection import resolve_device
+from replicax.errors import ContextError
+from replicax.extended import StrategyExtended
+from replicax.parameter_server.served_variables import ServedCollection
+from replicax.strategy import Strategy
+from replicax.variables.partitioners import PieceCounts, checked_partitioner
+
+Mode = Literal["async", "sync"]
+
+
+class _ServedExtended(StrategyExtended):
+    """The lower level of the strategy in the coordinator's process."""
+
+    collection = ServedCollection
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables live on servers; workers read them, compute, and send back what is to change.
+
+    One program, the *coordinator's*, creates the variables and schedules functions with a :class:`ClusterCoordinator`,
+    which starts the servers and workers: processes on this machine, or on the Ray cluster that the program is connected
+    to. Each function runs on one worker, and calls ``strategy.run(step)`` there, which runs the step on the worker's
+    devices: the same step as under any other strategy. See ``docs/parameter_server.md``.
+
+    Args:
+      cluster_resolver: its cluster says how many workers and servers there are: the tasks of the jobs ``"worker"`` and
+        ``"ps"``. Where they run is up to Ray.
+      num_workers: how many workers; by default the resolver's, or 2.
+      num_servers: how many servers; by default the resolver's, or 1.
+      variable_partitioner: into how many parts to split a variable over the servers, and along which dim; see
+        :class:`MinSizePartitioner`. By default each variable is whole, on the server with the fewest bytes.
+      mode: ``"async"``: what a function changes is applied when it comes, whatever the others do. ``"sync"``: the
+        functions are in groups of ``num_workers``, in the order of scheduling, and each group is one step: all its
+        functions read the same values, and their gradients are summed before the update. The result is that of
+        :class:`MirroredStrategy` with as many replicas.
+      max_staleness: asynchronous only: how many other functions may change variables between the time when a function
+        reads them and the time when its change is applied. A function that might exceed that has to wait before it
+        begins. Below ``num_workers - 1`` some workers are always idle. ``None`` for no limit.
+      devices_per_worker: how many devices each worker has; its replicas are on these, and their gradients are summed on
+        the worker. On CPU they are emulated.
+
+    Raises:
+      ValueError: an unknown mode; a number below 1; numbers that differ from the resolver's; ``max_staleness`` in the
+        synchronous mode, or below 0.
+      TypeError: a ``variable_partitioner`` of another type.
+
+    >>> import replicax
+    >>> strategy = replicax.ParameterServerStrategy(num_workers=4, num_servers=2, mode="sync")
+    >>> strategy, strategy.num_replicas_in_sync
+    (ParameterServerStrategy(4 workers, 2 servers, mode='sync'), 4)
+    >>> with strategy.scope():
+    ...     w = replicax.Variable([1.0, 2.0], name="w")
+    >>> w.numpy().tolist()
+    [1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        num_workers: int | None = None,
+        num_servers: int | None = None,
+        variable_partitioner: PieceCounts | None = None,
+        mode: Mode = "async",
+        max_staleness: int | None = None,
+        devices_per_worker: int = 1,
+    ) -> None:
+        if mode not in ("async", "sync"):
+            raise ValueError(f"ParameterServerStrategy: mode must be 'async' or 'sync', got {mode!r}")
+        if max_staleness is not None and mode == "sync":
+            raise ValueError(
+                "ParameterServerStrategy: max_staleness is for mode='async'; in the synchronous mode nothing is stale"
+            )
+        if max_staleness is not None:
+            _checked("max_staleness", max_staleness, 0)
+        self.cluster_resolver = cluster_resolver
+        self.num_workers = _count(cluster_resolver, "worker", "num_workers", num_workers, 2)
+        self.num_servers = _count(cluster_resolver, "ps", "num_servers", num_servers, 1)
+        self.devices_per_worker = _checked("devices_per_worker", devices_per_worker, 1)
+        self.mode: Mode = mode
+        self.max_staleness = max_staleness
+        partitioner: Any = checked_partitioner(variable_partitioner)
+        self.variable_partitioner: PieceCounts | None = partitioner
+        self.coordinator: Callable[[], Any] = lambda: None
+        super().__init__(_ServedExtended([resolve_device("cpu:0")]))
+
+    @property
+    def groups(self) -> int:
+        """How many scheduled functions are one step."""
+        return self.num_workers if self.mode == "sync" else 1
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas share a global batch: those of one worker, or, in the synchronous mode, of all."""
+        return self.devices_per_worker * self.groups
+
+    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Only in scheduled functions, on workers: there it is :meth:`Strategy.run`.
+
+        Raises:
+          ContextError: always, in the coordinator's program.
+        """
+        raise ContextError(
+            "ParameterServerStrategy.run was called in the program that schedules: steps run on workers. Put it in a "
+            "function, and schedule that: replicax.ClusterCoordinator(strategy).schedule(fn, args)"
+        )
+
+    def run_steps(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not with parameter servers.
+
+        Raises:
+          ContextError: always.
+        """
+        raise ContextError(
+            "ParameterServerStrategy has no run_steps: each step reads the servers' variables, and changes them. "
+            "Schedule a function for each step, or for a few calls of strategy.run."
+        )
+
+    def _distribute(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Only in functions that make a worker's dataset.
+
+        Raises:
+          ContextError: always, in the coordinator's program.
+        """
+        raise ContextError(
+            "ParameterServerStrategy: datasets are made on workers. Call this in a function without arguments, and "
+            "pass that to ClusterCoordinator.create_per_worker_dataset."
+        )
+
+    distribute_dataset = experimental_distribute_dataset = _distribute
+    distribute_datasets_from_function = experimental_distribute_datasets_from_function = _distribute
+
+    def __repr__(self) -> str:
+        bound = "" if self.max_staleness is None else f", max_staleness={self.max_staleness}"
+        return (
+            f"{type(self).__name__}({self.num_workers} workers, {self.num_servers} servers, mode={self.mode!r}{bound})"
+        )
+
+
+def _checked(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"ParameterServerStrategy: {name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"ParameterServerStrategy: {name} must be at least {least}, got {value}")
+    return value
+
+
+def _count(resolver: ClusterResolver | None, job: str, name: str, given: int | None, default: int) -> int:
+    """How many tasks of a job there are."""
+    if given is not None:
+        _checked(name, given, 1)
+    if resolver is None:
+        return default if given is None else given
+    cluster = resolver.cluster_spec()
+    tasks = cluster.num_tasks(job) if job in cluster.jobs else 0
+    if not tasks:
+        raise ValueError(
+            f"ParameterServerStrategy: the cluster of {resolver!r} has no job {job!r}; it has {cluster.jobs}"
+        )
+    if given is not None and given != tasks:
+        raise ValueError(
+            f"ParameterServerStrategy: {name} is {given}, but the cluster resolver has {tasks} tasks of the job "
+            f"{job!r}: leave one out"
+        )
+    return tasks

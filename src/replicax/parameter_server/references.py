@@ -1,0 +1,92 @@
+"""Functions on their way to workers: pickled, with references to what each process has of its own.
+
+A variable, an optimizer or the strategy is the same thing in all processes, and is not copied: the pickle names it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from replicax.strategy import Strategy
+from replicax.training.optimizer import Optimizer
+from replicax.variables.variable import Variable
+
+Reference = tuple[Any, ...]
+"""A kind, such as ``"variable"``, and what tells the object from others of that kind."""
+
+
+class Named:
+    """An object that has a reference of its own, such as a worker's iterator."""
+
+    reference: Reference
+
+
+class References:
+    """What is not copied, on the coordinator's side.
+
+    Args:
+      strategy: the one whose variables may be referred to.
+      number_of: gives an optimizer its number.
+    """
+
+    def __init__(self, strategy: Strategy, number_of: Callable[[Optimizer], int]) -> None:
+        self._strategy = strategy
+        self._number_of = number_of
+
+    def name_of(self, value: Any) -> Reference | None:
+        """The reference to ``value``; ``None`` if it is to be copied.
+
+        Raises:
+          ValueError: it belongs to another strategy.
+        """
+        if isinstance(value, Named):
+            return value.reference
+        if isinstance(value, Variable):
+            if value.strategy is not self._strategy:
+                raise ValueError(
+                    f"{value.describe()} belongs to {value.strategy!r}, and can't be used by a function that is "
+                    f"scheduled for {self._strategy!r}: create it inside this strategy's scope()"
+                )
+            return "variable", value.number
+        if isinstance(value, Optimizer):
+            return "optimizer", self._number_of(value), value.name
+        if isinstance(value, Strategy):
+            if value is not self._strategy:
+                raise ValueError(f"a scheduled function uses {value!r}, but runs under {self._strategy!r}")
+            return ("strategy",)
+        return None
+
+    def dumps(self, value: Any, what: str) -> bytes:
+        """``value``, pickled.
+
+        Raises:
+          TypeError: something in it can't be pickled; the message names ``what``, and the reason.
+          ValueError: see :meth:`name_of`.
+        """
+        from ray import cloudpickle
+
+        buffer = io.BytesIO()
+        make: Any = cloudpickle.CloudPickler
+        pickler = make(buffer)
+        pickler.persistent_id = self.name_of
+        try:
+            pickler.dump(value)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise TypeError(
+                f"{what} can't be sent to workers: {type(error).__name__}: {error}. What a scheduled function uses is "
+                "copied to another process: locks, open files, iterators and connections can't be. Make them inside "
+                "the function, or with create_per_worker_dataset."
+            ) from error
+        return buffer.getvalue()
+
+
+def loads(data: bytes, find: Callable[[Reference], Any]) -> Any:
+    """What was pickled; ``find`` gives the objects that it refers to."""
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = find  # type: ignore[method-assign]
+    return unpickler.load()

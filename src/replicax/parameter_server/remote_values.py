@@ -1,0 +1,87 @@
+"""What the coordinator's program gets of things that are on workers: results to come, datasets, iterators."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NoReturn
+
+from replicax.errors import ContextError
+from replicax.parameter_server.references import Named
+
+
+class RemoteValue:
+    """What a scheduled function will return; :meth:`ClusterCoordinator.schedule` returns it.
+
+    Not made by users.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._done = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def fetch(self, timeout_seconds: float | None = None) -> Any:
+        """Wait for the function, and return its result: arrays as NumPy arrays.
+
+        Where replicas of a worker differ in a value (T), there is a tuple with an array for each of them.
+
+        Args:
+          timeout_seconds: how long to wait; ``None`` for as long as it takes.
+
+        Raises:
+          WorkerError: the function has failed, or was not run because another has.
+          TimeoutError: the time has passed.
+        """
+        if not self._done.wait(timeout_seconds):
+            raise TimeoutError(f"{self._name} has not been finished within {timeout_seconds:g} seconds")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def get(self) -> Any:
+        """The same as :meth:`fetch`."""
+        return self.fetch()
+
+    def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
+        if not self._done.is_set():
+            self._value, self._error = value, error
+            self._done.set()
+
+    def __repr__(self) -> str:
+        state = "not finished" if not self._done.is_set() else "failed" if self._error is not None else "finished"
+        return f"RemoteValue({self._name}: {state})"
+
+
+class PerWorkerDataset(Named):
+    """A dataset on each worker; :meth:`ClusterCoordinator.create_per_worker_dataset` returns it.
+
+    Not made by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
+    """
+
+    def __init__(self, number: int, iterators: Any) -> None:
+        self.reference = "dataset", number
+        self._number = number
+        self._iterators = iterators
+
+    def __iter__(self) -> PerWorkerIterator:
+        return PerWorkerIterator(next(self._iterators), self._number)
+
+
+class PerWorkerIterator(Named):
+    """An iterator on each worker. In a scheduled function it is the worker's own, and ``next`` gives an element.
+
+    Not made by users. A worker that takes the place of one that has died begins anew.
+    """
+
+    def __init__(self, number: int, dataset: int) -> None:
+        self.reference = "iterator", number, dataset
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise ContextError(
+            "next was called on a per-worker iterator outside of a scheduled function: its elements are on the "
+            "workers. Pass the iterator to coordinator.schedule, and call next there."
+        )

@@ -1,0 +1,247 @@
+"""Variables of the coordinator's process: what they are on servers, seen from here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.nests import is_leaf
+from replicax.parameter_server.serving.optimizer_update import check_by_parts, update_of
+from replicax.parameter_server.serving.pushes import OptimizerPart
+from replicax.parameter_server.serving.servers import Servers
+from replicax.parameter_server.serving.shards import ShardChoice, Shards
+from replicax.training.optimizer import Optimizer
+from replicax.training.optimizer_state import owner_of
+from replicax.variables.collection import VariableCollection
+from replicax.variables.slots import Slot
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.parameter_server.definitions import Definitions
+
+
+class ServedSlot(Slot):
+    """The array of a variable in the coordinator's process: the one that the servers have.
+
+    An array that is stored here goes to the servers; and each look fetches what has changed there. As long as there are
+    no servers, it is a slot like any other.
+    """
+
+    __slots__ = ("_known", "home", "number")
+
+    def __init__(self, array: jax.Array) -> None:
+        super().__init__(array)
+        self._known: Any = None
+        self.home: VariableHome | None = None
+        self.number = -1
+
+    @property
+    def array(self) -> Any:
+        if self.home is not None and not self.is_new:
+            self.home.refresh(self)
+        return super().array
+
+    @array.setter
+    def array(self, array: Any) -> None:
+        Slot.array.fset(self, array)  # type: ignore[attr-defined]
+        if self.home is not None:
+            self.home.send()
+
+    @property
+    def here(self) -> Any:
+        """The array as this process has it."""
+        return super().array
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the servers don't have this array yet."""
+        return super().array is not self._known
+
+    def agree(self, array: Any) -> None:
+        """The servers have this array, too."""
+        self._known = array
+        Slot.array.fset(self, array)  # type: ignore[attr-defined]
+
+    def release(self) -> None:
+        if self.home is not None:
+            self.home.forget(self.number)
+        super().release()
+
+
+class ServedCollection(VariableCollection):
+    """The variables of a strategy with parameter servers, in the coordinator's process."""
+
+    def slot(self, array: jax.Array) -> Slot:
+        return ServedSlot(array)
+
+    def add(self, variable: Variable) -> int:
+        if variable.is_on_read:
+            raise ValueError(
+                f"{variable.describe()}: on parameter servers a variable has one value, and no copy for each replica. "
+                "Leave synchronization='on_read' out, and choose an aggregation: what steps add with assign_add is "
+                "added up on the servers."
+            )
+        return super().add(variable)
+
+
+class VariableHome:
+    """The variables of a strategy on its servers, as long as there are servers.
+
+    Args:
+      variables: of the strategy.
+      servers: which have them.
+      choice: of a server for each variable.
+      definitions: what workers are told of variables and optimizers; grows.
+    """
+
+    def __init__(
+        self, variables: VariableCollection, servers: Servers, choice: ShardChoice, definitions: Definitions
+    ) -> None:
+        self._variables = variables
+        self._servers = servers
+        self._choice = choice
+        self._definitions = definitions
+        self._optimizers: dict[int, Optimizer] = {}
+        self._defined: set[int] = set()
+
+    # --- variables --------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Send the servers all variables that are new here, or have another value."""
+        new: list[Variable] = []
+        for variable in self._variables:
+            slot = _slot(variable)
+            if slot.is_new:
+                new.append(variable)
+                slot.home, slot.number = self, variable.number
+                if variable.number not in self._definitions.shards:
+                    shards = self._choice.shards_of(variable.name, variable.shape, variable.dtype)
+                    self._definitions.add_variable(variable, shards)
+        self._put(new)
+
+    def _put(self, variables: Iterable[Variable]) -> None:
+        sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
+        if sent:
+            self._servers.put({n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()})
+        for variable in variables:
+            _slot(variable).agree(sent[variable.number][1])
+
+    def refresh(self, slot: ServedSlot) -> None:
+        """Have in a slot what the servers have."""
+        shards = self._definitions.shards[slot.number]
+        values, _ = self._servers.pull({slot.number: shards}, lambda _: slot.here)
+        if slot.number in values:
+            slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
+
+    def forget(self, number: int) -> None:
+        """A variable is gone."""
+        if self._definitions.shards.pop(number, None) is not None:
+            self._servers.drop([number])
+
+    def leave(self) -> None:
+        """Fetch all variables, which from now on are here alone."""
+        slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
+        for slot in slots:
+            if not slot.is_new:
+                self.refresh(slot)
+        for slot in slots:
+            slot.home = None
+
+    # --- optimizers -------------------------------------------------------------------------------------
+
+    def number_of(self, optimizer: Optimizer) -> int:
+        """The number by which workers and servers know an optimizer."""
+        for number, known in self._optimizers.items():
+            if known is optimizer:
+                return number
+        number = next(_numbers)
+        self._optimizers[number] = optimizer
+        return number
+
+    def build(self, number: int, variables: Any) -> None:
+        """Build an optimizer for the variables that a worker has gradients of."""
+        self._optimizers[number].build(variables)
+
+    def define(self) -> None:
+        """Tell the servers of the optimizers that have been built, and send what is new."""
+        for number, optimizer in self._optimizers.items():
+            if number not in self._defined and optimizer.parameters is not None:
+                self._define(number, optimizer)
+                self._defined.add(number)
+        self.send()
+
+    def _define(self, number: int, optimizer: Optimizer) -> None:
+        self.send()  # parameters have places now
+        shards = self._definitions.shards
+        places, _ = jax.tree_util.tree_flatten_with_path(optimizer.parameters, is_leaf=is_leaf)
+        variables = [v for _, v in places]
+        servers = sorted({server for v in variables for server in shards[v.number].servers})
+        slots: list[Variable] = []
+        owners: list[int | None] = []
+        for path, slot in jax.tree_util.tree_flatten_with_path(optimizer.state, is_leaf=is_leaf)[0]:
+            owner = owner_of(path, slot.shape, places)
+            same = owner is not None and owner.shape == slot.shape
+            beside = (
+                shards[owner.number] if same and owner is not None else Shards(None, dict.fromkeys(servers, (0, 0)))
+            )
+            if beside != shards[slot.number]:
+                self._servers.drop([slot.number])
+                self._definitions.add_variable(slot, beside)
+                self._put([slot])
+            slots.append(slot)
+            owners.append(next((i for i, v in enumerate(variables) if same and v is owner), None))
+        if len(servers) > 1:
+            check_by_parts(
+                update_of(optimizer.tx, optimizer._tree),
+                [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables],
+                [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in slots],
+                owners,
+                [shards[v.number].is_split for v in variables],
+                [v.name for v in variables],
+            )
+        parts = {
+            server: OptimizerPart(
+                number,
+                optimizer.tx,
+                tuple(v.number for v in variables),
+                jax.tree_util.tree_unflatten(optimizer._tree, [v.number for v in variables]),
+                tuple(slot.number for slot in slots),
+                {v.number: _empty(v, shards[v.number], server) for v in (*variables, *slots)},
+            )
+            for server in servers
+        }
+        self._servers.define(parts)
+        self._definitions.add_optimizer(number, optimizer)
+
+
+def check_across(method: str) -> None:
+    """Raise inside a step.
+
+    Raises:
+      ContextError: the caller is in one.
+    """
+    if context.in_step():
+        raise ContextError(f"{method} was called inside a step: call it outside")
+
+
+_numbers = itertools.count()
+
+
+def _slot(variable: Variable) -> ServedSlot:
+    slot = variable.slot
+    assert isinstance(slot, ServedSlot)
+    return slot
+
+
+def _empty(variable: Variable, shards: Shards, server: int) -> tuple[tuple[int, ...], Any]:
+    """The shape and dtype that a server without a part of a variable computes with instead."""
+    shape: Sequence[int] = variable.shape
+    if not shape or shards.dim is None:
+        return tuple(shape), variable.dtype
+    return (*shape[: shards.dim], 0, *shape[shards.dim + 1 :]), variable.dtype

@@ -1,0 +1,110 @@
+"""The update of an optimizer on a server, and whether servers can make it each for its own parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._jax import Equation
+from replicax._jax.primitive_families import CASTS, ELEMENTWISE, IDENTITIES
+from replicax.execution.program.dataflow import Control, Dataflow, Found
+
+Update = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+"""From gradients, parameters and the optimizer's state, as lists, to new parameters and state."""
+
+
+def update_of(tx: Any, tree: Any) -> Update:
+    """The update that an Optax transformation makes.
+
+    Args:
+      tx: the transformation.
+      tree: the structure of the parameters' pytree.
+    """
+    import optax
+
+    def update(gradients: list[Any], parameters: list[Any], state: list[Any]) -> tuple[list[Any], list[Any]]:
+        values = jax.tree_util.tree_unflatten(tree, parameters)
+        structure = jax.tree_util.tree_structure(jax.eval_shape(tx.init, values))
+        cast = [jnp.asarray(g, p.dtype) for g, p in zip(gradients, parameters, strict=True)]
+        given = jax.tree_util.tree_unflatten(tree, cast)
+        updates, after = tx.update(given, jax.tree_util.tree_unflatten(structure, state), values)
+        leaves = jax.tree_util.tree_leaves
+        return leaves(optax.apply_updates(values, updates)), leaves(after)
+
+    return update
+
+
+@dataclasses.dataclass(frozen=True)
+class _From:
+    """What a value is computed from.
+
+    Attributes:
+      owners: the parameters, by their places; their gradients and slots count as them.
+      mixes: whether elements of one are put together, so that a part alone would not do.
+    """
+
+    owners: frozenset[int] = frozenset()
+    mixes: bool = False
+
+
+class _Dependences(Dataflow[_From]):
+    def join(self, facts: Iterable[_From]) -> _From:
+        found = list(facts)
+        return _From(frozenset().union(*(f.owners for f in found)), any(f.mixes for f in found))
+
+    def decided(self, fact: _From, decision: _From) -> _From:
+        return self.join((fact, decision))
+
+    def operation(self, equation: Equation, facts: list[_From], control: Control, final: bool) -> Found[_From]:
+        joined = self.join(facts)
+        if equation.primitive.name not in ELEMENTWISE | IDENTITIES | CASTS and joined.owners:
+            joined = dataclasses.replace(joined, mixes=True)
+        return [joined] * len(equation.outvars), facts
+
+
+def check_by_parts(
+    update: Update,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    state: Sequence[jax.ShapeDtypeStruct],
+    owners: Sequence[int | None],
+    split: Sequence[bool],
+    names: Sequence[str],
+) -> None:
+    """Raise unless servers that have parts can make an update each for itself.
+
+    Args:
+      update: the update.
+      parameters: shapes and dtypes.
+      state: those of the state's leaves.
+      owners: for each of these, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
+      split: which parameters are in several parts.
+      names: of the parameters.
+
+    Raises:
+      ValueError: it needs whole parameters that are split, or several parameters together.
+    """
+    gradients = list(parameters)
+    traced = jax.make_jaxpr(update)(gradients, list(parameters), list(state))
+    own = [_From(frozenset({i})) for i in range(len(parameters))]
+    slots = [_From() if o is None else _From(frozenset({o})) for o in owners]
+    found, _ = _Dependences(_From()).run(traced.jaxpr, [*own, *own, *slots], final=True)
+    for fact, owner in zip(found, [*range(len(parameters)), *owners], strict=True):
+        others = sorted(fact.owners - {owner})
+        if others:
+            of = "its state" if owner is None else f"variable {names[owner]!r}"
+            raise ValueError(
+                f"this optimizer can't be applied on several servers: its update of {of} depends on "
+                f"variable {names[others[0]]!r}, too, as when gradients are clipped by their global norm. Use "
+                "num_servers=1 without variable_partitioner, or a transformation of each variable by itself "
+                "(optax.clip_by_block_rms, optax.clip)."
+            )
+        if owner is not None and fact.mixes and split[owner]:
+            raise ValueError(
+                f"this optimizer can't be applied to parts of variable {names[owner]!r}: its update of an element "
+                "depends on others, as in optax.lamb or optax.adafactor. Leave variable_partitioner out, or have it "
+                "keep this variable whole."
+            )

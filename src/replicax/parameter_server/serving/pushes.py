@@ -1,0 +1,70 @@
+"""What workers and servers send each other about variables, which they know by number."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Rows = tuple[np.ndarray, np.ndarray]
+"""The indices of rows, and the rows: :class:`replicax.IndexedSlices` on the way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Push:
+    """What one run of a step changes of the parts that one server has.
+
+    Attributes:
+      function: the number of the scheduled function. It stays the same when the function is run again elsewhere.
+      number: of the push, among those of this function.
+      based_on: how many updates the server had made when the worker read its variables.
+      gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
+      added: what is added to each variable: an array, or rows.
+      assigned: the new value of each variable.
+      finished_below: all functions with smaller numbers have ended, and will not be run again.
+    """
+
+    function: int
+    number: int
+    based_on: int
+    gradients: Mapping[int, Mapping[int, np.ndarray | Rows]]
+    added: Mapping[int, np.ndarray | Rows]
+    assigned: Mapping[int, np.ndarray]
+    finished_below: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """The parts of variables that a server has.
+
+    Attributes:
+      updates: how many updates it has made.
+      values: for each variable that was asked for, and has changed since the version that the caller knows: its
+        version, and the part.
+    """
+
+    updates: int
+    values: Mapping[int, tuple[int, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerPart:
+    """What a server knows of an optimizer.
+
+    Attributes:
+      number: of the optimizer.
+      transformation: the Optax transformation.
+      variables: the numbers of the variables, in the order of the tree's leaves.
+      tree: their pytree, as a pytree with these numbers as leaves.
+      slots: the numbers of the variables of its state, in the order of their leaves.
+      empty: for each of both, the shape of the part that this server has of it, where it has none.
+    """
+
+    number: int
+    transformation: Any
+    variables: tuple[int, ...]
+    tree: Any
+    slots: tuple[int, ...]
+    empty: Mapping[int, tuple[tuple[int, ...], Any]]

@@ -1,0 +1,183 @@
+"""A parameter server: parts of variables, and how updates change them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.parameter_server.serving.optimizer_update import update_of
+from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
+from replicax.variables.aggregation import Aggregation
+
+Part = np.ndarray | jax.Array
+
+
+class ShardServer:
+    """Keeps parts of variables, and changes them by what workers push: each push once, however often it comes.
+
+    Args:
+      index: its number.
+      groups: how many functions are one step together. With 1 each push is an update of its own. Otherwise the pushes
+        of functions ``k * groups`` to ``(k + 1) * groups - 1`` are put together first.
+      settings: of JAX, that it has in common with the coordinator.
+    """
+
+    def __init__(self, index: int, groups: int, settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        self.index = index
+        self._groups = groups
+        self._values: dict[int, Part] = {}
+        self._versions: dict[int, int] = {}
+        self._aggregations: dict[int, Aggregation] = {}
+        self._optimizers: dict[int, tuple[OptimizerPart, Callable[..., Any]]] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], dict[int, Push]] = {}
+        self._updates = 0
+
+    def ready(self) -> int:
+        """The process's number; answers once it has started."""
+        return os.getpid()
+
+    # --- setting up -------------------------------------------------------------------------------------
+
+    def put(self, values: Mapping[int, tuple[Part, str]]) -> None:
+        """Set parts of variables; each comes with how it combines what several replicas assign."""
+        for number, (value, aggregation) in values.items():
+            self._set(number, np.array(value))
+            self._aggregations[number] = Aggregation(aggregation)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget variables."""
+        for number in numbers:
+            for known in (self._values, self._versions, self._aggregations):
+                known.pop(number, None)
+
+    def define(self, optimizer: OptimizerPart) -> None:
+        """Know an optimizer."""
+        tree = jax.tree_util.tree_structure(optimizer.tree)
+        self._optimizers[optimizer.number] = optimizer, jax.jit(update_of(optimizer.transformation, tree))
+
+    # --- the traffic ------------------------------------------------------------------------------------
+
+    def pull(self, known: Mapping[int, int]) -> Pulled:
+        """The parts of these variables that are newer than the versions that the caller knows (-1: none)."""
+        found = {}
+        for number, version in known.items():
+            if number in self._values and self._versions[number] != version:
+                found[number] = self._versions[number], np.asarray(self._values[number])
+        return Pulled(self._updates, found)
+
+    def push(self, push: Push) -> int:
+        """Change the parts; returns how many updates there were between reading and changing.
+
+        A push that has come before changes nothing.
+        """
+        key = push.function, push.number
+        if push.finished_below:
+            self._seen = {seen for seen in self._seen if seen[0] >= push.finished_below}
+        if key in self._seen or push.function < push.finished_below:
+            return 0
+        self._seen.add(key)
+        staleness = self._updates - push.based_on
+        if self._groups == 1:
+            self._update([push])
+            return staleness
+        step = push.function // self._groups, push.number
+        together = self._waiting.setdefault(step, {})
+        together[push.function] = push
+        if len(together) == self._groups:
+            self._update_by_step(step)
+        return staleness
+
+    def end_step(self, keep: bool) -> None:
+        """No more functions come for the step in progress: make its update with what there is, or leave it out."""
+        for step in sorted(self._waiting):
+            if keep:
+                self._update_by_step(step)
+        self._waiting.clear()
+
+    # --- updates ----------------------------------------------------------------------------------------
+
+    def _update_by_step(self, step: tuple[int, int]) -> None:
+        together = self._waiting.pop(step)
+        self._update([together[function] for function in sorted(together)])
+
+    def _update(self, pushes: Sequence[Push]) -> None:
+        """One update, by the pushes of one step, in the order of their replicas."""
+        self._updates += 1
+        for number in dict.fromkeys(n for push in pushes for n in push.gradients):
+            self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
+        for number in dict.fromkeys(n for push in pushes for n in push.added):
+            value, delta = np.asarray(self._values[number]), [p.added[number] for p in pushes if number in p.added]
+            self._set(number, _with_added(value, self._combined(number, delta)))
+        for number in dict.fromkeys(n for push in pushes for n in push.assigned):
+            [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
+            self._set(number, np.array(value))
+
+    def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
+        """What the groups of replicas of one step add or assign, combined as the variable says."""
+        how = self._aggregations[number]
+        if len(values) == 1 or how in (Aggregation.NONE, Aggregation.ONLY_FIRST_REPLICA):
+            return list(values[:1])
+        if any(isinstance(value, tuple) for value in values):
+            scale = len(values) if how is Aggregation.MEAN else 1
+            return [(indices, rows / scale if scale > 1 else rows) for indices, rows in values]
+        total = _sum(values)
+        return [(total / len(values)).astype(total.dtype) if how is Aggregation.MEAN else total]
+
+    def _optimize(self, number: int, gradients: Sequence[Mapping[int, np.ndarray | Rows]]) -> None:
+        optimizer, update = self._optimizers[number]
+        values = [self._part(optimizer, v) for v in optimizer.variables]
+        state = [self._part(optimizer, s) for s in optimizer.slots]
+        dense = [
+            _dense([g[v] for g in gradients if v in g], value)
+            for v, value in zip(optimizer.variables, values, strict=True)
+        ]
+        new_values, new_state = update(dense, values, state)
+        for v, value in zip((*optimizer.variables, *optimizer.slots), (*new_values, *new_state), strict=True):
+            if v in self._values:
+                self._set(v, value)
+
+    def _part(self, optimizer: OptimizerPart, number: int) -> Part:
+        if number in self._values:
+            return self._values[number]
+        shape, dtype = optimizer.empty[number]
+        return np.zeros(shape, dtype)
+
+    def _set(self, number: int, value: Part) -> None:
+        self._values[number] = value
+        self._versions[number] = self._versions.get(number, 0) + 1
+
+
+def _sum(values: Sequence[Any]) -> np.ndarray:
+    total = np.array(values[0])
+    for value in values[1:]:
+        total += value
+    return total
+
+
+def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> Any:
+    """The sum of gradients, as an array like ``like``."""
+    rows = [g for g in gradients if isinstance(g, tuple)]
+    arrays = [g for g in gradients if not isinstance(g, tuple)]
+    if not rows:
+        return arrays[0] if len(arrays) == 1 else _sum(arrays) if arrays else np.zeros(like.shape, like.dtype)
+    total = _sum(arrays) if arrays else np.zeros(like.shape, like.dtype)
+    for indices, values in rows:
+        np.add.at(total, indices, values)
+    return total
+
+
+def _with_added(value: np.ndarray, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
+    changed = np.array(value)
+    for delta in deltas:
+        if isinstance(delta, tuple):
+            np.add.at(changed, *delta)
+        else:
+            changed = np.asarray(changed + delta).astype(value.dtype)
+    return changed

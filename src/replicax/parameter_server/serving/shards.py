@@ -1,0 +1,111 @@
+"""Which server has which part of a variable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.variables.partitioners import PieceCounts
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Where the parts of one variable are.
+
+    Attributes:
+      dim: along which the variable is split.
+      bounds: for each server that has a part, where that begins and ends along ``dim``. A variable that is not split is
+        on one server. Without a dim (``None``) each of these servers has the whole, as of an optimizer's counter.
+
+    >>> shards = Shards(0, {0: (0, 3), 1: (3, 5)})
+    >>> {server: part.tolist() for server, part in shards.parts(np.arange(5)).items()}
+    {0: [0, 1, 2], 1: [3, 4]}
+    """
+
+    dim: int | None
+    bounds: Mapping[int, tuple[int, int]]
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Those that have a part."""
+        return tuple(self.bounds)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several servers have different parts."""
+        return self.dim is not None and len(self.bounds) > 1
+
+    def part(self, value: Any, server: int) -> Any:
+        """The part of ``value`` that a server has."""
+        if not self.is_split:
+            return value
+        start, stop = self.bounds[server]
+        return value[(slice(None),) * (self.dim or 0) + (slice(start, stop),)]
+
+    def parts(self, value: Any) -> dict[int, Any]:
+        """All parts of ``value``."""
+        return {server: self.part(value, server) for server in self.bounds}
+
+    def whole(self, parts: Mapping[int, Any]) -> Any:
+        """The value, of its parts."""
+        if not self.is_split:
+            return parts[self.servers[0]]
+        return np.concatenate([parts[server] for server in self.servers], axis=self.dim)
+
+    def rows(self, indices: np.ndarray, values: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The rows (along dim 0) that each server has of these, with their indices in its part."""
+        if not self.is_split:
+            return dict.fromkeys(self.servers, (indices, values))
+        if self.dim:
+            return {server: (indices, self.part(values, server)) for server in self.servers}
+        found = {}
+        for server, (start, stop) in self.bounds.items():
+            mine = (indices >= start) & (indices < stop)
+            found[server] = (indices[mine] - start, values[mine])
+        return found
+
+
+class ShardChoice:
+    """Chooses servers for variables: each next one gets the server that has the fewest bytes so far.
+
+    Args:
+      servers: how many there are.
+      partitioner: into how many parts a variable is split, and along which dim; ``None`` for whole variables. At most
+        one part for each server.
+    """
+
+    def __init__(self, servers: int, partitioner: PieceCounts | None) -> None:
+        self._loads = [0] * servers
+        self._partitioner = partitioner
+
+    def shards_of(self, name: str, shape: tuple[int, ...], dtype: Any) -> Shards:
+        """The shards of a new variable.
+
+        Raises:
+          ValueError: the partitioner did not return a number for each dim, at most one of them above 1.
+        """
+        counts = [1] * len(shape)
+        if self._partitioner is not None:
+            returned: Any = self._partitioner(shape, dtype)
+            counts = list(returned) if isinstance(returned, Sequence) else [returned]
+            if len(counts) != len(shape) or any(c < 1 for c in counts) or sum(c > 1 for c in counts) > 1:
+                raise ValueError(
+                    f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} "
+                    f"dims of {shape}, with at most one of them above 1; got {returned!r}"
+                )
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        dim = next((d for d, count in enumerate(counts) if count > 1), None)
+        by_load = sorted(range(len(self._loads)), key=lambda server: (self._loads[server], server))
+        if dim is None:
+            self._loads[by_load[0]] += size
+            return Shards(0, {by_load[0]: (0, shape[0] if shape else 1)})
+        rows = shape[dim]
+        each = -(-rows // min(counts[dim], len(self._loads)))
+        bounds = {}
+        for number, start in enumerate(range(0, rows, each)):
+            bounds[by_load[number]] = (start, min(start + each, rows))
+            self._loads[by_load[number]] += size // -(-rows // each)
+        return Shards(dim, dict(sorted(bounds.items(), key=lambda item: item[1])))

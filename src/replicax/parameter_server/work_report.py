@@ -1,0 +1,72 @@
+"""The report of a stretch of work: how many functions, how quickly, on how old variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkReport:
+    """What :meth:`ClusterCoordinator.join` says of the functions since the last one.
+
+    Attributes:
+      functions: how many have been run.
+      seconds: from when the first was scheduled.
+      rate: functions a second.
+      by_worker: how many each worker has run, by its number.
+      staleness_p50: of their pushes; the *staleness* of a push is how many updates a server has made between the time
+        when the worker read the variables and the time when the server made this one. The median.
+      staleness_p99: the 99th percentile.
+      workers_lost: how many workers have died and have been replaced.
+    """
+
+    functions: int
+    seconds: float
+    rate: float
+    by_worker: dict[int, int]
+    staleness_p50: float
+    staleness_p99: float
+    workers_lost: int
+
+
+class WorkLog:
+    """Collects what a report says."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since: float | None = None
+        self._functions: dict[int, int] = {}
+        self._staleness: list[int] = []
+        self.deaths = 0
+
+    def begin(self) -> None:
+        """A function is scheduled."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def add(self, worker: int, seconds: float, staleness: tuple[int, ...]) -> None:
+        """A worker has run a function."""
+        self._functions[worker] = self._functions.get(worker, 0) + 1
+        self._staleness += staleness
+
+    def report(self) -> WorkReport:
+        """The report; the next one begins here."""
+        seconds = 0.0 if self._since is None else time.monotonic() - self._since
+        functions = sum(self._functions.values())
+        p50, p99 = np.percentile(self._staleness, (50, 99)).tolist() if self._staleness else (0.0, 0.0)
+        report = WorkReport(
+            functions,
+            seconds,
+            functions / seconds if seconds else 0.0,
+            dict(sorted(self._functions.items())),
+            p50,
+            p99,
+            self.deaths,
+        )
+        self._clear()
+        return report

@@ -1,0 +1,1 @@
+"""Workers: scheduled functions, and the copies of variables that they run on."""

@@ -1,0 +1,79 @@
+"""The communicator of a worker that trains in step with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jax import lax
+
+from replicax import context
+from replicax.collectives import ReduceOp
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.errors import ContextError
+from replicax.execution.tracing.communicator import SpmdCommunicator
+
+
+class GroupCommunicator(SpmdCommunicator):
+    """Collectives among the replicas of one worker, for a step that other workers take part in.
+
+    The workers meet on the servers, after the step, and nowhere in it. So a collective that a step asks for can't be
+    had, and would be wrong among the replicas of one worker alone: it is an error. The two that end on the servers, the
+    gradients' sum and what variables are assigned, say so with ``is_part``.
+
+    Args:
+      examples: of a padded batch.
+      options: of collectives that are given none.
+      groups: how many workers take part.
+      group: gives the number of this one, as a traced value.
+      is_part: whether a collective is the first half of one that the servers complete.
+    """
+
+    def __init__(
+        self,
+        examples: Any,
+        options: context.Options,
+        groups: int,
+        group: Callable[[], Any],
+        is_part: Callable[[], bool],
+    ) -> None:
+        super().__init__(examples, options)
+        self._groups = groups
+        self._group = group
+        self._is_part = is_part
+
+    def replica_id(self) -> Any:
+        return lax.axis_index(REPLICA_AXIS) + self._group() * lax.axis_size(REPLICA_AXIS)
+
+    def add_up(self, count: int) -> int:
+        return super().add_up(count) * self._groups
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+        if not self._is_part():
+            _refuse("all_reduce")
+        return super().all_reduce(op, arrays, options)
+
+    def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
+        if not self._is_part():
+            _refuse("all_gather")
+        return super().all_gather(array, axis, options)
+
+    def from_first(self, array: Any) -> Any:
+        if not self._is_part():
+            _refuse("a value of the first replica")
+        return super().from_first(array)
+
+    def components(self, value: Any) -> Sequence[Any]:
+        _refuse("the replicas' components")
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        _refuse("merge_call")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ContextError(
+        f"{what} was asked for in a step of ParameterServerStrategy(mode='sync'), whose replicas are on several "
+        "workers, which meet only on the servers, after the step. Optimizer.apply_gradients and variables with an "
+        "aggregation combine there. Return other values from the scheduled function and combine them after fetch(); or "
+        "use MultiWorkerMirroredStrategy, whose replicas meet inside steps."
+    )

@@ -1,0 +1,279 @@
+"""A worker: runs scheduled functions in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.data.input_options import InputOptions
+from replicax.data.input_workers import InputContext
+from replicax.devices.selection import resolve_devices
+from replicax.errors import ContextError, line_of
+from replicax.extended import StrategyExtended
+from replicax.nests import is_leaf, known
+from replicax.parameter_server.definitions import (
+    CallOutcome,
+    DatasetDefinition,
+    Failure,
+    FunctionCall,
+    OptimizerDefinition,
+    VariableDefinition,
+)
+from replicax.parameter_server.engine.actors import Actor, ActorDiedError
+from replicax.parameter_server.references import Reference, References, loads
+from replicax.parameter_server.serving.servers import Servers
+from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
+from replicax.parameter_server.working.worker_variables import (
+    NotBuiltError,
+    WorkerCollection,
+    WorkerOptimizer,
+    WorkerVariable,
+)
+from replicax.strategy import Strategy
+from replicax.values import PerReplica
+from replicax.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker is told when it starts.
+
+    Attributes:
+      index: its number.
+      count: how many workers there are.
+      devices: how many devices it has.
+      groups: how many workers train in step; 1 if each goes its own way.
+      jax: settings of JAX that it has in common with the coordinator.
+    """
+
+    index: int
+    count: int
+    devices: int
+    groups: int
+    jax: Mapping[str, Any]
+
+
+class WorkerExtended(StrategyExtended):
+    """The lower level of a worker's strategy."""
+
+    collection = WorkerCollection
+
+
+class WorkerStrategy(Strategy):
+    """What ``strategy`` is inside a scheduled function: the worker's own devices.
+
+    Args:
+      settings: of the worker.
+      elsewhere: the way to the servers.
+    """
+
+    def __init__(self, settings: WorkerSettings, elsewhere: WorkerElsewhere) -> None:
+        extended = WorkerExtended(resolve_devices(None)[: settings.devices])
+        extended.elsewhere = elsewhere
+        super().__init__(extended)
+        self.worker_index = settings.index
+        self.num_workers = settings.count
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """As elsewhere; the function is told which of the workers it is for."""
+        mine = InputContext(self.num_workers, self.worker_index, self.num_replicas_in_sync)
+        return super().distribute_datasets_from_function(lambda _: dataset_fn(mine), options)
+
+    def run_steps(self, *args: Any, **kwargs: Any) -> Any:
+        """Not here: each step reads the servers' variables, and changes them."""
+        raise ContextError(
+            "strategy.run_steps was called in a scheduled function: its steps would not reach the parameter servers in "
+            "between. Call strategy.run for each."
+        )
+
+
+class WorkerIterator:
+    """A worker's own iterator: of a function that has to be run again it takes the elements back.
+
+    Args:
+      elements: the iterator that it has them from.
+    """
+
+    def __init__(self, elements: Any) -> None:
+        self._elements = elements
+        self._ahead: list[Any] = []
+        self._taken: list[Any] = []
+
+    def begin(self) -> None:
+        """A function begins."""
+        self._taken = []
+
+    def take_back(self) -> None:
+        """The function will be run again."""
+        self._ahead, self._taken = [*self._taken, *self._ahead], []
+
+    def __iter__(self) -> WorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        element = self._ahead.pop(0) if self._ahead else next(self._elements)
+        self._taken.append(element)
+        return element
+
+    get_next = __next__
+
+
+class StepWorker:
+    """Runs scheduled functions, one after the other.
+
+    Args:
+      settings: of the worker.
+      servers: the parameter servers, in their order.
+    """
+
+    def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
+        for name, value in settings.jax.items():
+            jax.config.update(name, value)
+        self.settings = settings
+        self.elsewhere = WorkerElsewhere(Servers(servers), settings.groups)
+        self.strategy = WorkerStrategy(settings, self.elsewhere)
+        if settings.groups > 1:
+            with self._collection.opened():
+                self.elsewhere.group = Variable(np.int32(0), trainable=False, name="place in the step")
+        self._functions: dict[str, Any] = {}
+        self._definitions: dict[int, VariableDefinition] = {}
+        self._variables: dict[int, WorkerVariable] = {}
+        self._optimizers: dict[int, WorkerOptimizer] = {}
+        self._dataset_fns: dict[int, bytes] = {}
+        self._datasets: dict[int, Any] = {}
+        self._iterators: dict[int, WorkerIterator] = {}
+
+    @property
+    def _collection(self) -> WorkerCollection:
+        collection = self.strategy.extended.variables
+        assert isinstance(collection, WorkerCollection)
+        return collection
+
+    def ready(self) -> int:
+        """The process's number; answers once it has started."""
+        return os.getpid()
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    def work(self, call: FunctionCall) -> CallOutcome:
+        """Run a scheduled function."""
+        try:
+            self._learn(call.definitions)
+            if call.fn is not None:
+                self._functions[call.digest] = loads(call.fn, self._find)
+            args, kwargs = loads(call.arguments, self._find)
+            self.elsewhere.begin(call.number, call.finished_below)
+            for iterator in self._iterators.values():
+                iterator.begin()
+            with self.strategy.scope():
+                value = _fetched(self.strategy, self._functions[call.digest](*args, **kwargs))
+            return CallOutcome(value, self.elsewhere.staleness())
+        except NotBuiltError as needed:
+            for iterator in self._iterators.values():
+                iterator.take_back()
+            return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
+        except ActorDiedError as error:
+            return CallOutcome(lost=str(error))
+        except Exception as error:
+            return CallOutcome(failure=_failure(error))
+
+    def _learn(self, definitions: Sequence[Any]) -> None:
+        for one in definitions:
+            if isinstance(one, VariableDefinition):
+                self._definitions[one.number] = one
+                self.elsewhere.shards[one.number] = one.shards
+            elif isinstance(one, OptimizerDefinition):
+                self.elsewhere.know_built(one.number, loads(one.variables, self._find))
+            else:
+                assert isinstance(one, DatasetDefinition)
+                self._dataset_fns[one.number] = one.dataset_fn
+
+    # --- what functions refer to ------------------------------------------------------------------------
+
+    def _find(self, reference: Reference) -> Any:
+        kind, *rest = reference
+        if kind == "strategy":
+            return self.strategy
+        if kind == "variable":
+            return self._variable(*rest)
+        if kind == "optimizer":
+            number, name = rest
+            if number not in self._optimizers:
+                self._optimizers[number] = WorkerOptimizer(self.elsewhere, number, name)
+            return self._optimizers[number]
+        if kind == "dataset":
+            return self._dataset(*rest)
+        assert kind == "iterator", kind
+        iterator, dataset = rest
+        if iterator not in self._iterators:
+            with self.strategy.scope():
+                self._iterators[iterator] = WorkerIterator(iter(self._dataset(dataset)))
+        return self._iterators[iterator]
+
+    def _variable(self, number: int) -> WorkerVariable:
+        if number not in self._variables:
+            told = self._definitions[number]
+            with self._collection.opened():
+                variable = WorkerVariable(
+                    np.zeros(told.shape, told.dtype),
+                    trainable=told.trainable,
+                    name=told.name,
+                    aggregation=told.aggregation,
+                )
+            variable.belong_to(self.elsewhere, number)
+            self._variables[number] = variable
+        return self._variables[number]
+
+    def _dataset(self, number: int) -> Any:
+        if number not in self._datasets:
+            dataset_fn = loads(self._dataset_fns[number], self._find)
+            with self.strategy.scope():
+                self._datasets[number] = dataset_fn()
+        return self._datasets[number]
+
+    def _named(self, variables: Any) -> bytes:
+        """A pytree of this worker's variables, pickled by their numbers."""
+        own = _OwnReferences(self.strategy, lambda optimizer: -1)
+        return own.dumps(variables, "the pytree of the variables")
+
+
+class _OwnReferences(References):
+    """References to a worker's variables, by the numbers that the coordinator has given them."""
+
+    def name_of(self, value: Any) -> Reference | None:
+        if isinstance(value, WorkerVariable):
+            return "variable", value.number_on_servers
+        return super().name_of(value)
+
+
+def _fetched(strategy: Strategy, returned: Any) -> Any:
+    """What a function has returned, as NumPy arrays: a tuple of them for what each replica has of its own."""
+
+    def on_host(leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            leaf = leaf.read_value()
+        if isinstance(leaf, PerReplica):
+            return tuple(np.asarray(part) for part in strategy.local_results(leaf))
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree_util.tree_map(on_host, known(returned), is_leaf=is_leaf)
+
+
+def _failure(error: Exception) -> Failure:
+    pickled: bytes | None = None
+    with contextlib.suppress(Exception):  # some can't be pickled, or not read again
+        data = pickle.dumps(error)
+        pickle.loads(data)
+        pickled = data
+    text = "".join(traceback.format_exception(error))
+    return Failure(type(error).__name__, str(error), line_of(error), text, pickled)

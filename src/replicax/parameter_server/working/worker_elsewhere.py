@@ -1,0 +1,169 @@
+"""The way of a worker's variables: from the servers before a step, and back to them after it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from replicax import context
+from replicax.execution.tracing.communicator import SpmdCommunicator
+from replicax.parameter_server.serving.pushes import Push
+from replicax.parameter_server.serving.servers import Servers, shared_out
+from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.working.group_communicator import GroupCommunicator
+from replicax.parameter_server.working.worker_variables import WorkerVariable
+from replicax.variables.slots import Slot
+from replicax.variables.store import current_store
+from replicax.variables.variable import Variable
+
+
+class WorkerElsewhere:
+    """See :class:`replicax.workers.replicas.Elsewhere`.
+
+    Args:
+      servers: which have the variables.
+      groups: how many workers train in step; 1 if each goes its own way.
+
+    Attributes:
+      shards: of each variable, by number.
+      roles: what the slots of the worker's variables are for.
+      group: of a worker that trains in step: a variable with its place in the present step.
+    """
+
+    group: Variable
+
+    def __init__(self, servers: Servers, groups: int) -> None:
+        self.servers = servers
+        self._groups = groups
+        self.shards: dict[int, Shards] = {}
+        self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
+        self._built: dict[int, Any] = {}
+        self._function = self._pushes = self._finished_below = 0
+        self._updates: dict[int, int] = {}
+        self._staleness: list[int] = []
+        self._parts = threading.local()
+
+    @property
+    def groups(self) -> int:
+        return self._groups
+
+    # --- functions --------------------------------------------------------------------------------------
+
+    def begin(self, function: int, finished_below: int) -> None:
+        """A scheduled function begins."""
+        self._function, self._pushes, self._finished_below = function, 0, finished_below
+        self._staleness = []
+        if self._groups > 1:
+            self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
+
+    def staleness(self) -> tuple[int, ...]:
+        """Of each push of the function."""
+        return tuple(self._staleness)
+
+    def know_built(self, optimizer: int, variables: Any) -> None:
+        """An optimizer has been built, for the variables of this pytree."""
+        self._built[optimizer] = variables
+
+    def built(self, optimizer: int) -> Any:
+        """That pytree; ``None`` if it has not been built."""
+        return self._built.get(optimizer)
+
+    # --- around a program -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def around(self, read: Any, written: Any) -> Iterator[None]:
+        """See :class:`replicax.workers.replicas.Elsewhere`."""
+        self.bring(read)
+        yield
+        self._send(written)
+
+    def bring(self, slots: Iterable[Slot]) -> None:
+        """Have the servers' present values in these slots."""
+        wanted = {}
+        for slot in slots:
+            kind, variable, _ = self.roles.get(slot, (None, None, None))
+            if kind == "value" and variable is not None:
+                wanted[variable.number_on_servers] = variable
+        if not wanted:
+            return
+        shards = {number: self.shards[number] for number in wanted}
+        values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
+        self._updates.update(updates)
+        for number, value in values.items():
+            variable = wanted[number]
+            variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
+
+    def _send(self, slots: Iterable[Slot]) -> None:
+        """Send what a program has written into these slots."""
+        gradients: dict[int, dict[int, Any]] = {}
+        added: dict[int, Any] = {}
+        assigned: dict[int, Any] = {}
+        rows: dict[tuple[int, int], dict[int, Any]] = {}
+        for slot in slots:
+            if slot not in self.roles:
+                continue
+            kind, variable, detail = self.roles[slot]
+            number, array = variable.number_on_servers, np.asarray(slot.array)
+            if kind == "value":
+                assigned[number] = array
+            elif kind == "added":
+                added[number] = array
+            elif kind == "gradient":
+                gradients.setdefault(detail[0], {})[number] = array
+            else:
+                rows.setdefault((detail[0], number), {})[detail[1]] = array
+        for (optimizer, number), found in rows.items():
+            gradients.setdefault(optimizer, {})[number] = found[0], found[1]
+        for number in added:
+            assigned.pop(number, None)  # its new value is what it was, and what is added
+        if gradients or added or assigned:
+            self.send_change(gradients, added, assigned)
+
+    def send_change(
+        self,
+        gradients: Mapping[int, Mapping[int, Any]] | None = None,
+        added: Mapping[int, Any] | None = None,
+        assigned: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Push a change, by numbers of optimizers and variables."""
+        shared = shared_out(self.shards, gradients or {}, added or {}, assigned or {})
+        pushes = {
+            server: Push(
+                self._function,
+                self._pushes,
+                self._updates.get(server, 0),
+                *changes,
+                finished_below=self._finished_below,
+            )
+            for server, changes in shared.items()
+        }
+        self._pushes += 1
+        self._staleness.append(self.servers.push(pushes))
+
+    # --- collectives ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """Collectives inside are those that the servers complete."""
+        before = getattr(self._parts, "depth", 0)
+        self._parts.depth = before + 1
+        try:
+            yield
+        finally:
+            self._parts.depth = before
+
+    def communicator(self, examples: Any, options: context.Options) -> SpmdCommunicator:
+        """See :class:`replicax.workers.replicas.Elsewhere`."""
+        if self._groups == 1:
+            return SpmdCommunicator(examples, options)
+        return GroupCommunicator(examples, options, self._groups, self._group, self._is_part)
+
+    def _group(self) -> Any:
+        return current_store().read(self.group)
+
+    def _is_part(self) -> bool:
+        return getattr(self._parts, "depth", 0) > 0

@@ -1,0 +1,236 @@
+"""Variables and optimizers in a worker's process: copies of what the servers have, and notes of what a step changes.
+
+What a step changes leaves it as it would anywhere, by variables: beside its own copy, a variable has *notes*, further
+variables of the worker, in which the step writes what is to be added, or a gradient. What is in them after the step
+goes to the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _jax, context
+from replicax.errors import ContextError
+from replicax.indexed_slices import IndexedSlices, is_slices
+from replicax.training.optimizer import Optimizer, _optimised
+from replicax.variables.collection import VariableCollection
+from replicax.variables.slots import Slot
+from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
+
+Kind = Literal["value", "added", "added rows", "gradient", "gradient rows"]
+
+
+class WorkerCollection(VariableCollection):
+    """The variables of a worker: those of the coordinator, and notes. Functions can't add any."""
+
+    is_open = False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let variables be made, outside of any step."""
+        self.is_open = True
+        try:
+            with (
+                _jax.outside_tracing(),
+                jax.disable_jit(False),
+                context.cross_replica(self.replicas),
+                use_store(ConcreteStore()),
+            ):
+                yield
+        finally:
+            self.is_open = False
+
+    def slot(self, array: jax.Array) -> Slot:
+        if not self.is_open:
+            raise ContextError(
+                "a scheduled function creates a variable: on a worker it would be nobody else's. Create variables in "
+                "strategy.scope(), in the program that schedules, and use them in the function."
+            )
+        return super().slot(array)
+
+
+class WorkerVariable(Variable):
+    """A worker's copy of a variable that lives on servers."""
+
+    elsewhere: WorkerElsewhere
+    number_on_servers: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._notes: dict[Any, tuple[Variable, ...]] = {}
+        self._noted_in: Any = None
+        self._assigned_in: Any = None
+
+    def belong_to(self, elsewhere: WorkerElsewhere, number: int) -> None:
+        """Be the copy of the variable with this number."""
+        self.elsewhere, self.number_on_servers = elsewhere, number
+        elsewhere.roles[self.slot] = "value", self, None
+
+    # --- reading and writing ----------------------------------------------------------------------------
+
+    def read_value(self) -> Any:
+        if self._is_outside():
+            self.elsewhere.bring([self.slot])
+        return super().read_value()
+
+    def assign(self, value: Any) -> Variable:
+        if self._in_replica() and self._noted_in is context.get_replica_context():
+            raise ContextError(
+                f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
+                "the servers could not tell which is meant: assign the final value only"
+            )
+        with self.elsewhere.part():
+            super().assign(value)
+        if self._in_replica():
+            self._assigned_in = context.get_replica_context()
+        elif self._is_outside():
+            self.elsewhere.send_change(assigned={self.number_on_servers: np.asarray(self.slot.array)})
+        return self
+
+    def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
+        delta = self.checked(delta)
+        signed = delta if method == "assign_add" else -delta
+        if self._is_outside():
+            self.elsewhere.send_change(added={self.number_on_servers: np.asarray(signed)})
+            return self
+        with self.elsewhere.part():
+            mine = self._combined(signed) if self._in_replica() else signed
+        self._write(current_store().read(self) + mine)
+        if self._assigned_in is not context.get_replica_context():
+            self._note_added(jnp.asarray(mine, self.dtype))
+        return self
+
+    def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:
+        if method == "scatter_update" or self._is_outside():
+            raise ContextError(
+                f"{self.describe()}: {method} {'outside a step' if self._is_outside() else ''} is not for variables on "
+                "parameter servers: use scatter_add or scatter_sub inside a step"
+            )
+        before = current_store().read(self)
+        with self.elsewhere.part():
+            super()._scatter(slices, change, method)
+        self._note_added(current_store().read(self) - before)
+        return self
+
+    def _is_outside(self) -> bool:
+        return isinstance(current_store(), ConcreteStore) and _jax.staging_trace(_jax.current_trace()) is None
+
+    # --- notes ------------------------------------------------------------------------------------------
+
+    def _note_added(self, delta: Any) -> None:
+        [note] = self._notes_for("added", None, [(self.shape, self.dtype)])
+        step, store = context.get_replica_context(), current_store()
+        total = store.read(note) + delta if self._noted_in is step else delta
+        self._noted_in = step
+        store.write(note, jnp.asarray(total, self.dtype), self._otherwise())
+
+    def note_gradient(self, optimizer: int, gradient: Any) -> None:
+        """The step in progress has this gradient for an optimizer; all of the worker's replicas have the same."""
+        if is_slices(gradient):
+            rows = jnp.asarray(gradient.indices, jnp.int32)
+            rows = jnp.where(rows < 0, rows + self.shape[0], rows)
+            values = [rows, gradient.values.astype(self.dtype)]
+            notes = self._notes_for("gradient rows", optimizer, [(v.shape, v.dtype) for v in values])
+        else:
+            values = [gradient.astype(self.dtype)]
+            notes = self._notes_for("gradient", optimizer, [(self.shape, self.dtype)])
+        for note, value in zip(notes, values, strict=True):
+            current_store().write(note, value, self._otherwise())
+
+    def _notes_for(self, kind: Kind, optimizer: int | None, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
+        key = kind, optimizer, *((tuple(shape), jnp.dtype(dtype).name) for shape, dtype in avals)
+        if key not in self._notes:
+            collection = self.collection
+            assert isinstance(collection, WorkerCollection)
+            with collection.opened():
+                notes = tuple(
+                    Variable(np.zeros(shape, dtype), trainable=False, name=f"{self.name}/{kind}")
+                    for shape, dtype in avals
+                )
+            self._notes[key] = notes
+            for place, note in enumerate(notes):
+                self.elsewhere.roles[note.slot] = kind, self, (optimizer, place)
+        return self._notes[key]
+
+    def _otherwise(self) -> str:
+        return f"what changes {self.describe()} differs between the replicas of a worker"
+
+
+class WorkerOptimizer(Optimizer):
+    """An optimizer in a worker's process: its gradients go to the servers, which have its state.
+
+    Args:
+      elsewhere: of the worker.
+      number: by which the servers know it.
+      name: of the optimizer.
+    """
+
+    def __init__(self, elsewhere: WorkerElsewhere, number: int, name: str) -> None:
+        import optax
+
+        super().__init__(optax.identity(), name)
+        self._elsewhere = elsewhere
+        self._number = number
+        self._applied_in: Any = None
+
+    def build(self, variables: Any) -> None:
+        found, _ = _optimised(variables)
+        if self._variables:
+            self._check_same(found)
+            return
+        built = self._elsewhere.built(self._number)
+        if built is None:
+            raise NotBuiltError(self._number, variables)
+        self._variables, self._tree = _optimised(built)
+        self._check_same(found)
+
+    def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
+        if isinstance(variables, bool):
+            variables, aggregate = None, variables
+        if extra:
+            raise TypeError(
+                f"apply_gradients: further arguments ({', '.join(extra)}) can't be used with parameter servers, where "
+                "each server changes its part of the variables by itself"
+            )
+        if not aggregate and self._elsewhere.groups > 1:
+            raise ValueError(
+                "apply_gradients(aggregate=False): the gradients of several workers are reduced on the servers only, "
+                "so none can be reduced already; leave aggregate out"
+            )
+        step = context.get_replica_context()
+        if step is not None and self._applied_in is step:
+            raise ContextError(
+                f"{self.name}.apply_gradients was called twice in one step: a step sends the servers one gradient for "
+                "each variable. Add the gradients, or use an optimizer for each."
+            )
+        with self._elsewhere.part():
+            super().apply_gradients(gradients, variables, aggregate)
+        self._applied_in = step
+
+    def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
+        for variable, gradient in by_variable.items():
+            assert isinstance(variable, WorkerVariable)
+            variable.note_gradient(self._number, gradient)
+
+
+class NotBuiltError(BaseException):
+    """A function needs an optimizer that has not been built; no function is to catch that.
+
+    Attributes:
+      number: of the optimizer.
+      variables: the pytree that it is to be built for.
+    """
+
+    def __init__(self, number: int, variables: Any) -> None:
+        self.number = number
+        self.variables = variables

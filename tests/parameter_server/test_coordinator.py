@@ -1,0 +1,245 @@
+"""ClusterCoordinator: functions are run, results come back, and errors are raised once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.parameter_server.regression import batches, regression
+from tests.parameter_server.thread_actors import coordinator_of
+
+WAIT = 100.0
+
+
+@pytest.fixture
+def strategy() -> replicax.ParameterServerStrategy:
+    return replicax.ParameterServerStrategy(num_workers=2, num_servers=2)
+
+
+def test_every_function_is_run_once(strategy: replicax.ParameterServerStrategy) -> None:
+    model = regression(strategy, optax.sgd(0.01))
+    [batch] = batches(1)
+    with coordinator_of(strategy) as (coordinator, _):
+        results = [coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch) for _ in range(30)]
+        report = coordinator.join(timeout_seconds=WAIT)
+        assert coordinator.done()
+        losses = coordinator.fetch({"losses": results, "other": 3})
+        assert int(model.iterations) == report.functions == sum(report.by_worker.values()) == 30
+        assert report.rate > 0
+        assert losses["other"] == 3
+        assert losses["losses"][0] > losses["losses"][-1] > 0
+        assert coordinator.join().functions == 0
+
+
+def test_values_come_back_as_numpy_arrays() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1, devices_per_worker=2)
+    with strategy.scope():
+        v = replicax.Variable([1.0, 2.0])
+
+    def fn() -> Any:
+        mine = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+        return {"mine": mine, "total": strategy.reduce("sum", mine), "variable": v, "text": "text", "none": None}
+
+    with coordinator_of(strategy) as (coordinator, _):
+        found = coordinator.schedule(fn).fetch(WAIT)
+    assert [int(part) for part in found["mine"]] == [0, 1]
+    assert type(found["total"]) is np.ndarray
+    assert found["total"] == 1
+    assert found["variable"].tolist() == [1.0, 2.0]
+    assert (found["text"], found["none"]) == ("text", None)
+
+
+def test_the_program_reads_and_assigns_what_the_servers_have(strategy: replicax.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        v = replicax.Variable(np.zeros(3, np.float32), name="v")
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(jnp.ones(3)))).fetch(WAIT)
+        assert v.numpy().tolist() == [1, 1, 1]
+        v.assign([5.0, 6.0, 7.0])
+        coordinator.schedule(lambda: strategy.run(lambda: v.assign(v * 2))).fetch(WAIT)
+        assert v.numpy().tolist() == [10, 12, 14]
+        coordinator.schedule(lambda: v.assign_sub(jnp.ones(3))).fetch(WAIT)  # outside of any step
+        assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [9, 11, 13]
+        coordinator.join(WAIT)
+        with strategy.scope():
+            late = replicax.Variable(4.0, name="late")
+        coordinator.schedule(lambda: strategy.run(lambda: late.assign_add(v[0]))).fetch(WAIT)
+    assert float(late) == 13.0  # and is here when the servers are gone
+    assert v.assign([1.0, 2.0, 3.0]).numpy().tolist() == [1, 2, 3]
+
+
+def test_an_error_is_raised_once_with_the_worker_and_the_line(strategy: replicax.ParameterServerStrategy) -> None:
+    def fails() -> None:
+        raise KeyError("the key")
+
+    started = threading.Event()
+    with coordinator_of(strategy) as (coordinator, actors):
+        for worker in actors.of("StepWorker"):
+            worker.before = lambda method, args: started.wait(WAIT)
+        failed = coordinator.schedule(fails)
+        waiting = [coordinator.schedule(lambda: 1) for _ in range(5)]
+        started.set()
+        with pytest.raises(
+            replicax.WorkerError, match=r"fails .*failed on worker \d at .*test_coordinator\.py:\d+"
+        ) as raised:
+            coordinator.join(WAIT)
+        assert isinstance(raised.value.__cause__, KeyError)
+        assert "Traceback" in "".join(raised.value.__notes__)
+        with pytest.raises(replicax.WorkerError, match="KeyError"):
+            failed.fetch(WAIT)
+        outcomes = []
+        for value in waiting:
+            try:
+                outcomes.append(value.fetch(WAIT))
+            except replicax.WorkerError as error:
+                outcomes.append(str(error))
+        assert any("was not run" in str(outcome) for outcome in outcomes)
+        assert coordinator.done()  # raised once
+        assert coordinator.schedule(lambda: 7).fetch(WAIT) == 7
+
+
+def test_the_next_schedule_raises_it_too(strategy: replicax.ParameterServerStrategy) -> None:
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: 1 // 0)
+
+        def schedule_on() -> None:
+            for _ in range(1000):
+                coordinator.schedule(lambda: time.sleep(0.01))
+
+        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+            schedule_on()
+        coordinator.join(WAIT)
+
+
+def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrategy) -> None:
+    def dataset() -> Any:
+        def numbers(ctx: replicax.InputContext) -> Any:
+            return [np.full(1, ctx.input_pipeline_id * 100 + i) for i in range(50)]
+
+        return strategy.distribute_datasets_from_function(numbers)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        iterator = iter(coordinator.create_per_worker_dataset(dataset))
+        with pytest.raises(replicax.ContextError, match="outside of a scheduled function"):
+            next(iterator)
+        found = coordinator.fetch([coordinator.schedule(lambda i: next(i), args=(iterator,)) for _ in range(20)])
+        numbers = sorted(int(x[0]) for x in found)
+        firsts, seconds = [n for n in numbers if n < 100], [n - 100 for n in numbers if n >= 100]
+        assert firsts == list(range(len(firsts)))
+        assert seconds == list(range(len(seconds)))
+        again = iter(coordinator.create_per_worker_dataset(dataset))
+        assert int(coordinator.schedule(next, args=(again,)).fetch(WAIT)[0]) % 100 == 0
+
+
+def test_what_can_not_be_sent_is_named(strategy: replicax.ParameterServerStrategy) -> None:
+    lock = threading.Lock()
+    other = replicax.Variable(1.0, name="other")
+
+    def uses_lock() -> None:
+        lock.acquire()
+
+    with coordinator_of(strategy) as (coordinator, _):
+        with pytest.raises(TypeError, match=r"the scheduled function 'uses_lock' can't be sent to workers: .*lock"):
+            coordinator.schedule(uses_lock)
+        with pytest.raises(TypeError, match="an argument of the scheduled function"):
+            coordinator.schedule(print, args=(lock,))
+        with pytest.raises(ValueError, match=r"variable 'other' .* belongs to .*inside this strategy's scope"):
+            coordinator.schedule(lambda: other.numpy())
+        with pytest.raises(TypeError, match="ClusterCoordinator is not for workers"):
+            coordinator.schedule(lambda: coordinator.join())
+        with pytest.raises(TypeError, match="fn must be callable"):
+            coordinator.schedule(3)
+        assert coordinator.join(WAIT).functions == 0
+
+
+def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        v = replicax.Variable(1.0, name="v")
+
+    def creates() -> None:
+        replicax.Variable(1.0)
+
+    def both() -> None:
+        v.assign_add(1.0)
+        v.assign(3.0)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        for fn, message in [
+            (creates, "creates a variable"),
+            (lambda: strategy.run(creates), "creates a variable"),
+            (lambda: strategy.run(both), "assign the final value only"),
+            (lambda: strategy.run_steps(both, None, 2), r"run_steps was called in a scheduled function"),
+        ]:
+            coordinator.schedule(fn)
+            with pytest.raises(replicax.WorkerError, match=message):
+                coordinator.join(WAIT)
+        assert float(v) == 1.0
+
+
+def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers() -> None:
+    strategy = replicax.ParameterServerStrategy(num_servers=2)
+    model = regression(strategy, optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
+    [batch] = batches(1)
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch)
+        with pytest.raises(replicax.WorkerError, match=r"on several servers: its update of .* depends on variable"):
+            coordinator.join(WAIT)
+
+
+def test_in_the_program_that_schedules_nothing_runs(strategy: replicax.ParameterServerStrategy) -> None:
+    for call in (
+        lambda: strategy.run(lambda: 1),
+        lambda: strategy.run_steps(lambda ctx: 1, iter([]), 1),
+        lambda: strategy.distribute_dataset([np.zeros(2)]),
+    ):
+        with pytest.raises(replicax.ContextError, match=r"chedule|create_per_worker_dataset"):
+            call()
+    with strategy.scope(), pytest.raises(ValueError, match="no copy for each replica"):
+        replicax.Variable(1.0, synchronization="on_read")
+
+
+def test_a_strategy_has_one_coordinator_at_a_time(strategy: replicax.ParameterServerStrategy) -> None:
+    with coordinator_of(strategy) as (coordinator, _):
+        with pytest.raises(ValueError, match="has a coordinator already"):
+            replicax.ClusterCoordinator(strategy)
+        coordinator.close()
+        with pytest.raises(replicax.ContextError, match="has been closed"):
+            coordinator.schedule(lambda: 1)
+    with coordinator_of(strategy) as (coordinator, _):
+        assert coordinator.schedule(lambda: 2).fetch(WAIT) == 2
+    with pytest.raises(TypeError, match="expected a ParameterServerStrategy"):
+        replicax.ClusterCoordinator(replicax.MirroredStrategy(["cpu:0"]))
+
+
+def test_counts_come_from_the_resolver() -> None:
+    cluster = replicax.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"]})
+    resolver = replicax.SimpleClusterResolver(cluster)
+    strategy = replicax.ParameterServerStrategy(resolver)
+    assert (strategy.num_workers, strategy.num_servers, strategy.cluster_resolver) == (3, 2, resolver)
+    with pytest.raises(ValueError, match=r"num_workers is 2, but the cluster resolver has 3"):
+        replicax.ParameterServerStrategy(resolver, num_workers=2)
+    with pytest.raises(ValueError, match="no job 'ps'"):
+        replicax.ParameterServerStrategy(replicax.SimpleClusterResolver(replicax.ClusterSpec({"worker": ["a:1"]})))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "both"}, "must be 'async' or 'sync'"),
+        ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"num_servers": 1.5}, "num_servers must be an int"),
+        ({"max_staleness": -1}, "max_staleness must be at least 0"),
+        ({"mode": "sync", "max_staleness": 1}, "nothing is stale"),
+        ({"variable_partitioner": 3}, "a partitioner is a function"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        replicax.ParameterServerStrategy(**arguments)

@@ -1,0 +1,110 @@
+"""Workers die between and inside functions; what functions change is applied once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replicax
+from tests.parameter_server.thread_actors import coordinator_of
+
+WAIT = 100.0
+
+
+def counting(strategy: replicax.ParameterServerStrategy) -> tuple[Any, Any, Any]:
+    with strategy.scope():
+        iterations = replicax.Variable(0, name="iterations")
+        parts = replicax.Variable(np.zeros(4, np.float32), name="parts", aggregation="sum")
+
+    def step() -> None:
+        iterations.assign_add(1)
+        parts.assign_add(np.ones(4, np.float32))
+
+    return iterations, parts, lambda: strategy.run(step)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_worker_that_dies_is_replaced_and_its_function_counts_once(mode: Any, when: str) -> None:
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.FixedShardsPartitioner(2)
+    )
+    iterations, parts, fn = counting(strategy)
+    rng = random.Random(0)
+    with coordinator_of(strategy) as (coordinator, actors):
+        start = actors.start
+
+        def mortal(kind: type, *args: Any, env: Any) -> Any:
+            actor = start(kind, *args, env=env)
+
+            def maybe_die(method: str, args: Any) -> None:
+                if method == "work" and rng.random() < 0.15:
+                    actor.kill()
+
+            if kind.__name__ == "StepWorker":
+                setattr(actor, when, maybe_die)
+            return actor
+
+        actors.start = mortal
+        for worker in actors.of("StepWorker"):
+            worker.kill()
+        lost = 0
+        for _ in range(5):
+            for _ in range(12):
+                coordinator.schedule(fn)
+            lost += coordinator.join(WAIT).workers_lost
+        assert lost > 5
+        steps = 60 if mode == "async" else 20
+        assert int(iterations) == steps
+        assert parts.numpy().tolist() == [60.0] * 4
+
+
+def test_a_push_that_reached_one_server_only_is_completed() -> None:
+    """The worker dies between two servers: the function is run again, and the first server drops what it has seen."""
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=1, num_servers=2, variable_partitioner=replicax.FixedShardsPartitioner(2)
+    )
+    iterations, parts, fn = counting(strategy)
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(fn).fetch(WAIT)
+        server = actors.of("ShardServer")[1]
+
+        def die(method: str, args: Any) -> None:
+            if method == "push":
+                server.before = lambda method, args: None
+                actors.of("StepWorker")[0].kill()
+                raise_lost(server)
+
+        server.before = die
+        coordinator.schedule(fn)
+        coordinator.join(WAIT)
+        assert (int(iterations), parts.numpy().tolist()) == (2, [2.0] * 4)
+
+
+def raise_lost(server: Any) -> None:
+    from replicax.parameter_server.engine.actors import ActorDiedError
+
+    raise ActorDiedError("the connection is gone")
+
+
+def test_a_function_that_always_ends_its_worker_is_an_error() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with coordinator_of(strategy) as (coordinator, actors):
+        start = actors.start
+
+        def deadly(kind: type, *args: Any, env: Any) -> Any:
+            actor = start(kind, *args, env=env)
+            actor.before = lambda method, args: actor.kill() if method == "work" else None
+            return actor
+
+        actors.start = deadly
+        actors.of("StepWorker")[0].kill()
+        coordinator.schedule(lambda: 1)
+        with pytest.raises(replicax.WorkerError, match="it has ended its worker 3 times"):
+            coordinator.join(WAIT)
+        actors.start = start
+        actors.of("StepWorker")[0].kill()
+        assert coordinator.schedule(lambda: 2).fetch(WAIT) == 2

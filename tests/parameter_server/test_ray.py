@@ -1,0 +1,112 @@
+"""Parameter servers on Ray: processes of their own, one of which is killed; none is left in the end."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.parameter_server.regression import batches, in_parts, mirrored, regression
+
+pytest.importorskip("ray")
+
+WAIT = 200.0
+
+
+@pytest.fixture(scope="module")
+def strategy() -> replicax.ParameterServerStrategy:
+    partitioner = replicax.FixedShardsPartitioner(2)
+    return replicax.ParameterServerStrategy(num_workers=2, num_servers=2, mode="sync", variable_partitioner=partitioner)
+
+
+@pytest.fixture(scope="module")
+def coordinator(strategy: replicax.ParameterServerStrategy) -> Iterator[replicax.ClusterCoordinator]:
+    with replicax.ClusterCoordinator(strategy) as coordinator:
+        yield coordinator
+    assert our_children() == []
+
+
+def our_children() -> list[str]:
+    """The processes that this one has started and that are Ray's."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    ours, found = {str(os.getpid())}, []
+    for _ in range(3):  # children, and theirs
+        for pid, parent, command in rows:
+            if parent in ours and "ray" in command and pid not in ours:
+                ours.add(pid)
+                found.append(command)
+    return found
+
+
+def test_a_killed_worker_costs_nothing(
+    coordinator: replicax.ClusterCoordinator, strategy: replicax.ParameterServerStrategy
+) -> None:
+    """In the middle of 20 steps a worker is killed: the result is that of MirroredStrategy."""
+    steps = 20
+    model = regression(strategy, optax.sgd(0.02, momentum=0.9))
+
+    def train(x: Any, y: Any) -> tuple[Any, int]:
+        return strategy.run(model.step, args=(x, y)), os.getpid()
+
+    results = []
+    for number, batch in enumerate(batches(steps)):
+        results += [coordinator.schedule(train, args=part) for part in in_parts(batch, 2)]
+        if number == steps // 2:
+            _, pid = results[-1].fetch(WAIT)
+            os.kill(pid, signal.SIGKILL)
+    report = coordinator.join(timeout_seconds=WAIT)
+    assert report.workers_lost == 1
+    assert report.functions == 2 * steps
+    reference = mirrored(2, steps, optax.sgd(0.02, momentum=0.9))
+    assert int(model.iterations) == steps
+    for found, expected in zip(model.values, reference.values, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+    assert len({pid for _, pid in coordinator.fetch(results)}) == 3
+
+
+def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoordinator) -> None:
+    class NotKnownHereError(Exception):
+        pass
+
+    def fails() -> None:
+        raise NotKnownHereError("what went wrong")
+
+    coordinator.schedule(fails)
+    with pytest.raises(replicax.WorkerError, match=r"test_ray\.py:\d+: NotKnownHereError: what went wrong"):
+        coordinator.join(WAIT)
+    assert coordinator.schedule(jax.device_count).fetch(WAIT) == 1
+
+
+def test_a_program_that_is_interrupted_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    program = textwrap.dedent(
+        """
+        import os, signal, threading, time
+        import replicax
+
+        strategy = replicax.ParameterServerStrategy(num_workers=1)
+        coordinator = replicax.ClusterCoordinator(strategy)
+        print(coordinator.schedule(os.getpid).fetch(), flush=True)
+        coordinator.schedule(time.sleep, args=(1000,))
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        coordinator.join()
+        """
+    )
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=WAIT)
+    assert "KeyboardInterrupt" in ended.stderr
+    worker = int(ended.stdout.split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)

@@ -1,0 +1,162 @@
+"""The synchronous mode: a group of scheduled functions is a step, with the result of MirroredStrategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.parameter_server.regression import Regression, batches, in_parts, mirrored, regression
+from tests.parameter_server.thread_actors import coordinator_of
+
+STEPS = 20
+
+
+def trained(strategy: replicax.ParameterServerStrategy, tx: Any = None) -> Regression:
+    model = regression(strategy, tx)
+
+    def train(*part: Any) -> Any:
+        return strategy.run(model.step, args=part)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        for batch in batches(STEPS):
+            for part in in_parts(batch, strategy.num_workers):
+                coordinator.schedule(train, args=part)
+        coordinator.join(timeout_seconds=100)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "devices", "partitioner"),
+    [
+        (2, 1, 1, None),
+        (4, 3, 1, replicax.FixedShardsPartitioner(2)),
+        (2, 2, 2, lambda shape, dtype: [1, 2] if len(shape) == 2 else [1] * len(shape)),
+    ],
+    ids=["2-workers", "split-by-rows", "2-devices-a-worker"],
+)
+def test_it_equals_mirrored_strategy(workers: int, servers: int, devices: int, partitioner: Any) -> None:
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=workers,
+        num_servers=servers,
+        variable_partitioner=partitioner,
+        mode="sync",
+        devices_per_worker=devices,
+    )
+    assert strategy.num_replicas_in_sync == workers * devices
+    model, reference = trained(strategy), mirrored(workers * devices, STEPS)
+    assert int(model.iterations) == int(reference.iterations) == STEPS
+    for found, expected in zip(model.values, reference.values, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_norms_over_all_variables_are_right_on_one_server() -> None:
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
+    model = trained(replicax.ParameterServerStrategy(mode="sync"), clipped)
+    for found, expected in zip(model.values, mirrored(2, STEPS, clipped).values, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=3, mode="sync", devices_per_worker=2)
+    with strategy.scope():
+        kinds = {
+            how: replicax.Variable(10.0, name=how, aggregation=how) for how in ("sum", "mean", "only_first_replica")
+        }
+        added = replicax.Variable(1.0, aggregation="sum")
+
+    def step() -> tuple[Any, int]:
+        replica = replicax.get_replica_context()
+        mine = jnp.float32(replica.replica_id_in_sync_group)
+        for v in kinds.values():
+            v.assign(mine + 1)
+        added.assign_add(mine)
+        return mine, replica.num_replicas_in_sync
+
+    with coordinator_of(strategy) as (coordinator, _):
+        results = [coordinator.schedule(lambda: strategy.run(step)) for _ in range(3)]
+        coordinator.join(timeout_seconds=100)
+        fetched = coordinator.fetch(results)
+        assert [[float(part) for part in parts] for parts, _ in fetched] == [[0, 1], [2, 3], [4, 5]]
+        assert {count for _, count in fetched} == {6}
+        assert {how: float(v) for how, v in kinds.items()} == {"sum": 21.0, "mean": 3.5, "only_first_replica": 1.0}
+        assert float(added) == 16.0
+
+
+def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
+    with strategy.scope():
+        total = replicax.Variable(0.0, aggregation="sum")
+
+    def add(x: float) -> None:
+        strategy.run(lambda x: total.assign_add(x), args=(x,))
+
+    with coordinator_of(strategy) as (coordinator, _):
+        for x in (1.0, 2.0, 4.0):
+            coordinator.schedule(add, args=(x,))
+        coordinator.join(timeout_seconds=100)
+        assert float(total) == 7.0
+        for x in (8.0, 16.0):
+            coordinator.schedule(add, args=(x,))
+        coordinator.join(timeout_seconds=100)
+        assert float(total) == 31.0
+
+
+def test_collectives_inside_a_step_are_refused() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
+
+    def step() -> jax.Array:
+        return replicax.get_replica_context().all_reduce("sum", jnp.float32(1))
+
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: strategy.run(step))
+        with pytest.raises(replicax.WorkerError, match=r"meet only on the servers, after the step"):
+            coordinator.join(timeout_seconds=100)
+
+
+def test_rows_of_a_table_are_sent_as_rows() -> None:
+    """Of a gradient as IndexedSlices only the rows go to the servers, and each server gets its own."""
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.FixedShardsPartitioner(2)
+    )
+
+    def build(strategy: replicax.Strategy) -> tuple[Any, Any]:
+        with strategy.scope():
+            table = replicax.Variable(np.arange(24, dtype=np.float32).reshape(8, 3), name="table")
+            optimizer = replicax.Optimizer(optax.adagrad(0.5))
+
+        def step(ids: jax.Array) -> None:
+            rows = replicax.IndexedSlices(jnp.ones((ids.shape[0], 3)), ids, table.shape)
+            optimizer.apply_gradients([(rows, table)])
+
+        return table, step
+
+    ids = [np.array([0, 7, 7, -1], np.int32), np.array([3, 4, 0, 1], np.int32)]
+    table, step = build(strategy)
+    with coordinator_of(strategy) as (coordinator, actors):
+        sent: list[Any] = []
+        for server in actors.of("ShardServer"):
+            server.before = lambda method, args: sent.append(args[0]) if method == "push" else None
+        for part in in_parts((np.concatenate(ids),), 2):
+            coordinator.schedule(lambda x: strategy.run(step, args=(x,)), args=part)
+        coordinator.join(timeout_seconds=100)
+        found = table.numpy()
+    rows = [
+        push.gradients[optimizer][number]
+        for push in sent
+        for optimizer in push.gradients
+        for number in push.gradients[optimizer]
+    ]
+    assert all(isinstance(r, tuple) for r in rows)
+    assert sum(len(indices) for indices, _ in rows) == 8
+
+    reference = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    expected, step = build(reference)
+    [batch] = reference.distribute_dataset([np.concatenate(ids)])
+    reference.run(step, args=(batch,))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)

@@ -1,0 +1,109 @@
+"""Actors that are threads of one process: what is said between them is pickled, as if they were not."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ray import cloudpickle
+
+import replicax
+from replicax.parameter_server import cluster_coordinator
+from replicax.parameter_server.engine.actors import ActorDiedError
+
+
+class ThreadActors:
+    """See :class:`replicax.parameter_server.engine.actors.Actors`."""
+
+    def __init__(self) -> None:
+        self.actors: list[ThreadActor] = []
+
+    def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> ThreadActor:
+        actor = ThreadActor(kind, args)
+        self.actors.append(actor)
+        return actor
+
+    def stop(self) -> None:
+        for actor in self.actors:
+            actor.kill()
+            actor.executor.shutdown(wait=True, cancel_futures=True)
+
+    def of(self, kind: str) -> list[ThreadActor]:
+        """Those of a class that are alive."""
+        return [actor for actor in self.actors if actor.kind.__name__ == kind and not actor.is_dead]
+
+
+class ThreadActor:
+    """An object whose methods run on a thread of its own."""
+
+    def __init__(self, kind: type, args: tuple[Any, ...]) -> None:
+        self.kind = kind
+        self.args = args
+        self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=kind.__name__)
+        self.object: Any = None
+        self.is_dead = False
+        self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
+        self.after: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
+
+    def __reduce__(self) -> Any:
+        return _found, (id(self),)
+
+    def call(self, method: str, *args: Any) -> ThreadReply:
+        _all[id(self)] = self
+        sent = cloudpickle.dumps(args)
+        if self.is_dead:
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            future.set_exception(ActorDiedError("it was killed"))
+            return ThreadReply(self, future)
+        return ThreadReply(self, self.executor.submit(self._called, method, sent))
+
+    def _called(self, method: str, sent: bytes) -> Any:
+        if self.object is None:
+            self.object = self.kind(*self.args)
+        args = cloudpickle.loads(sent)
+        self.before(method, args)
+        if self.is_dead:
+            raise ActorDiedError("it was killed")
+        result = cloudpickle.dumps(getattr(self.object, method)(*args))
+        self.after(method, args)
+        if self.is_dead:
+            raise ActorDiedError("it was killed")
+        return cloudpickle.loads(result)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+
+class ThreadReply:
+    def __init__(self, actor: ThreadActor, future: concurrent.futures.Future[Any]) -> None:
+        self.actor = actor
+        self.future = future
+
+    def result(self, timeout: float) -> Any:
+        return self.future.result(timeout)
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        self.future.add_done_callback(lambda _: then())
+
+
+_all: dict[int, ThreadActor] = {}
+
+
+def _found(number: int) -> ThreadActor:
+    return _all[number]
+
+
+@contextlib.contextmanager
+def coordinator_of(strategy: replicax.ParameterServerStrategy) -> Iterator[tuple[Any, ThreadActors]]:
+    """A coordinator whose servers and workers are threads, and those."""
+    actors = ThreadActors()
+    usual = cluster_coordinator._make_actors
+    cluster_coordinator._make_actors = lambda: actors
+    try:
+        coordinator = replicax.ClusterCoordinator(strategy)
+    finally:
+        cluster_coordinator._make_actors = usual
+    with coordinator:
+        yield coordinator, actors
