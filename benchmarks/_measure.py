@@ -20,6 +20,23 @@ RESULTS = Path(__file__).parent / "results"
 
 
 @dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+      name: for the JSON and the command line.
+      title: for the table.
+      bar: the largest ratio A / B that passes; ``None`` for a figure that is only shown.
+      seconds: how long to measure in each process.
+    """
+
+    name: str
+    title: str
+    bar: float | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Paired:
     """Times of A and B in seconds, measured in turn: entry ``i`` of both belongs to the same moment."""
 

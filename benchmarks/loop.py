@@ -28,40 +28,32 @@ ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One comparison.
+class Case(_measure.Case):
+    """A comparison of runs.
 
     Attributes:
-      name: for the JSON.
-      title: for the table.
       devices: on how many.
       width: of the hidden layers of the model.
       steps: of a run.
       steps_per_call: of the loop; ``None``: it chooses.
       log_every: after how many steps the loop logs.
       looks: whether the bare loop looks at the loss as often, and waits for it.
-      bar: the largest ratio that passes; ``None`` for a figure that is only shown.
-      seconds: how long to measure in each process.
     """
 
-    name: str
-    title: str
     devices: int
     width: int
     steps: int
     steps_per_call: int | None
     log_every: int
     looks: bool
-    bar: float | None
-    seconds: float
 
 
 CASES = (
-    Case("small_1", "small steps, one by one", 1, 16, 1000, 1, 100, False, None, 8.0),
-    Case("small_20", "small steps, 20 at once", 1, 16, 1000, 20, 100, False, 0.9, 8.0),
-    Case("large_1", "784-512-512-10", 1, 512, 100, None, 20, False, 1.05, 8.0),
-    Case("large_2", "784-512-512-10", 2, 512, 100, None, 20, False, 1.05, 8.0),
-    Case("looks_1", "the same, every loss logged", 1, 512, 100, None, 1, True, None, 8.0),
+    Case("small_1", "small steps, one by one", None, 8.0, 1, 16, 1000, 1, 100, False),
+    Case("small_20", "small steps, 20 at once", 0.9, 8.0, 1, 16, 1000, 20, 100, False),
+    Case("large_1", "784-512-512-10", 1.05, 8.0, 1, 512, 100, None, 20, False),
+    Case("large_2", "784-512-512-10", 1.05, 8.0, 2, 512, 100, None, 20, False),
+    Case("looks_1", "the same, every loss logged", None, 8.0, 1, 512, 100, None, 1, True),
 )
 
 

@@ -15,7 +15,6 @@ import argparse
 import collections
 import dataclasses
 import json
-import math
 import os
 import sys
 from typing import Any
@@ -24,22 +23,15 @@ import _measure
 import jax
 import jax.numpy as jnp
 import optax
+from _transformer import LAYER_BYTES, LENGTH, SHAPES, TABLE, block, losses, model_bytes
 
 import replicax
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.collective_instructions import collectives_of
 from replicax.hlo.instructions import parse
 
-LAYERS, WIDTH, HEADS, WORDS, LENGTH, BATCH = 24, 256, 4, 1024, 32, 1
-SHAPES = {
-    "qkv": (WIDTH, 3 * WIDTH),
-    "out": (WIDTH, WIDTH),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
-    "scales": (2, WIDTH),
-}
-LAYER_BYTES = 4 * sum(math.prod(shape) for shape in SHAPES.values())
-MODEL_BYTES = LAYERS * LAYER_BYTES + 4 * WORDS * WIDTH
+LAYERS, BATCH = 24, 1
+MODEL_BYTES = model_bytes(LAYERS)
 # The dim along which a replica's devices share out a parameter: heads, hidden units, and the embedding's width.
 SPLIT = {"qkv": 1, "out": 0, "up": 1, "down": 0, "table": 1}
 
@@ -98,19 +90,6 @@ PLACEMENTS = [
 ]
 
 
-def norm(x: Any, scale: Any) -> Any:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
-
-
-def block(layer: dict[str, Any], x: Any) -> Any:
-    length, width = x.shape[-2:]
-    scales = layer["scales"].value
-    q, k, v = jnp.split((norm(x, scales[0]) @ layer["qkv"]).reshape(-1, length, HEADS, 3 * width // HEADS), 3, axis=3)
-    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), where=jnp.tril(jnp.ones((length, length), bool)))
-    x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape) @ layer["out"]
-    return x + jax.nn.gelu(norm(x, scales[1]) @ layer["up"]) @ layer["down"]
-
-
 def compile_step(strategy: replicax.Strategy) -> replicax.Executable:
     """One training step with Adam, of a language model with a tied embedding."""
     logical = strategy.extended.num_logical_devices
@@ -120,7 +99,7 @@ def compile_step(strategy: replicax.Strategy) -> replicax.Executable:
         return replicax.Variable(lambda: 0.1 * jnp.ones(shape), name=name, partition_dimensions=parts)
 
     with strategy.scope():
-        table = variable("table", (WORDS, WIDTH))
+        table = variable("table", TABLE)
         layers = [{name: variable(name, shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)]
         optimizer = replicax.Optimizer(optax.adam(1e-3))
     variables = [table, *(v for layer in layers for v in layer.values())]
@@ -129,9 +108,8 @@ def compile_step(strategy: replicax.Strategy) -> replicax.Executable:
         def loss() -> Any:
             x = table.value[words[:, :-1]]
             for layer in layers:
-                x = jax.checkpoint(lambda x, layer=layer: block(layer, x))(x)
-            losses = optax.softmax_cross_entropy_with_integer_labels(x @ table.value.T, words[:, 1:])
-            return replicax.compute_average_loss(losses.mean(-1))
+                x = jax.checkpoint(lambda x, layer=layer: block(layer | {"scales": layer["scales"].value}, x))(x)
+            return replicax.compute_average_loss(losses(table.value, x, words))
 
         _, gradients = replicax.value_and_grad(loss, variables)()
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

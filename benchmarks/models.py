@@ -24,28 +24,20 @@ ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One comparison.
+class Case(_measure.Case):
+    """A comparison of training with an NNX model.
 
     Attributes:
-      name: for the JSON.
-      title: for the table.
       against: ``"merge"`` or ``"jit"``.
       width: of the eight layers.
-      bar: the largest ratio that passes; ``None`` for a figure that is only shown.
-      seconds: how long to measure in each process.
     """
 
-    name: str
-    title: str
     against: str
     width: int
-    bar: float | None
-    seconds: float
 
 
 CASES = tuple(
-    Case(f"{against}_{width}", f"8 layers of {width}, over {title}", against, width, bar, 8.0)
+    Case(f"{against}_{width}", f"8 layers of {width}, over {title}", bar, 8.0, against, width)
     for against, title, bar in (("merge", "split/merge in jax.jit", 1.05), ("jit", "nnx.jit", None))
     for width in (32, 512)
 )

@@ -25,29 +25,21 @@ ROUNDS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Case(_measure.Case):
     """One step to compare, on several numbers of devices.
 
     Attributes:
-      name: for the JSON and the command line.
-      title: for the table.
       devices: on how many to run it.
-      bar: the largest ratio Replicax / by hand that passes; ``None`` for a figure that is only shown.
-      seconds: how long to measure in each process.
     """
 
-    name: str
-    title: str
     devices: tuple[int, ...]
-    bar: float | None
-    seconds: float
 
 
 CASES = (
-    Case("mlp", "step of an MLP, Adam", (1, 2, 8), 1.03, 6.0),
-    Case("variables", "200 variables + 1", (1, 2, 8), 1.05, 3.0),
-    Case("small_gradients", "step with 100 small gradients", (4,), 0.50, 4.0),
-    Case("small_layers", "step of 100 small layers", (4,), None, 4.0),
+    Case("mlp", "step of an MLP, Adam", 1.03, 6.0, (1, 2, 8)),
+    Case("variables", "200 variables + 1", 1.05, 3.0, (1, 2, 8)),
+    Case("small_gradients", "step with 100 small gradients", 0.50, 4.0, (4,)),
+    Case("small_layers", "step of 100 small layers", None, 4.0, (4,)),
 )
 
 

@@ -9,7 +9,6 @@ the compiled program's own analysis, and collectives are counted in it as often 
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
@@ -17,6 +16,7 @@ import _measure
 import jax
 import jax.numpy as jnp
 import optax
+from _transformer import LAYER_BYTES, LENGTH, SHAPES, TABLE, block, losses, model_bytes
 from rich.console import Console
 from rich.table import Table
 
@@ -24,35 +24,14 @@ import replicax
 from replicax.hlo.collective_instructions import collectives_of
 from replicax.hlo.instructions import parse
 
-DEVICES, SEQUENCES, LAYERS, WIDTH, HEADS, WORDS, LENGTH = 4, 8, 12, 256, 4, 1024, 32
-SHAPES = {
-    "qkv": (WIDTH, 3 * WIDTH),
-    "out": (WIDTH, WIDTH),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
-    "scales": (2, WIDTH),
-}
-LAYER_BYTES = 4 * sum(math.prod(shape) for shape in SHAPES.values())
-MODEL_BYTES = LAYERS * LAYER_BYTES + 4 * WORDS * WIDTH
-
-
-def norm(x: Any, scale: Any) -> Any:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
-
-
-@jax.checkpoint
-def block(x: Any, layer: dict[str, Any]) -> Any:
-    heads = (norm(x, layer["scales"][0]) @ layer["qkv"]).reshape(-1, LENGTH, 3 * HEADS, WIDTH // HEADS)
-    q, k, v = jnp.split(heads, 3, axis=2)
-    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), where=jnp.tril(jnp.ones((LENGTH, LENGTH), bool)))
-    x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape) @ layer["out"]
-    return x + jax.nn.gelu(norm(x, layer["scales"][1]) @ layer["up"]) @ layer["down"]
+DEVICES, SEQUENCES, LAYERS = 4, 8, 12
+MODEL_BYTES = model_bytes(LAYERS)
 
 
 def compile_step(strategy: replicax.Strategy) -> replicax.Executable:
     """One training step with Adam, of a language model with a tied embedding, whose layers are one scan."""
     with strategy.scope():
-        model = {"table": replicax.Variable(lambda: 0.1 * jnp.ones((WORDS, WIDTH)), name="table")} | {
+        model = {"table": replicax.Variable(lambda: 0.1 * jnp.ones(TABLE), name="table")} | {
             name: replicax.Variable(lambda shape=shape: 0.1 * jnp.ones((LAYERS, *shape)), name=name)
             for name, shape in SHAPES.items()
         }
@@ -62,9 +41,9 @@ def compile_step(strategy: replicax.Strategy) -> replicax.Executable:
         def loss() -> Any:
             layers = {name: model[name].value for name in SHAPES}
             table = model["table"].value
-            x, _ = jax.lax.scan(lambda x, layer: (block(x, layer), None), table[words[:, :-1]], layers)
-            losses = optax.softmax_cross_entropy_with_integer_labels(x @ table.T, words[:, 1:])
-            return replicax.compute_average_loss(losses.mean(-1))
+            checkpointed = jax.checkpoint(block)
+            x, _ = jax.lax.scan(lambda x, layer: (checkpointed(layer, x), None), table[words[:, :-1]], layers)
+            return replicax.compute_average_loss(losses(table, x, words))
 
         _, gradients = replicax.value_and_grad(loss, model)()
         optimizer.apply_gradients(gradients, model)

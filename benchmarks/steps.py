@@ -27,39 +27,31 @@ ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One comparison.
+class Case(_measure.Case):
+    """A comparison of steps.
 
     Attributes:
-      name: for the JSON.
-      title: for the table.
       devices: on how many.
       steps: how many per dispatch.
       against: ``"scan"``, with groups of batches from the same kind of dataset; ``"staged"``, a scan with batches that
         a thread written by hand puts together; or ``"run"``.
       width: of the hidden layers of the model.
-      bar: the largest ratio that passes; ``None`` for a figure that is only shown.
-      seconds: how long to measure in each process.
     """
 
-    name: str
-    title: str
     devices: int
     steps: int
     against: str
     width: int
-    bar: float | None
-    seconds: float
 
 
 CASES = (
     *(
-        Case(f"scan_{n}x{k}", "over lax.scan by hand", n, k, "scan", 512, 1.03, 8.0 if k < 100 else 20.0)
+        Case(f"scan_{n}x{k}", "over lax.scan by hand", 1.03, 8.0 if k < 100 else 20.0, n, k, "scan", 512)
         for n in (1, 2)
         for k in (1, 10, 100)
     ),
-    Case("staged_100", "the same, with input by hand", 1, 100, "staged", 512, None, 8.0),
-    *(Case(f"run_{k}", "over strategy.run, small", 1, k, "run", 16, 0.6 if k == 100 else None, 4.0) for k in (10, 100)),
+    Case("staged_100", "the same, with input by hand", None, 8.0, 1, 100, "staged", 512),
+    *(Case(f"run_{k}", "over strategy.run, small", 0.6 if k == 100 else None, 4.0, 1, k, "run", 16) for k in (10, 100)),
 )
 
 

@@ -15,8 +15,7 @@ import replicax
 from replicax.hlo.collective_instructions import collectives_of
 from replicax.hlo.instructions import parse
 from replicax.variables.partitioners import over_all
-from tests.checkpoint.runs import Run
-from tests.compiled.test_local_replicas import assert_all_close, context
+from tests.compiled.test_local_replicas import context, goes_on_elsewhere
 from tests.conftest import shared_strategy, strategy_of
 
 LAYERS, WIDTH = 3, 160
@@ -217,19 +216,7 @@ def test_batches_that_do_not_divide_evenly(partial: str) -> None:
 
 def test_a_checkpoint_goes_onto_any_other_placement(tmp_path: Any) -> None:
     pieces = over_all(2, min_bytes=0)
-    reference, run = Run.of(strategy_of(4)), Run.of(placed(2, 2, pieces))
-    for each in (reference, run):
-        each.go(2)
-    assert_all_close(run, reference)
-    run.checkpoint.save(tmp_path / "run")
-    for strategy in (placed(1, 4), placed(2, 2, pieces, 2)):
-        onto = Run.of(strategy, seed=1)
-        onto.checkpoint.restore(tmp_path / "run")
-        assert onto.values() == run.values()
-    with replicax.debug():
-        onto.go(1)
-    reference.go(1)
-    assert_all_close(onto, reference)
+    goes_on_elsewhere(placed(2, 2, pieces), [placed(1, 4), placed(2, 2, pieces, 2)], tmp_path)
 
 
 def test_what_a_replica_sees_of_a_piece() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -219,14 +220,23 @@ def test_replicas_print_one_after_the_other(capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_training_and_a_checkpoint_onto_other_devices(devices: int, tmp_path: Any) -> None:
-    reference, run = Run.of(strategy_of(4)), Run.of(shared_strategy(4, devices))
+    goes_on_elsewhere(shared_strategy(4, devices), [shared_strategy(4, 3 - devices)], tmp_path)
+
+
+def goes_on_elsewhere(strategy: replicax.Strategy, others: Sequence[replicax.Strategy], path: Any) -> None:
+    """A run of four replicas is that of four devices, and goes on from a checkpoint under other strategies.
+
+    Under the last of these it does so on the exact executor.
+    """
+    reference, run = Run.of(strategy_of(4)), Run.of(strategy)
     for each in (reference, run):
         each.go(2)
     assert_all_close(run, reference)
-    run.checkpoint.save(tmp_path / "run")
-    onto = Run.of(shared_strategy(4, 3 - devices), seed=1)
-    onto.checkpoint.restore(tmp_path / "run")
-    assert onto.values() == run.values()
+    run.checkpoint.save(path / "run")
+    for other in others:
+        onto = Run.of(other, seed=1)
+        onto.checkpoint.restore(path / "run")
+        assert onto.values() == run.values()
     with replicax.debug():
         onto.go(1)
     reference.go(1)

@@ -144,16 +144,21 @@ def shares_of_several_tasks(m: Model, batch: Any) -> None:
     m.train(loss)
 
 
-@right
-def shares_added_up_in_a_scan(m: Model, batch: Any) -> None:
+def gradient_in_parts(m: Model, batch: Any, loss: Callable[[Any], Any], count: int) -> Any:
+    """The mean of the gradients of so many parts of a replica's examples, one after the other in a scan."""
+
     def turn(total: Any, part: Any) -> Any:
         x, y = part
-        _, [gradient] = replicax.value_and_grad(lambda: share_of((x @ m.w.value - y) ** 2), [m.w])()
+        _, [gradient] = replicax.value_and_grad(lambda: loss((x @ m.w.value - y) ** 2), [m.w])()
         return total + gradient, None
 
-    parts = batch["x"].reshape(4, EXAMPLES // 4, 3), batch["y"].reshape(4, EXAMPLES // 4)
-    total, _ = jax.lax.scan(turn, jnp.zeros(3), parts)
-    m.w.assign_sub(0.1 * here().all_reduce("sum", total / 4))
+    parts = batch["x"].reshape(count, EXAMPLES // count, 3), batch["y"].reshape(count, EXAMPLES // count)
+    return jax.lax.scan(turn, jnp.zeros(3), parts)[0] / count
+
+
+@right
+def shares_added_up_in_a_scan(m: Model, batch: Any) -> None:
+    m.w.assign_sub(0.1 * here().all_reduce("sum", gradient_in_parts(m, batch, share_of, 4)))
 
 
 @right
@@ -389,14 +394,7 @@ def means_that_stay_where_they_are(m: Model, batch: Any) -> Any:
 
 @right
 def means_added_up_in_a_scan_and_averaged(m: Model, batch: Any) -> None:
-    def turn(total: Any, part: Any) -> Any:
-        x, y = part
-        _, [gradient] = replicax.value_and_grad(lambda: jnp.mean((x @ m.w.value - y) ** 2), [m.w])()
-        return total + gradient, None
-
-    parts = batch["x"].reshape(2, EXAMPLES // 2, 3), batch["y"].reshape(2, EXAMPLES // 2)
-    total, _ = jax.lax.scan(turn, jnp.zeros(3), parts)
-    m.w.assign_sub(0.1 * here().all_reduce("mean", total / 2))
+    m.w.assign_sub(0.1 * here().all_reduce("mean", gradient_in_parts(m, batch, jnp.mean, 2)))
 
 
 @right

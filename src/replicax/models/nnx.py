@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from replicax import _jax, context
-from replicax.execution.tracing.function_key import ById
+from replicax.execution.tracing.function_key import ById, Hashed
 from replicax.models.nnx_step import NNXStep
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
@@ -211,30 +211,13 @@ def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, 
     return found
 
 
-class Key:
+class Key(Hashed):
     """Equal for objects of the same structure with the same variables."""
 
-    __slots__ = ("_graphdef", "_hash", "_others", "_slots")
+    __slots__ = ()
 
     def __init__(self, graphdef: Any, variables: Sequence[Variable], others: Sequence[Any]) -> None:
-        self._graphdef = graphdef
-        self._slots = tuple(variable.slot for variable in variables)
-        self._others = tuple(map(ById, others))
-        self._hash = hash((graphdef, self._slots, self._others))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, Key)
-            and self._hash == other._hash
-            and self._slots == other._slots
-            and self._others == other._others
-            and bool(self._graphdef == other._graphdef)
-        )
+        super().__init__(tuple(v.slot for v in variables), tuple(map(ById, others)), graphdef)
 
     def __repr__(self) -> str:
         return "an NNX object of another structure, or with other variables"

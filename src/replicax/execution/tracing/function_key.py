@@ -71,7 +71,29 @@ class ByKey(Opaque):
         self.key = key
 
 
-class FunctionKey:
+class Hashed:
+    """Base of keys that are looked up at each call: the hash is kept, and compared first.
+
+    Args:
+      parts: what two must have in common to be equal; what is quick to compare comes first.
+    """
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(other) is type(self) and self._hash == other._hash and self._parts == other._parts
+
+
+class FunctionKey(Hashed):
     """Equal to another if both stand for the same step.
 
     Attributes:
@@ -80,13 +102,13 @@ class FunctionKey:
       places: the same, with those of captured functions, by code and name.
     """
 
-    __slots__ = ("_hash", "_wrapped", "captured", "code", "places")
+    __slots__ = ("_wrapped", "captured", "code", "places")
 
     def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
+        super().__init__(code, captured)
         self.code = code
         self.captured = captured
         self.places = places
-        self._hash = hash((code, captured))
         self._wrapped: dict[Hashable, FunctionKey] = {}
 
     def wrapped(self, wrapper: Hashable) -> FunctionKey:
@@ -100,19 +122,6 @@ class FunctionKey:
     def is_dead(self) -> bool:
         """Whether something captured is gone, so that no function can have this key any more."""
         return _any_dead(self.code) or _any_dead(self.captured)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, FunctionKey)
-            and self._hash == other._hash
-            and self.code == other.code
-            and self.captured == other.captured
-        )
 
 
 class Wrapper:
