@@ -70,6 +70,21 @@ def test_so_does_every_placement_whose_devices_have_several_replicas(
     check(go_through([devices], logical, layout, executor, names, str(tmp_path), per_device), names)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("logical", [1, 2])
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_and_so_do_those_of_two_workers(
+    layout: str, logical: int, executor: str, names: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    results = processes.run(
+        go_through, [2, 2], logical, layout, executor, names, str(tmp_path), 2, workers=2, devices=4, timeout=240
+    )
+    for found in results:
+        check(found, names)
+
+
 def check(found: Any, names: tuple[str, ...]) -> None:
     """It is what one device computes."""
     expected = on_one_device(names)

@@ -78,6 +78,7 @@ from replicax._jax.programs import (
 )
 from replicax._jax.runtime import (
     SAME_BITS_ON_CPU,
+    SUMS_APART_ON_CPU,
     DetectedCluster,
     abandon_coordination,
     backends_are_initialized,
@@ -122,6 +123,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 __all__ = [
     "INSTALLED",
     "SAME_BITS_ON_CPU",
+    "SUMS_APART_ON_CPU",
     "AtOnce",
     "Branches",
     "ClosedJaxpr",
