@@ -98,3 +98,16 @@ def test_each_worker_has_all_parts_of_a_mirrored_variable() -> None:
         for found in values:
             np.testing.assert_array_equal(found, 2 * workers_placements.INITIAL["a"])
         assert "mirrored on 2 replicas, split [1, 2] over 2 logical devices of each: [[" in shown
+
+
+def test_workers_that_choose_differently() -> None:
+    """They would wait for each other in programs of different shapes."""
+    said = [
+        "num_replicas is 4 on worker 0 and 8 on worker 1",
+        "num_replicas is None on worker 0 and 4 on worker 1",
+        "replicas_at_once is 1 on worker 0 and 2 on worker 1",
+        "reproducible is False on worker 0 and True on worker 1",
+        "the number of logical devices of a replica is 1 on worker 0 and 2 on worker 1",
+    ]
+    for found in processes.run(workers_placements.disagree, workers=2, devices=2):
+        assert found == [f"the workers do not fit together: {text}" for text in said]
