@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -313,17 +313,38 @@ def keywords_renamed(**old: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            if kwargs and not old.keys().isdisjoint(kwargs):
-                keyword = next(name for name in kwargs if name in old)
-                today = old[keyword]
-                here = f"here it is {today!r}" if today.isidentifier() else today
-                name = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{name}: {keyword!r} is a keyword of tf.distribute's; {here}")
-            return function(*args, **kwargs)
-
+        checked = _refusing(function, old, "is a keyword of tf.distribute's")
         checked.old_keywords = old  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def keywords_of_others(**others: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let keyword arguments that other strategies take be errors that say what to do here.
+
+    >>> from replicax.old_names import keywords_of_others
+    >>> @keywords_of_others(num_logical_devices="name one device for each replica")
+    ... def strategy(devices=None):
+    ...     return devices
+    >>> strategy(num_logical_devices=2)
+    Traceback (most recent call last):
+    TypeError: strategy: 'num_logical_devices' is a keyword of other strategies; name one device for each replica
+    """
+    return lambda function: _refusing(function, others, "is a keyword of other strategies")
+
+
+def _refusing(function: Callable[_P, _R], refused: Mapping[str, str], why: str) -> Callable[_P, _R]:
+    """``function``, with some keyword arguments being errors."""
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if kwargs and not refused.keys().isdisjoint(kwargs):
+            keyword = next(name for name in kwargs if name in refused)
+            today = refused[keyword]
+            here = f"here it is {today!r}" if today.isidentifier() else today
+            name = function.__qualname__.removesuffix(".__init__")
+            raise TypeError(f"{name}: {keyword!r} {why}; {here}")
+        return function(*args, **kwargs)
+
+    return checked

@@ -107,7 +107,7 @@ GATHERED = {("all-gather", LAYER, 2 * 2 * LAYERS + 2), ("all-gather", SMALL, 1)}
             2,
             GATHERED
             | {("reduce-scatter", LAYER // 2, 2 * LAYERS + 2), ("reduce-scatter", SMALL // 2, 1)}
-            | {("all-reduce", (LAYERS * LAYER + LAYER + SMALL) // 2, 1)},  # between groups: once, all together
+            | {("all-reduce", size // 2, 1) for size in (LAYERS * LAYER, LAYER, SMALL)},  # between groups: once
         ),
         (2, 2, 2, None),
     ],

@@ -148,9 +148,7 @@ def test_a_step_maps_over_its_own_logical_devices(split: bool, per_device: int, 
 
 def test_what_a_step_can_not_take_up_is_said() -> None:
     strategy = replicax.MirroredStrategy(DEVICES, num_logical_devices=2)
-    with pytest.raises(
-        ValueError, match=r"(?s)step 'parts'.* maps over a mesh, and there is none.*on its first device"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)step 'parts' maps over a mesh, .* there is none.*first device"):
         strategy.run(mapped("smap"), args=(X, X.T), options=replicax.RunOptions("per_replica"))
     with jax.set_mesh(mesh_of("Explicit")):
         ones = jnp.ones(4)

@@ -167,6 +167,21 @@ def test_between_slices(kind: str, whole: float, sent: float) -> None:
     assert Network(slices_of_four(4, cores=2), chip).seconds(use) == pytest.approx(2 * sent / 1e8)
 
 
+@pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "reduce-scatter"])
+def test_among_several_devices_of_each_slice(kind: str) -> None:
+    """As one inside of slices, and one between them in which each device of a slice has a part of the value."""
+    network = Network(slices_of_four(2), Chip("chip", 1, 1, 1, link=1e9, links=4, network=1e8))
+
+    def among(participants: int, axes: tuple[str, ...], whole: int) -> CollectiveUse:
+        return use_of(kind, participants, axes, whole // participants if kind == "reduce-scatter" else whole)
+
+    whole = 1 << 20
+    found = network.seconds(among(8, ("slice", "replica"), whole))
+    inside, between = among(4, ("replica",), whole), among(2, ("slice",), whole // 4)
+    assert found == pytest.approx(network.seconds(inside) + network.seconds(between))
+    assert network.seconds_between(among(8, ("slice", "replica"), whole), 1) == pytest.approx(network.seconds(inside))
+
+
 def test_a_gather_from_fewer_slices_is_smaller() -> None:
     network = Network(slices_of_four(4), Chip("chip", 1, 1, 1, network=1e8))
     assert network.seconds_between(use_of("all-gather", 4, ("slice",), 1_000_000), 2) == pytest.approx(5e5 / 2 / 1e8)

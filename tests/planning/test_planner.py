@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,38 @@ def test_several_slices(on_tpus) -> None:
     assert json.loads(plan.to_json())["slices"] == 2
     rows = {row[0]: row[1:] for section in sections(plan) for row in section.rows}
     assert rows["collectives between slices"][0] == bytes_in_words(sum(c.bytes * c.count for c in between))
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "among"),
+    [
+        (None, {("all-reduce", ("slice", "replica"), 8)}),
+        (
+            replicax.GroupPartitioner(),
+            {
+                ("all-gather", ("replica",), 4),
+                ("reduce-scatter", ("replica",), 4),
+                ("all-reduce", ("slice",), 2),
+                ("all-reduce", ("slice", "replica"), 8),  # of what is too small to be split
+            },
+        ),
+    ],
+    ids=["mirrored", "groups"],
+)
+def test_emulated_slices(partitioner: Any, among: set[Any]) -> None:
+    """There one program is for all slices; what goes beyond one goes through the network."""
+    resolver = replicax.TPUClusterResolver(emulate="2x2x1x1", slices=2)
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=partitioner)
+    plan = replicax.plan(strategy, *build(strategy))
+    assert plan.slices == 2
+    assert {(c.kind, c.axes, c.participants) for c in plan.collectives} <= among
+    assert {c.axes for c in plan.collectives} >= {axes for _, axes, n in among if n < 8} or partitioner is None
+    with pytest.raises(ValueError, match="no bandwidth of the network between slices is known"):
+        replicax.plan(strategy, *build(strategy), chip=replicax.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4))
+    card = replicax.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4, network=1e6)
+    estimate = replicax.plan(strategy, *build(strategy), chip=card).estimate
+    assert estimate.bound_by == "the network between slices"
+    assert (estimate.communication > 0) == (partitioner is not None)
 
 
 def test_slices_of_chips_whose_network_is_not_known() -> None:

@@ -70,6 +70,21 @@ def test_so_does_every_placement_whose_devices_have_several_replicas(
     check(go_through([devices], logical, layout, executor, names, str(tmp_path), per_device), names)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("logical", [1, 2])
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_and_so_do_those_of_two_workers(
+    layout: str, logical: int, executor: str, names: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    results = processes.run(
+        go_through, [2, 2], logical, layout, executor, names, str(tmp_path), 2, workers=2, devices=4, timeout=240
+    )
+    for found in results:
+        check(found, names)
+
+
 def check(found: Any, names: tuple[str, ...]) -> None:
     """It is what one device computes."""
     expected = on_one_device(names)
@@ -83,3 +98,16 @@ def test_each_worker_has_all_parts_of_a_mirrored_variable() -> None:
         for found in values:
             np.testing.assert_array_equal(found, 2 * workers_placements.INITIAL["a"])
         assert "mirrored on 2 replicas, split [1, 2] over 2 logical devices of each: [[" in shown
+
+
+def test_workers_that_choose_differently() -> None:
+    """They would wait for each other in programs of different shapes."""
+    said = [
+        "num_replicas is 4 on worker 0 and 8 on worker 1",
+        "num_replicas is None on worker 0 and 4 on worker 1",
+        "replicas_at_once is 1 on worker 0 and 2 on worker 1",
+        "reproducible is False on worker 0 and True on worker 1",
+        "the number of logical devices of a replica is 1 on worker 0 and 2 on worker 1",
+    ]
+    for found in processes.run(workers_placements.disagree, workers=2, devices=2):
+        assert found == [f"the workers do not fit together: {text}" for text in said]

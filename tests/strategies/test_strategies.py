@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -167,3 +169,18 @@ def test_a_number_of_logical_devices_that_the_devices_are_not_enough_for(kind: s
     for wrong in (True, "2", 2.0):
         with pytest.raises(TypeError, match="num_logical_devices must be an int"):
             make(["cpu:0", "cpu:1"], num_logical_devices=wrong)
+
+
+def test_choices_that_a_strategy_does_not_have_are_explained() -> None:
+    emulated = replicax.TPUClusterResolver(emulate="2x1x1x1")
+    makes: list[Callable[..., replicax.Strategy]] = [
+        functools.partial(replicax.OneDeviceStrategy, "cpu:0"),
+        functools.partial(replicax.CentralStorageStrategy, ["cpu:0"]),
+        functools.partial(replicax.TPUStrategy, emulated),
+    ]
+    for make, instead in zip(makes, ("MirroredStrategy", "MirroredStrategy", "device_assignment="), strict=True):
+        with pytest.raises(TypeError, match=f"'num_logical_devices' is a keyword of other strategies; .*{instead}"):
+            make(num_logical_devices=2)
+    for make in makes[:2]:
+        with pytest.raises(TypeError, match="variable_partitioner"):
+            make(variable_partitioner=replicax.FixedShardsPartitioner(2))

@@ -169,3 +169,22 @@ def read_parts() -> tuple[list[Any], str]:
     exactly = replicax.RunOptions("per_replica")
     doubled = strategy.run(lambda: v.assign_add(v.value).value + 0.0, options=exactly)
     return [np.asarray(doubled), v.numpy()], repr(v)
+
+
+def disagree() -> list[str]:
+    """What strategies say whose workers have chosen differently."""
+    second = jax.process_index() == 1
+    choices: list[dict[str, Any]] = [
+        {"num_replicas": 8 if second else 4},
+        {"num_replicas": 4 if second else None},
+        {"num_replicas": 8, "replicas_at_once": 2 if second else 1},
+        {"num_replicas": 8, "reproducible": second},
+        {"num_logical_devices": 2 if second else 1},
+    ]
+    found = []
+    for chosen in choices:
+        try:
+            replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, **chosen)
+        except RuntimeError as error:
+            found.append(str(error))
+    return found

@@ -79,6 +79,7 @@ from replicax._jax.programs import (
 )
 from replicax._jax.runtime import (
     SAME_BITS_ON_CPU,
+    SUMS_APART_ON_CPU,
     DetectedCluster,
     abandon_coordination,
     backends_are_initialized,
@@ -123,6 +124,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 __all__ = [
     "INSTALLED",
     "SAME_BITS_ON_CPU",
+    "SUMS_APART_ON_CPU",
     "AtOnce",
     "Branches",
     "ClosedJaxpr",

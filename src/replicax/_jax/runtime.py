@@ -286,3 +286,10 @@ A program for several devices is freed of what it computes twice before it is si
 that; and then other simplifications apply. A library adds up large arrays in an order that depends on what else is
 computed beside. Without these two passes programs are alike.
 """
+
+SUMS_APART_ON_CPU = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+"""Settings of the compiler for CPUs with which it leaves the all-reduces of a program apart.
+
+It would make one of all of them, at the end of the program, up to which all operands are in memory: the gradients of a
+whole model. Compilers for other devices join only so many as are of a limited size.
+"""

@@ -51,6 +51,17 @@ def slices_of(devices: np.ndarray) -> int:
     return len({slice_of(d) for d in devices.flat})
 
 
+def programs_for(devices: np.ndarray) -> int:
+    """How many programs a compiler makes of one that runs on these devices: for TPUs one for each slice.
+
+    >>> import jax, numpy as np
+    >>> from replicax.devices.mesh import programs_for
+    >>> programs_for(np.array(jax.devices()))
+    1
+    """
+    return slices_of(devices) if devices.flat[0].platform == "tpu" else 1
+
+
 def slices_in_turn(devices: np.ndarray) -> int:
     """How many slices the replicas are of, if these lie one after the other, with as many in each; 0 if they don't.
 

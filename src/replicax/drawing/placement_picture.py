@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from replicax.devices.mesh import slices_of
+from replicax.devices.mesh import programs_for
 from replicax.devices.quantities import bytes_in_words
 from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
@@ -68,7 +68,7 @@ def plot(
         [holding_of(v, devices, replicas.per_device) for v in variables],
         None
         if program is None
-        else exchanges_in(program.compiled_text(), replicas.mesh.size, slices_of(replicas.mesh.devices)),
+        else exchanges_in(program.compiled_text(), replicas.mesh.size, programs_for(replicas.mesh.devices)),
     )
     Path(path).write_text(picture)
 

@@ -17,7 +17,8 @@ MOVING = frozenset(["all-gather", "all-to-all", "collective-permute", "collectiv
 KINDS = MOVING | {"all-reduce", "reduce-scatter"}
 
 SLICE_AXIS = "slice"
-"""Of what slices tell each other; no mesh has it. Inside of a slice collectives go along the mesh's own axes."""
+"""Of what slices tell each other; no mesh has it. Inside of a slice collectives go along the mesh's own axes. Where one
+program is for all slices, a collective among several devices of each has both."""
 
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _TARGET = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
@@ -119,16 +120,20 @@ class CollectiveUse:
         return self.bytes * self.participants if self.kind == "reduce-scatter" else self.bytes
 
 
-def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> list[CollectiveUse]:
+def collectives_of(
+    module: Module, axes: dict[str, int], slices: int = 1, programs: int | None = None
+) -> list[CollectiveUse]:
     """The collectives of a program, equal ones as one, in the order of their first appearance.
 
-    Of devices in several slices each slice has a program, and this is the first one's. A collective among all is there
-    what the devices of a slice do together, and what each then sends to those in its place in the other slices.
+    Of TPUs in several slices each slice has a program, and this is the first one's. A collective among all is there
+    what the devices of a slice do together, and what each then sends to those in its place in the other slices. Of
+    other devices there is one program for all slices, and collectives may go beyond a slice.
 
     Args:
       module: a compiled program.
       axes: the axes of its mesh and their sizes, in order.
       slices: how many slices have the mesh's devices, one slice after the other.
+      programs: how many programs these have, by default one for each slice.
 
     >>> from replicax.hlo.instructions import parse
     >>> from replicax.hlo.collective_instructions import collectives_of
@@ -139,22 +144,26 @@ def collectives_of(module: Module, axes: dict[str, int], slices: int = 1) -> lis
     ... }''')
     >>> [(c.kind, c.bytes, c.axes, c.participants) for c in collectives_of(module, {"replica": 2, "logical0": 2})]
     [('all-reduce', 32, ('replica',), 2)]
+    >>> [c.axes for c in collectives_of(module, {"replica": 4}, slices=2, programs=1)]
+    [('slice',)]
     """
+    programs = slices if programs is None else programs
+    devices = math.prod(axes.values())
     found: dict[tuple[object, ...], CollectiveUse] = {}
     issued: dict[str, str] = {}
     for executed in Walk(module):
         instruction = executed.instruction
-        use = use_between_slices(instruction, math.prod(axes.values()) // slices, slices) if slices > 1 else None
+        use = use_between_slices(instruction, devices // slices, slices) if programs > 1 else None
         if use is None:
             collective = as_collective(instruction)
             if collective is None or is_repeated(instruction, issued):
                 continue
             collective = _as_issued(collective, executed.computation.name, module)
-            members = groups_of(instruction, math.prod(axes.values()) // slices)[0]
+            members = groups_of(instruction, devices // programs)[0]
             use = CollectiveUse(
                 kind=collective.kind,
                 bytes=collective.bytes,
-                axes=axes_of(members, axes),
+                axes=axes_of(members, axes) if programs > 1 else _axes_of_slices(members, axes, slices),
                 participants=len(members),
                 members=members,
                 count=1,
@@ -259,6 +268,15 @@ def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
     """The axes of a mesh along which devices lie, which are given by their places in it."""
     places = np.unravel_index(np.array(members), tuple(axes.values()))
     return tuple(name for name, along in zip(axes, places, strict=True) if len(set(along.tolist())) > 1)
+
+
+def _axes_of_slices(members: tuple[int, ...], axes: dict[str, int], slices: int) -> tuple[str, ...]:
+    """The same, of devices that may lie in several slices."""
+    each = math.prod(axes.values()) // slices
+    among = len({member // each for member in members})
+    if among == 1:
+        return axes_of(members, axes)
+    return (SLICE_AXIS, *(axes_of(members, axes) if len(members) > among else ()))
 
 
 def plain_name(op_name: str) -> str:

@@ -119,7 +119,7 @@ def estimate_of(
         compute=cost.matrix_flops / device.flops,
         memory=cost.bytes / device.bandwidth,
         communication=sum(use.count * network.seconds(use, grid) for use in inside),
-        between_slices=sum(use.count * network.seconds_between(use, slices or network.slices) for use in between),
+        between_slices=sum(use.count * network.seconds_between(use, slices or network.slices, grid) for use in between),
         arithmetic=cost.other_flops / device.arithmetic if device.arithmetic else 0.0,
         launches=cost.launches * device.launch,
         is_serial=device.is_serial,

@@ -108,6 +108,7 @@ class Network:
     Args:
       devices: of the mesh, ``[replicas, logical devices]``, one slice after the other.
       chip: what they are.
+      slices: how many slices there are, if the devices don't say it.
 
     Attributes:
       slices: how many slices there are.
@@ -115,9 +116,9 @@ class Network:
       replicas_per_block: how many replicas share each place of the grid: cores of one chip.
     """
 
-    def __init__(self, devices: np.ndarray, chip: Chip) -> None:
+    def __init__(self, devices: np.ndarray, chip: Chip, slices: int | None = None) -> None:
         self.chip = chip
-        self.slices = slices_of(devices)
+        self.slices = slices or slices_of(devices)
         devices = devices[: len(devices) // self.slices]
         self._flat: list[Any] = list(devices.flat)
         self._generation = generation_of(self._flat[0].device_kind) if hasattr(self._flat[0], "coords") else None
@@ -179,7 +180,7 @@ class Network:
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
         """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
         if SLICE_AXIS in use.axes:
-            return self.seconds_between(use, self.slices)
+            return self.seconds_between(use, self.slices, grid)
         if grid is not None and len(self._places(use, self.chips(grid))) == 1:
             return 0.0
         if self._generation is not None:
@@ -187,18 +188,33 @@ class Network:
         chip = dataclasses.replace(self.chip, link=self.chip.link * self.chip.links / 2)  # all lead to the others
         return chip.meeting + seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
 
-    def seconds_between(self, use: CollectiveUse, slices: int) -> float:
-        """How long one issue of what slices tell each other takes; or would, if there were only so many of them."""
-        there = max(1, use.participants * slices // self.slices)
-        whole = use.whole * there / use.participants if use.kind == "all-gather" else use.whole
+    def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
+        """How long one issue of what slices tell each other takes; or would, if there were only so many of them.
+
+        Of several devices of each slice each sends a part, and then they tell each other what they have got.
+        """
+        each, inside = self._in_a_slice(use, grid)
+        among = use.participants // each
+        there = max(1, among * slices // self.slices)
+        whole = use.whole / each * (there / among if use.kind == "all-gather" else 1)
         once = whole * self._devices_per_chip / self.chip.network if there > 1 else 0.0
         match use.kind:
             case "all-reduce":
-                return 2 * once * (there - 1) / there
+                return inside + 2 * once * (there - 1) / there
             case "collective-permute":
-                return once
+                return inside + once
             case _:
-                return once * (there - 1) / there
+                return inside + once * (there - 1) / there
+
+    def _in_a_slice(self, use: CollectiveUse, grid: Shape | None) -> tuple[int, float]:
+        """How many devices of each slice take part in what slices tell each other, and how long that takes them."""
+        if use.axes == (SLICE_AXIS,) or use.kind == "collective-permute":
+            return 1, 0.0
+        members = tuple(m for m in use.members if m < len(self._flat))
+        size = use.whole // len(members) if use.kind == "reduce-scatter" else use.bytes
+        axes = tuple(axis for axis in use.axes if axis != SLICE_AXIS)
+        part = dataclasses.replace(use, axes=axes, members=members, participants=len(members), bytes=size)
+        return len(members), self.seconds(part, grid)
 
     def _wrap(self, shape: Shape) -> tuple[bool, ...]:
         if self._generation is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, slices_of
+from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, programs_for
 from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
 from replicax.hlo.collective_instructions import CollectiveUse, axes_of, collectives_of
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
@@ -62,13 +62,16 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
     return found
 
 
-def shares_of(executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation]) -> list[Share]:
+def shares_of(
+    executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int = 1
+) -> list[Share]:
     """What each logical device has of a pipeline.
 
     Args:
       executable: the pipeline.
       names: of its traced arguments, in order.
       programs: of its launches, compiled.
+      slices: how many slices have its devices.
     """
     memories = _Memories(executable, names, programs).found()
     shares = []
@@ -82,19 +85,21 @@ def shares_of(executable: PlacedExecutable, names: Sequence[str], programs: Sequ
             tuple(dict.fromkeys(name for c in costs for name in c.unknown_loops)),
             sum(c.launches for c in costs),
         )
-        shares.append(Share(memory, cost, _collectives(executable, k, mine), len({id(p) for p in mine})))
+        shares.append(Share(memory, cost, _collectives(executable, k, mine, slices), len({id(p) for p in mine})))
     return shares
 
 
-def _collectives(executable: PlacedExecutable, k: int, programs: Sequence[Compilation]) -> list[CollectiveUse]:
+def _collectives(
+    executable: PlacedExecutable, k: int, programs: Sequence[Compilation], slices: int
+) -> list[CollectiveUse]:
     """Those of a logical device's programs, and what it sends."""
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     replicas = axes[REPLICA_AXIS]
     width = executable.mesh.size // replicas
-    slices = slices_of(executable.mesh.devices)
+    apart = programs_for(executable.mesh.devices)
     found = collections.Counter[CollectiveUse]()
     for program in programs:
-        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}, slices):
+        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}, slices, apart):
             members = tuple(replica * width + k for replica in use.members)  # their places in the whole mesh
             found[dataclasses.replace(use, members=members, count=1)] += use.count
     sends = (*executable.plan.first, *(send for launch in executable.plan.launches for send in launch.sends))

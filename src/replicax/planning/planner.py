@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.devices.mesh import slices_of
+from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
@@ -81,11 +81,11 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     traced = time.perf_counter() - begin
     if isinstance(executable, PlacedExecutable):
         compilations = compile_regions(executable)
-        shares = shares_of(executable, names, compilations)
+        shares = shares_of(executable, names, compilations, _slices(strategy))
     else:
         kind = executable.mesh.devices.flat[0].device_kind
         compilations = [compile_ahead(executable.compiled, executable.program.name, kind)]
-        shares = [_share(executable, names, compilations[0])]
+        shares = [_share(executable, names, compilations[0], _slices(strategy))]
     return _report(strategy, executable, compilations, shares, traced, chip)
 
 
@@ -129,10 +129,14 @@ def _devices_of(strategy: Strategy) -> np.ndarray:
     return devices
 
 
+def _slices(strategy: Strategy) -> int:
+    """In how many slices the devices lie, one after the other; 1 if they lie otherwise."""
+    return strategy.extended.slices or 1
+
+
 def _check_network(strategy: Strategy, given: Chip | None) -> None:
     """Raise if it is not known how much slices can tell each other."""
-    devices = _devices_of(strategy)
-    chip, slices = _chips(devices, given)[0], slices_of(devices)
+    chip, slices = _chips(_devices_of(strategy), given)[0], _slices(strategy)
     if slices > 1 and chip is not None and not chip.network:
         raise ValueError(
             f"plan: the devices are of {slices} slices, and for {chip.name} no bandwidth of the network between slices "
@@ -141,13 +145,13 @@ def _check_network(strategy: Strategy, given: Chip | None) -> None:
         )
 
 
-def _share(executable: Executable, names: Sequence[str], compilation: Compilation) -> Share:
+def _share(executable: Executable, names: Sequence[str], compilation: Compilation, slices: int) -> Share:
     """What each device has of a step that is one program."""
     module = compilation.module
     buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
     memory = memory_of(compilation.allocations, compilation.code, None, buffers)
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
-    uses = collectives_of(module, axes, slices_of(executable.mesh.devices))
+    uses = collectives_of(module, axes, slices, programs_for(executable.mesh.devices))
     return Share(memory, cost_of(module), uses)
 
 
@@ -164,7 +168,7 @@ def _report(
     words = next((c.words for c in compilations if c.words), "")
     capacity = next((c.available for c in compilations if c.available), None)
     capacity = capacity or (None if device is None else int(device.usable or device.memory))
-    network = None if chip is None else Network(devices, chip)
+    network = None if chip is None else Network(devices, chip, _slices(strategy))
     stages = [_stage(number, share, capacity, device, network) for number, share in enumerate(shares)]
     fullest = max(stages, key=lambda stage: stage.memory.total)
     busiest = max(stages, key=lambda stage: stage.busy)
@@ -185,7 +189,7 @@ def _report(
         compile_seconds=sum(c.seconds for c in {id(c): c for c in compilations}.values()),
         words=words,
         topology="" if network is None else network.name,
-        slices=1 if network is None else network.slices,
+        slices=_slices(strategy),
         fits=False if words else is_checked or fullest.memory.fits,
         memory=fullest.memory,
         cost=busiest.cost,

@@ -28,7 +28,8 @@ class CollectiveRow:
     Attributes:
       kind: as in :class:`Collective`.
       bytes: of its result on one device.
-      axes: the axes of the mesh along which its participants lie; of what slices tell each other, ``"slice"``.
+      axes: the axes of the mesh along which its participants lie; of what slices tell each other, ``"slice"``, and
+        the others' axes as well if a program is for all slices, and several devices of each take part.
       participants: how many devices take part together.
       count: how often it is issued in one step.
       where: in the traced program, in JAX's words.

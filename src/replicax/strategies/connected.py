@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,7 +59,13 @@ class ConnectedStrategy(Strategy):
         _check_initialised()
         mine = in_replicas(resolve_devices(devices), num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
-        lockstep, everyones = in_lockstep(mine, timeout_seconds)
+        lockstep, everyones = in_lockstep(
+            mine,
+            timeout_seconds,
+            num_replicas=num_replicas,
+            replicas_at_once=replicas_at_once,
+            reproducible=reproducible,
+        )
         super().__init__(
             StrategyExtended(
                 everyones,
@@ -88,18 +94,21 @@ class ConnectedStrategy(Strategy):
         )
 
 
-def in_lockstep(mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT) -> tuple[Lockstep, np.ndarray]:
+def in_lockstep(
+    mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT, **choices: Any
+) -> tuple[Lockstep, np.ndarray]:
     """The lockstep of this worker with the others, and the devices of all; checks that the workers fit together.
 
     Args:
       mine: the devices of this worker's replicas: ``[replicas, logical devices]``.
       timeout_seconds: how long to wait for the others.
+      choices: by argument, what of the strategy must be the same on all workers.
     """
     if jax.process_count() == 1 or _jax.is_absent(mine[0, 0]):  # what is only planned needs nobody
         return Lockstep(Alone(), timeout=timeout_seconds), mine
     number = next(_counter)  # of the strategy: its programs are not those of another
     lockstep = Lockstep(DistributedWorkers(f"replicax/{number}"), f"lockstep {number}", timeout=timeout_seconds)
-    everyones = _agreed_devices(mine, lockstep)
+    everyones = _agreed_devices(mine, lockstep, choices)
     _check_collectives(everyones, lockstep)
     return lockstep, everyones
 
@@ -130,7 +139,7 @@ def _check_initialised() -> None:
         )
 
 
-def _agreed_devices(mine: np.ndarray, lockstep: Lockstep) -> np.ndarray:
+def _agreed_devices(mine: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
     """The devices of all workers' replicas, after checking that the workers fit together.
 
     Raises:
@@ -148,6 +157,7 @@ def _agreed_devices(mine: np.ndarray, lockstep: Lockstep) -> np.ndarray:
         "jax_enable_x64": jax.config.values["jax_enable_x64"],
         "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
         "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
+        **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in choices.items()},
     }
     offers = lockstep.share("creates a strategy for several workers", (seen, [d.id for d in mine.flat]))
     for worker, (theirs, _) in enumerate(offers):

@@ -6,7 +6,7 @@ import jax
 
 from replicax.devices.selection import resolve_device
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_renamed
+from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategy import Strategy
 
 
@@ -33,6 +33,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     @keywords_renamed(variable_partitioner="leave it out: there is one device, which has all of each variable")
+    @keywords_of_others(num_logical_devices="MirroredStrategy(devices, num_logical_devices=…) has replicas of several")
     def __init__(self, device: str | jax.Device, num_replicas: int | None = None, replicas_at_once: int = 1) -> None:
         devices = [resolve_device(device)]
         super().__init__(StrategyExtended(devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once))

@@ -7,7 +7,7 @@ import numpy as np
 
 from replicax import context
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_renamed
+from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategies.connected import in_lockstep
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
@@ -62,6 +62,10 @@ class TPUStrategy(Strategy):
         num_cores="the resolver finds the cores; choose among them by device_assignment",
         steps_per_run="strategy.run_steps takes the number of steps",
     )
+    @keywords_of_others(
+        num_logical_devices="the devices of a replica are those of its block of cores: device_assignment="
+        "DeviceAssignment.build(resolver.topology, computation_shape=…, num_replicas=None)"
+    )
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,
@@ -78,7 +82,7 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        lockstep = _lockstep(resolver, devices)
+        lockstep = _lockstep(resolver, devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once)
         super().__init__(
             StrategyExtended(
                 devices,
@@ -158,7 +162,7 @@ class TPUStrategy(Strategy):
             raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {found} answered")
 
 
-def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | None:
+def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int | None) -> Lockstep | None:
     """The lockstep of the processes that drive the devices; ``None`` if this process is alone."""
     if resolver.kind != "attached" or jax.process_count() == 1:
         return None
@@ -169,4 +173,4 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray) -> Lockstep | N
             "this program, and each must drive some: assign cores of every host"
         )
     mine = np.array([d for d in devices.flat if d.process_index == jax.process_index()], dtype=object)
-    return in_lockstep(mine.reshape(-1, 1))[0]
+    return in_lockstep(mine.reshape(-1, 1), **choices)[0]

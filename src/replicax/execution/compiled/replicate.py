@@ -280,7 +280,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
-    settings = _jax.SAME_BITS_ON_CPU if in_order and on_cpu else None
+    settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
     call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
