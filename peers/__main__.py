@@ -44,6 +44,7 @@ def main() -> int:
         for case, replicas in cases:
             settings = threads.chosen(peers, replicas, case)
             found.append(measure(peers, case, replicas, settings, effort, said))
+            said(", ".join(f"{name} {p['step_ms']:.2f} ms" for name, p in found[-1]["peers"].items()))
     except (AnotherComputationError, PeerFailedError) as error:
         console.print(str(error), markup=False, highlight=False)
         return 1

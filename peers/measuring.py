@@ -116,12 +116,13 @@ def _round(
         for peer in peers:
             said(f"{problem.name}, {replicas} replicas: {peer.name} begins")
             side = sides[peer.name] = stack.enter_context(Side(peer, problem, replicas, settings[peer.name]))
-            found[peer.name] = {**side.ready, **side.ask("first"), "times": []}
+            found[peer.name] = {**side.ready, **side.ask("first"), "times": [], "processor_times": []}
         for turn in range(effort.turns):
             said(f"{problem.name}, {replicas} replicas: turn {turn + 1} of {effort.turns}")
             for peer in peers:
                 answer = sides[peer.name].ask(f"block {effort.seconds}")
                 found[peer.name]["times"].append(answer["step_s"])
+                found[peer.name]["processor_times"].append(answer["processor_s"])
         for peer in peers:
             found[peer.name] |= sides[peer.name].ask("memory")
     return found
@@ -135,6 +136,7 @@ def _summary(peer: Peer, setting: str, rounds: Sequence[Mapping[str, Mapping[str
         "threads": setting,
         "step_ms": statistics.median(times) * 1e3,
         "step_ms_95": [t * 1e3 for t in interval(times)],
+        "processor_ms": statistics.median(t for r in mine for t in r["processor_times"]) * 1e3,
         "ready_s": min(r["ready_s"] for r in mine),
         "first_s": min(r["first_s"] for r in mine),
         "ten_s": min(r["ten_s"] for r in mine),

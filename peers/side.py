@@ -53,14 +53,15 @@ def first(training: Training) -> dict[str, Any]:
 
 
 def block(training: Training, seconds: float) -> dict[str, Any]:
-    """The time of a step, in a row of steps that takes about ``seconds``."""
+    """The time of a step, and that of the processors, in a row of steps that takes about ``seconds``."""
     begun = time.perf_counter()
     training.steps(training.stride)  # the others have emptied the caches
     estimate = max(time.perf_counter() - begun, 1e-5)
     count = max(2, round(seconds / estimate)) * training.stride
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), _processor_time(training)
     training.steps(count)
-    return {"steps": count, "step_s": (time.perf_counter() - begun) / count}
+    spent, worked = time.perf_counter() - begun, _processor_time(training) - worked
+    return {"steps": count, "step_s": spent / count, "processor_s": worked / count}
 
 
 def memory(training: Training) -> dict[str, Any]:
@@ -71,6 +72,15 @@ def memory(training: Training) -> dict[str, Any]:
         "peak": sum(_kibibytes(f"/proc/{pid}/status", "VmHWM") for pid in processes) * 1024,
         "proportional": sum(_kibibytes(f"/proc/{pid}/smaps_rollup", "Pss") for pid in processes) * 1024,
     }
+
+
+def _processor_time(training: Training) -> float:
+    """Seconds of processors that all processes have used."""
+    ticks = 0
+    for pid in (os.getpid(), *training.children):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _kibibytes(path: str, name: str) -> int:

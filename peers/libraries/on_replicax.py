@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,4 +68,4 @@ def _step(problem: Problem, replicas: int) -> Any:
 
 
 def _count(params: dict[str, Any]) -> int:
-    return sum(v.value.size for v in params.values())
+    return sum(math.prod(v.shape) for v in params.values())

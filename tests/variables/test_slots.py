@@ -4,7 +4,9 @@ import gc
 import random
 import weakref
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax
@@ -156,3 +158,26 @@ def test_another_program_in_between_is_noticed(pair, five) -> None:
         pair.run(double if turn % 5 == 4 else add, args=(2.0,))
         expected = [2 * x if turn % 5 == 4 else x + 2 for x in expected]
         assert values(five) == expected
+
+
+def test_what_somebody_has_read_is_kept_and_nothing_is_compiled_for_it(strategy, caplog) -> None:
+    """The next step gets copies, of numbers and of random keys, made without a program for each shape."""
+    with strategy.scope():
+        numbers = [replicax.Variable(np.full((17, i), float(i), np.float32)) for i in (3, 4, 5)]
+        key = replicax.Variable(jax.random.key(7))
+
+    def step():
+        for v in numbers:
+            v.assign_add(jnp.ones_like(v.value))
+        key.assign(jax.random.split(key.value)[0])
+
+    strategy.run(step)
+    read, read_key = [v.value for v in numbers], key.value
+    data = jax.random.key_data(read_key)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        strategy.run(step)
+    assert not [r for r in caplog.records if "ompil" in r.getMessage()]
+    assert [float(x[0, 0]) for x in read] == [4, 5, 6]
+    assert [float(v.numpy()[16, 2]) for v in numbers] == [5, 6, 7]
+    assert (jax.random.key_data(read_key) == data).all()
+    assert (jax.random.key_data(key.value) != data).any()

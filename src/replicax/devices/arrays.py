@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
@@ -130,8 +129,8 @@ def here(value: jax.Array) -> jax.Array:
 
 
 def copied(value: jax.Array) -> jax.Array:
-    """The same array in other memory. Each worker copies what it has; no program runs on all of them."""
+    """The same array in other memory. Each worker copies what it has; no program is compiled or run for it."""
     if value.is_fully_addressable:
-        return jnp.copy(value)
-    pieces = [jnp.copy(shard.data) for shard in value.addressable_shards]
+        return jax.device_put(value, value.sharding, may_alias=False)
+    pieces = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in value.addressable_shards]
     return jax.make_array_from_single_device_arrays(value.shape, value.sharding, pieces)
