@@ -105,9 +105,9 @@ def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
 
 
 def title_of(page: Path) -> str:
-    """The heading of a document."""
+    """The heading of a document, as far as its colon."""
     heading = re.match(r"# (.+)", page.read_text())
-    return heading[1] if heading else page.stem
+    return heading[1].partition(":")[0] if heading else page.stem
 
 
 def home(index: str) -> str:
