@@ -8,7 +8,8 @@ import pytest
 
 import replicax
 
-replicax.use_cpu_devices(2)
+replicax.use_cpu_devices(4)
+os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

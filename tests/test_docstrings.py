@@ -17,7 +17,7 @@ FOREIGN = {f"replicax.integrations.{name}" for name in ("hugging_face", "tf_data
 MODULES = sorted(
     name
     for _, name, _ in pkgutil.walk_packages(replicax.__path__, "replicax.")
-    if not name.startswith("replicax.cli") and name not in FOREIGN
+    if not name.startswith(("replicax.cli", "replicax.models.keras.")) and name not in FOREIGN
 )
 
 

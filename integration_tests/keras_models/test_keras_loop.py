@@ -1,0 +1,129 @@
+"""Keras' loop as it is: callbacks, single batches, input of any kind and size."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import replicax
+
+X = np.random.default_rng(0).normal(size=(35, 8)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, size=35)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classifier(**compile: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(3)])
+    model.compile(**{"optimizer": "adam", "loss": LOSS, "metrics": ["accuracy"], **compile})
+    return model
+
+
+def check(use: Callable[[keras.Model], Any], replicas: int = 4, **compile: Any) -> None:
+    """Raise unless ``use(model)`` gives the same on one device and on replicas."""
+    expected = use(classifier(**compile))
+    with replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)]).scope():
+        model = classifier(**compile)
+    found = use(model)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_callbacks_of_keras(tmp_path: pathlib.Path) -> None:
+    def use(model: keras.Model) -> Any:
+        seen: list[float] = []
+        path = tmp_path / "model.keras"
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1)),
+            keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True, monitor="val_loss"),
+            keras.callbacks.ModelCheckpoint(path, save_freq=2),
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(float(logs["loss"]))),
+        ]
+        fit = {"batch_size": 16, "epochs": 3, "verbose": 0, "validation_split": 0.2, "callbacks": callbacks}
+        history = model.fit(X, Y, **fit).history
+        restored = keras.models.load_model(path)
+        return history, seen, model.get_weights(), restored.get_weights(), model.optimizer.iterations.numpy()
+
+    check(use)
+
+
+def test_a_model_saved_in_a_scope_is_an_ordinary_one(tmp_path: pathlib.Path) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = classifier()
+    model.fit(X, Y, epochs=1, verbose=0)
+    model.save(tmp_path / "m.keras")
+    alone = keras.models.load_model(tmp_path / "m.keras")
+    with strategy.scope():
+        together = keras.models.load_model(tmp_path / "m.keras")
+    histories = [m.fit(X, Y, epochs=1, verbose=0, shuffle=False).history for m in (alone, together, model)]
+    assert histories[0]["loss"] == pytest.approx(histories[1]["loss"], abs=1e-6)
+    assert histories[0]["loss"] == pytest.approx(histories[2]["loss"], abs=1e-6)
+    np.testing.assert_allclose(alone.predict(X, verbose=0), together.predict(X, verbose=0), atol=1e-6)
+
+
+def test_single_batches() -> None:
+    check(
+        lambda model: [
+            model.train_on_batch(X, Y, return_dict=True),
+            model.train_on_batch(X, Y, class_weight={0: 1.0, 1: 2.0, 2: 0.5}),
+            model.test_on_batch(X, Y),
+            model.predict_on_batch(X[:6]),
+        ]
+    )
+
+
+@pytest.mark.parametrize("batch", [16, 11, 34])  # the last has 3 rows, 2 and 1, for 4 replicas
+@pytest.mark.parametrize("steps", [1, 3])
+def test_last_batches_of_any_size(batch: int, steps: int) -> None:
+    def use(model: keras.Model) -> Any:
+        history = model.fit(X, Y, batch_size=batch, epochs=2, verbose=0, shuffle=False).history
+        return history, model.evaluate(X, Y, batch_size=batch, verbose=0), model.predict(X, batch_size=batch, verbose=0)
+
+    check(use, steps_per_execution=steps)
+
+
+def test_a_generator() -> None:
+    def batches() -> Iterator[Any]:
+        while True:
+            yield X[:16], Y[:16]
+            yield X[16:30], Y[16:30]
+
+    check(lambda model: model.fit(batches(), steps_per_epoch=3, epochs=2, verbose=0, shuffle=False).history)
+
+
+def test_a_py_dataset() -> None:
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index * 12 : index * 12 + 12], Y[index * 12 : index * 12 + 12]
+
+    check(lambda model: model.fit(Batches(), epochs=2, verbose=0, shuffle=False).history)
+
+
+def test_compiled_again_with_layers_that_are_frozen() -> None:
+    def use(model: keras.Model) -> Any:
+        first = model.fit(X, Y, epochs=1, verbose=0, shuffle=False).history
+        model.layers[0].trainable = False
+        model.compile("sgd", LOSS)
+        return first, model.fit(X, Y, epochs=1, verbose=0, shuffle=False).history, model.get_weights()
+
+    check(use)
+
+
+def test_weights_that_somebody_sets_between_steps() -> None:
+    def use(model: keras.Model) -> Any:
+        model.fit(X, Y, epochs=1, verbose=0, shuffle=False)
+        model.set_weights([w * 0.5 for w in model.get_weights()])
+        model.optimizer.learning_rate = 0.1
+        return model.fit(X, Y, epochs=1, verbose=0, shuffle=False).history, model.get_weights()
+
+    check(use)

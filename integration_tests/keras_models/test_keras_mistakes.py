@@ -1,0 +1,86 @@
+"""Mistakes with Keras models, each with an error that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import replicax
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+
+def two() -> replicax.MirroredStrategy:
+    return replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def dense() -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+
+
+def test_two_strategies() -> None:
+    with two().scope():
+        model = dense()
+    with two().scope(), pytest.raises(ValueError, match="was made in the scope of .* and is compiled in that of"):
+        model.compile("sgd", "mse")
+
+
+def test_a_distribution_of_keras() -> None:
+    with two().scope():
+        model = dense()
+        model.compile("sgd", "mse")
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    try:
+        with pytest.raises(RuntimeError, match=r"set_distribution\(None\)"):
+            model.fit(X, Y, verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+class Counts(layers.Layer):
+    """Keeps something of the last batch, and does not say how the replicas' are combined."""
+
+    def __init__(self, **weight: Any) -> None:
+        super().__init__()
+        self.last = self.add_weight(shape=(), initializer="zeros", trainable=False, name="last", **weight)
+
+    def call(self, x: Any) -> Any:
+        self.last.assign(ops.mean(x))
+        return x
+
+
+def test_state_that_replicas_disagree_about() -> None:
+    with two().scope():
+        model = keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(replicax.LocalityError, match=r"variable '.*last'.* differs between replicas"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_state_that_says_how_it_is_combined() -> None:
+    with two().scope():
+        model = keras.Sequential([keras.Input((3,)), Counts(aggregation="mean"), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.arange(24, dtype="float32").reshape(8, 3)
+    model.fit(x, Y, verbose=0, shuffle=False)
+    assert float(model.layers[0].last.numpy()) == pytest.approx(11.5)
+
+
+def test_arrays_without_rows() -> None:
+    with two().scope():
+        model = dense()
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"same dim 0; got batch\[0\]: float32\[8, 3\], batch\[1\]: float32\[6, 1\]"):
+        model.train_on_batch(X, Y[:6])
+
+
+def test_fit_inside_another_scope() -> None:
+    with two().scope():
+        model = dense()
+        model.compile("sgd", "mse")
+    with two().scope(), pytest.raises(replicax.ContextError):
+        model.fit(X, Y, verbose=0)

@@ -1,0 +1,136 @@
+"""What differs between replicas, what is combined and how, and that Keras is itself again afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from keras.src.losses import loss as loss_module
+
+import replicax
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(12, 1)).astype("float32")
+
+
+def two() -> replicax.MirroredStrategy:
+    return replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+class Noise(layers.Layer):
+    """Replaces its input by random numbers, as dropout draws them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x: Any) -> Any:
+        return keras.random.uniform(ops.shape(x), seed=self.seeds)
+
+
+def test_each_replica_draws_numbers_of_its_own() -> None:
+    with two().scope():
+        model = keras.Sequential([keras.Input((3,)), Noise()])
+    x = np.zeros((4, 3), "float32")
+    first, second = model.predict(x, verbose=0), model.predict(x, verbose=0)
+    rows = np.concatenate([first, second])
+    assert len(np.unique(rows.round(6), axis=0)) == 8
+    np.testing.assert_array_equal(model.layers[0].seeds.state.numpy(), [3, 2])
+
+
+def test_batch_statistics_are_a_replicas_own_and_their_averages_are_kept() -> None:
+    with two().scope():
+        model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(momentum=0.0), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(X[:9], Y[:9], batch_size=9, verbose=0, shuffle=False)  # 5 rows and 4
+    norm = model.layers[0]
+    np.testing.assert_allclose(norm.moving_mean.numpy(), X[:9].mean(0), rtol=1e-5, atol=1e-6)
+    own = (5 * X[:5].var(0) + 4 * X[5:9].var(0)) / 9
+    np.testing.assert_allclose(norm.moving_variance.numpy(), own, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [12, 9])
+def test_synchronized_batch_normalization_is_that_of_one_device(rows: int) -> None:
+    def trained(synchronized: bool) -> Any:
+        keras.utils.set_random_seed(0)
+        norm = layers.BatchNormalization(synchronized=synchronized)
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(5, activation="tanh"), norm, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(X[:rows], Y[:rows], batch_size=rows, epochs=3, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    expected = trained(False)
+    with two().scope():
+        found = trained(True)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Largest(keras.metrics.Metric):
+    """A metric that is no sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_weight(initializer="zeros", name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.value.value
+
+
+def one_number(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.abs(y_true - y_pred))
+
+
+def test_metrics_of_all_kinds() -> None:
+    def logs() -> Any:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+        metrics = [Largest(), one_number, "mae", keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score()]
+        model.compile("sgd", "mse", metrics=metrics)
+        return model.fit(X, Y, batch_size=5, epochs=2, verbose=0, shuffle=False).history
+
+    expected = logs()
+    with two().scope():
+        found = logs()
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+def test_half_precision_with_a_loss_scale() -> None:
+    def history() -> Any:
+        keras.utils.set_random_seed(0)
+        policy = keras.DTypePolicy("mixed_float16")
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(8, dtype=policy), layers.Dense(1, dtype="float32")])
+        inner = keras.optimizers.SGD(0.05)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=256, dynamic_growth_steps=3), "mse")
+        history = model.fit(X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False).history
+        return [*history["loss"], float(model.optimizer.dynamic_scale.numpy())]
+
+    expected = history()
+    with two().scope():
+        found = history()
+    assert found == pytest.approx(expected, rel=2e-3)
+    assert expected[-1] == 1024  # it has grown twice
+
+
+def test_keras_is_itself_again() -> None:
+    before = loss_module.reduce_weighted_values, keras.random.SeedGenerator.next, layers.BatchNormalization._moments
+    with two().scope():
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(X, Y, epochs=1, verbose=0)
+    after = loss_module.reduce_weighted_values, keras.random.SeedGenerator.next, layers.BatchNormalization._moments
+    assert before == after
+    assert "_losses_override" not in vars(layers.Layer)
+    assert "stateless_apply" not in vars(model.optimizer)
+    assert all("update_state" not in vars(metric) for metric in model.metrics)
+    alone = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    alone.compile("sgd", "mse")
+    assert "make_train_function" not in vars(alone)

@@ -1,0 +1,209 @@
+"""Batches: those of Keras' loop, divided over the replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.data.elements.batch_rows import BatchRows
+from replicax.data.elements.chunks import Staged
+from replicax.data.elements.elements import Element
+from replicax.data.elements.to_devices import placer
+from replicax.execution.many_steps.element_groups import ElementGroup, Single
+from replicax.nests import known
+from replicax.workers.replicas import Replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch as the replicas have it.
+
+    Attributes:
+      data: what Keras gives a step: ``(x, y, sample_weight)``, with an end that may be missing.
+      sizes: how many rows each replica has.
+      copies: how many replicas have the same rows: 1, or all of them.
+    """
+
+    data: Any
+    sizes: tuple[int, ...]
+    copies: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has."""
+        return sum(self.sizes) // self.copies
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows this replica has, of whose arrays ``data`` consists."""
+        return int(jax.tree_util.tree_leaves(self.data)[0].shape[0])
+
+
+jax.tree_util.register_dataclass(Batch, data_fields=["data"], meta_fields=["sizes", "copies"])
+
+
+def sizes_of(rows: int, replicas: int) -> tuple[tuple[int, ...], int]:
+    """How many rows each replica gets of a batch, and how many replicas get the same.
+
+    They get as many each as they can. A batch of fewer rows than replicas is given to all of them whole: without rows a
+    replica's layers would compute means of nothing.
+
+    >>> from replicax.models.keras.divided_batches import sizes_of
+    >>> sizes_of(8, 4), sizes_of(6, 4), sizes_of(3, 4)
+    (((2, 2, 2, 2), 1), ((2, 2, 1, 1), 1), ((3, 3, 3, 3), 4))
+    """
+    if rows < replicas:
+        return (rows,) * replicas, replicas
+    each, more = divmod(rows, replicas)
+    return tuple(each + (i < more) for i in range(replicas)), 1
+
+
+class Feed:
+    """Puts batches on the devices of ``replicas``."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._place: Callable[[Element | Staged], Any] | None = None
+        self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
+
+    def batch(self, data: Any) -> Batch:
+        """One batch, of ``PerReplica`` arrays (with one replica, of plain ones)."""
+        leaves, (sizes, copies, structure) = self._taken_apart(data)
+        if self._replicas.count == 1:
+            alone: Batch = jax.tree_util.tree_unflatten(structure, leaves)  # the program's call takes them as they are
+            return alone
+        placed: Batch = self._placer(self._element(leaves, sizes, copies, structure))
+        return placed
+
+    def groups(self, batches: Sequence[Any]) -> list[ElementGroup | Single]:
+        """Some batches, as groups of those that one program can go through."""
+        groups: list[ElementGroup | Single] = []
+        apart = [self._taken_apart(data) for data in batches]
+        for (_, *kind), members in itertools.groupby(apart, lambda taken: (_shapes(taken[0]), *taken[1])):
+            sizes, copies, structure = kind
+            columns = list(zip(*(leaves for leaves, _ in members), strict=True))
+            if len(set(sizes)) == 1:
+                groups.append(self._placer(_StagedBatches(columns, sizes, copies, structure, self._replicas.local)))
+            else:
+                elements = (self._element(leaves, *kind) for leaves in zip(*columns, strict=True))
+                groups += [Single(self._placer(element)) for element in elements]
+        return groups
+
+    @property
+    def _placer(self) -> Callable[[Element | Staged], Any]:
+        if self._place is None:
+            self._place = placer(self._replicas)
+        return self._place
+
+    def _taken_apart(self, data: Any) -> tuple[list[Any], tuple[tuple[int, ...], int, Any]]:
+        """The arrays of a batch; how many rows each replica gets, how many get the same, and the structure."""
+        leaves, tree = jax.tree_util.tree_flatten(data)
+        lengths = {len(leaf) if type(leaf) is np.ndarray and leaf.ndim else None for leaf in leaves}
+        key = tree, *lengths
+        kind = self._kinds.get(key)
+        if kind is None:
+            leaves, tree = jax.tree_util.tree_flatten(known(data))
+            rows = _rows(data, leaves)
+            sizes, copies = sizes_of(rows, self._replicas.count)
+            whole = Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies)
+            kind = sizes, copies, jax.tree_util.tree_structure(whole)
+            if len(lengths) == 1 and None not in lengths:  # else it is looked at each time
+                self._kinds[key] = kind
+        return [leaf if type(leaf) is np.ndarray else np.asarray(leaf) for leaf in leaves], kind
+
+    def _element(self, leaves: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any) -> Element:
+        batch = BatchRows(list(leaves), sum(sizes) // copies)
+        if copies > 1:
+            parts = [batch for _ in self._replicas.local]
+        else:
+            starts = list(itertools.accumulate(sizes, initial=0))
+            parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local]
+        return Element(structure, parts, sizes, len(set(sizes)) == 1)
+
+
+class _StagedBatches(Staged):
+    """Batches of one kind, in arrays ``[this worker's replicas, batches, …]`` on the host.
+
+    Args:
+      columns: for each leaf, that of each batch.
+      sizes: how many rows each replica gets.
+      copies: how many replicas get the same.
+      structure: of a batch.
+      local: the numbers of this worker's replicas.
+    """
+
+    def __init__(
+        self, columns: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any, local: Sequence[int]
+    ) -> None:
+        self.tree = structure
+        self.is_padded = False
+        self.sizes = [sizes] * len(columns[0])
+        self._buffers = []
+        for column in columns:
+            stack = np.stack(column)
+            if copies > 1:
+                parts = np.broadcast_to(stack[None], (len(local), *stack.shape))
+            else:
+                parts = stack.reshape(len(stack), len(sizes), sizes[0], *stack.shape[2:]).swapaxes(0, 1)[list(local)]
+            self._buffers.append(parts)
+
+
+def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _rows(data: Any, leaves: Sequence[Any]) -> int:
+    """How many rows a batch has.
+
+    Raises:
+      ValueError: it is not of dense arrays that have all the same dim 0.
+    """
+    dense = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
+    if dense and len({leaf.shape[0] for leaf in leaves}) == 1:
+        return int(leaves[0].shape[0])
+    found = jax.tree_util.tree_flatten_with_path(data)[0]
+    shown = ", ".join(f"batch{jax.tree_util.keystr(path)}: {_described(leaf)}" for path, leaf in found)
+    raise ValueError(
+        "a batch is divided over the replicas by its rows, so it must consist of dense arrays with the same dim 0; got "
+        f"{shown or 'no array'}. Have the dataset give such arrays."
+    )
+
+
+def _described(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray | jax.Array):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"a {type(leaf).__name__}"
+
+
+class Group:
+    """The elements of one call of ``run_steps``; see :class:`replicax.execution.many_steps.loop.StepSource`."""
+
+    def __init__(self, groups: list[ElementGroup | Single]) -> None:
+        self._groups = groups
+
+    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
+        """All of them."""
+        return self._groups, None
+
+    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
+        """What has not been run is lost, as in Keras' own loop."""
+
+
+def taken(iterator: Iterator[Any], count: int) -> list[Any]:
+    """The next batches of Keras' loop, at least one and at most ``count``.
+
+    Raises:
+      StopIteration: there is none.
+    """
+    batches = [next(iterator)]
+    while len(batches) < count:
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            break
+    return batches

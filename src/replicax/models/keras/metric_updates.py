@@ -1,0 +1,118 @@
+"""Metrics: those of a model are updated with the rows of all replicas, and are the same on each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.models.keras.replica_step import ReplicaStep, running_step
+
+
+def leaf_metrics(model: Any) -> Iterator[Any]:
+    """The metrics of a model, each once; of a list of several, these."""
+    seen: set[int] = set()
+    for metric in model.metrics:
+        compiled = type(metric).__name__ == "CompileMetrics"
+        for leaf in metric.metrics if compiled else [metric]:
+            if id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield leaf
+
+
+def common_update(metric: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+    """``metric.update_state``, which takes in the rows of all replicas."""
+
+    @functools.wraps(update)
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        step = running_step()
+        if step is None or not step.several:
+            return update(*args, **kwargs)
+        with step.updating() as is_outermost:
+            if not is_outermost:
+                return update(*args, **kwargs)
+            if not any(_is_batch(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
+                return _update_with_numbers(step, update, args, kwargs)
+            if _is_sum(metric):
+                return _update_sums(step, metric, update, args, kwargs)
+            return _update_with_all(step, update, args, kwargs)
+
+    return update_state
+
+
+def _is_batch(value: Any) -> bool:
+    return getattr(value, "ndim", 0) > 0
+
+
+def _is_sum(metric: Any) -> bool:
+    """Whether what a metric keeps are sums over rows: so it is of all of Keras' own."""
+    definers = (kind for kind in type(metric).__mro__ if "update_state" in vars(kind))
+    return next(definers).__module__.partition(".")[0] == "keras"
+
+
+def _update_with_numbers(step: ReplicaStep, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Update with a number that a step computes, such as its loss: a mean over rows; and with the number of rows."""
+    value, *rest = args or (kwargs.pop("values"),)
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact):
+        [value] = step.mean([value])
+    weight = rest.pop(0) if rest else kwargs.pop("sample_weight", None)
+    if weight is not None:
+        weight = step.rows if weight is step.own_rows or weight == step.own_rows else step.sum([jnp.asarray(weight)])[0]
+        kwargs["sample_weight"] = weight
+    return update(value, *rest, **kwargs)
+
+
+def _update_sums(step: ReplicaStep, metric: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Update a metric that is made of sums: each replica adds up its own rows, and then all sums are added."""
+    variables = list(metric.variables)
+    before = [v.value for v in variables]
+    for v in variables:
+        v.assign(jnp.zeros_like(v.value))
+    with _MeansOfRows(step, metric) as is_common:
+        result = update(*args, **kwargs)
+    sums = [v.value for v in variables]
+    for v, old, more in zip(variables, before, sums if is_common else step.sum(sums), strict=True):
+        v.assign(old + more)
+    return result
+
+
+class _MeansOfRows:
+    """While it is open, a metric's function that makes one number of a batch makes it of all replicas' rows.
+
+    True afterwards if it has made one, as ``lambda y, p: ops.mean(…)`` does; Keras' own make one for each row.
+    """
+
+    def __init__(self, step: ReplicaStep, metric: Any) -> None:
+        self._step, self._metric, self._common = step, metric, False
+
+    def __bool__(self) -> bool:
+        return self._common
+
+    def __enter__(self) -> _MeansOfRows:
+        self._function = vars(self._metric).get("_fn")
+        if self._function is not None:
+            object.__setattr__(self._metric, "_fn", self._mean)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._function is not None:
+            object.__setattr__(self._metric, "_fn", self._function)
+
+    def _mean(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._function is not None
+        value = self._function(*args, **kwargs)
+        if getattr(value, "ndim", None) == 0:
+            [value] = self._step.mean([value])
+            self._common = True
+        return value
+
+
+def _update_with_all(step: ReplicaStep, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Update any other metric, of which nothing is known: with the rows of all replicas."""
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    leaves = [step.gather([leaf])[0] if _is_batch(leaf) else leaf for leaf in leaves]
+    args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+    return update(*args, **kwargs)

@@ -1,0 +1,158 @@
+"""The places of Keras at which a replica's step does something else. They are replaced while a step's Python runs.
+
+At all other times, and on other threads at all times, Keras is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+from keras.src.layers.layer import Layer
+from keras.src.layers.normalization.batch_normalization import BatchNormalization
+from keras.src.losses import loss as loss_module
+from keras.src.random.seed_generator import SeedGenerator
+
+from replicax.models.keras.batch_moments import common_moments
+from replicax.models.keras.loss_values import common_loss
+from replicax.models.keras.metric_updates import common_update, leaf_metrics
+from replicax.models.keras.replica_step import running_step
+
+
+class _Replacement:
+    """One attribute that is replaced, as long as somebody needs it."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.owner, self.name, self.users = owner, name, 0
+        self._own = vars(owner).get(name)
+        new = make(getattr(owner, name, None))
+        _set(owner, name, new)
+
+    def undo(self) -> None:
+        """Make it what it was."""
+        if self._own is not None:
+            _set(self.owner, self.name, self._own)
+        elif isinstance(self.owner, type):
+            delattr(self.owner, self.name)
+        else:
+            object.__delattr__(self.owner, self.name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, of which Keras is to keep no record if it is that of one of its objects."""
+    (setattr if isinstance(owner, type | types.ModuleType) else object.__setattr__)(owner, name, value)
+
+
+# Before 3.14 Keras did not divide what a layer's activity regularizer makes of a batch by the number of its rows.
+_ACTIVITIES_ARE_SUMS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
+
+_lock = threading.RLock()
+_present: dict[tuple[int, str], _Replacement] = {}
+
+
+@contextlib.contextmanager
+def replaced(model: Any) -> Iterator[None]:
+    """While this context is open, the parts of Keras that ``model`` uses do a replica's part.
+
+    Several may be open, on several threads.
+    """
+    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (loss_module, "reduce_weighted_values", common_loss),
+        (BatchNormalization, "_moments", common_moments),
+        (SeedGenerator, "next", _own_seed),
+        (Layer, "_losses_override", _OwnLosses),
+        *((metric, "update_state", functools.partial(common_update, metric)) for metric in leaf_metrics(model)),
+    ]
+    if _ACTIVITIES_ARE_SUMS:
+        regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
+        wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
+    if getattr(model, "optimizer", None) is not None:
+        wanted.append((model.optimizer, "stateless_apply", _common_step))
+    with _lock:
+        for owner, name, make in wanted:
+            key = id(owner), name
+            if key not in _present:
+                _present[key] = _Replacement(owner, name, make)
+            _present[key].users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for owner, name, _ in reversed(wanted):
+                present = _present[id(owner), name]
+                present.users -= 1
+                if not present.users:
+                    del _present[id(owner), name]
+                    present.undo()
+
+
+def _own_seed(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``SeedGenerator.next``, which draws other numbers on each replica; what is stored is the same on all."""
+
+    @functools.wraps(draw)
+    def next(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = draw(self, *args, **kwargs)
+        step = running_step()
+        if step is None or not step.several:
+            return seed
+        return jax.random.fold_in(seed, step.replica.replica_id_in_sync_group)
+
+    return next
+
+
+def _common_sum(regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A regularizer of activities, which is a sum over rows."""
+
+    @functools.wraps(regularizer)
+    def regularized(activities: Any) -> Any:
+        loss = regularizer(activities)
+        step = running_step()
+        return loss if step is None or activities.ndim == 0 else step.as_mean(loss)
+
+    return regularized
+
+
+def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``Optimizer.stateless_apply``, which takes the gradients of the whole batch."""
+
+    @functools.wraps(apply)
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        step = running_step()
+        if step is not None:
+            leaves, tree = jax.tree_util.tree_flatten(grads)  # with None for variables that have no part in the loss
+            grads = jax.tree_util.tree_unflatten(tree, step.mean(leaves))
+        return apply(optimizer_variables, grads, trainable_variables)
+
+    return stateless_apply
+
+
+class _OwnLosses:
+    """``Layer._losses_override``, in which Keras hands a model's losses to its ``compute_loss``: one for each replica.
+
+    On the exact executor another replica's step may go on in between.
+    """
+
+    def __init__(self, none: None) -> None:
+        pass
+
+    def __get__(self, layer: Any, kind: Any = None) -> Any:
+        return self._all_of(layer).get(*self._key_of(layer))
+
+    def __set__(self, layer: Any, losses: Any) -> None:
+        self._all_of(layer)[self._key_of(layer)[0]] = losses
+
+    @staticmethod
+    def _all_of(layer: Any) -> Any:
+        step = running_step()
+        return vars(layer) if step is None else step.layers_losses
+
+    @staticmethod
+    def _key_of(layer: Any) -> tuple[Any, Any]:
+        """Under which they are, and what they are if they are not there."""
+        return ("_losses_override", None) if running_step() is None else (id(layer), [])

@@ -1,0 +1,141 @@
+"""Which models belong to a strategy: those that are made, or compiled, in its scope."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.layers.normalization.batch_normalization import BatchNormalization
+from keras.src.trainers.trainer import Trainer
+
+from replicax import context
+from replicax.models.keras.divided_batches import Feed
+from replicax.models.keras.model_state import ModelState
+from replicax.models.keras.step_functions import GROUPS, StepFunction
+from replicax.strategy import Strategy
+
+_NAME = "_replicax_functions"
+
+
+class StepFunctions:
+    """Makes the functions of one model, in the place of the model's own methods."""
+
+    def __init__(self, model: Any, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self._model = model
+        replicas = strategy.extended.replicas
+        self._state = ModelState(strategy)
+        self._feed = Feed(replicas)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """See ``keras.Model.make_train_function``."""
+        self._make("train_function", "train_step", GROUPS, force)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """See ``keras.Model.make_test_function``."""
+        self._make("test_function", "test_step", (GROUPS[0], GROUPS[1], GROUPS[3]), force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """See ``keras.Model.make_predict_function``."""
+        self._make("predict_function", "predict_step", GROUPS[:2], force)
+        return self._model.predict_function
+
+    def _make(self, name: str, method: str, groups: tuple[str, ...], force: bool) -> None:
+        if getattr(self._model, name) is None or force:
+            _check_no_other_distribution()
+            function = StepFunction(self._model, self.strategy, self._state, self._feed, method, groups)
+            setattr(self._model, name, function)
+
+
+def install() -> None:
+    """From now on models that are made or compiled in a strategy's scope belong to it."""
+    if hasattr(Trainer.compile, _NAME):
+        return
+    for owner, name, wrap in (
+        (Trainer, "__init__", _made_in_scope),
+        (Trainer, "compile", _compiled_in_scope),
+        (BatchNormalization, "__init__", _may_be_synchronized),
+    ):
+        wrapper = wrap(getattr(owner, name))
+        setattr(wrapper, _NAME, True)
+        setattr(owner, name, wrapper)
+
+
+def _made_in_scope(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        strategy = _strategy_here()
+        if strategy is not None and keras.backend.backend() == "jax":
+            _give(self, strategy)
+
+    return wrapper
+
+
+def _compiled_in_scope(compile: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(compile)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        strategy = _strategy_here()
+        if strategy is not None:
+            _check_backend()
+            present = vars(self).get(_NAME)
+            if present is None:
+                _give(self, strategy)
+            elif present.strategy is not strategy:
+                raise ValueError(
+                    f"model.compile: the model {self.name!r} was made in the scope of {present.strategy!r}, and is "
+                    f"compiled in that of {strategy!r}. Make a model for each strategy (keras.models.clone_model)."
+                )
+        compile(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
+    """``BatchNormalization.__init__``, which takes ``synchronized=True`` in a strategy's scope on JAX, too."""
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        ours = synchronized and keras.backend.backend() == "jax" and _strategy_here() is not None
+        init(self, *args, synchronized=synchronized and not ours, **kwargs)
+        if ours:
+            self.synchronized = True
+
+    vars(wrapper)["__signature__"] = inspect.signature(init)  # which Keras looks at to serialize a layer
+    return wrapper
+
+
+def _strategy_here() -> Strategy | None:
+    """The strategy in whose scope the caller is."""
+    if not context.has_strategy() or not context.in_cross_replica_context():
+        return None
+    strategy: Strategy = context.get_strategy()
+    return strategy
+
+
+def _give(model: Any, strategy: Strategy) -> None:
+    functions = StepFunctions(model, strategy)
+    object.__setattr__(model, _NAME, functions)  # Keras keeps a record of what is assigned to a model
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        object.__setattr__(model, name, getattr(functions, name))
+
+
+def _check_backend() -> None:
+    backend = keras.backend.backend()
+    if backend != "jax":
+        raise RuntimeError(
+            f"model.compile in strategy.scope(): expected Keras on JAX, but it runs on {backend}. Set the environment "
+            "variable KERAS_BACKEND=jax before keras is imported."
+        )
+
+
+def _check_no_other_distribution() -> None:
+    other = keras.distribution.distribution()
+    if other is not None:
+        raise RuntimeError(
+            f"the model belongs to a strategy of Replicax, and keras.distribution is set to {other!r}: use one of them "
+            "(keras.distribution.set_distribution(None))"
+        )

@@ -1,0 +1,174 @@
+"""The functions that Keras' loop calls for each batch: one step on each replica."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from keras.src.layers.normalization.batch_normalization import BatchNormalization
+
+from replicax.execution.many_steps.loop import Step, run_steps
+from replicax.execution.run import RunOptions
+from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
+from replicax.models.keras.model_state import ModelState, StateCell
+from replicax.models.keras.replaced_parts import replaced
+from replicax.models.keras.replica_step import ReplicaStep
+from replicax.strategy import Strategy
+from replicax.values import PerReplica
+
+GROUPS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+class _Steps(Step):
+    """A step of which several run in one loop."""
+
+    def __call__(self, element: Any) -> Any:
+        return {"last": self.fn(element), "objects": {}}
+
+
+class StepFunction:
+    """``function(state, iterator)``, as Keras' loop calls it: runs a step of a model on each replica.
+
+    Args:
+      model: the Keras model.
+      strategy: whose replicas run it.
+      state: the model's.
+      feed: of the strategy's replicas.
+      method: the model's: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
+      groups: which variables ``state`` has.
+    """
+
+    def __init__(
+        self, model: Any, strategy: Strategy, state: ModelState, feed: Feed, method: str, groups: Sequence[str]
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._state = state
+        self._feed = feed
+        self._method = method
+        self._names = groups
+        self._variables: list[list[Any]] = []
+        self._cells: list[list[StateCell]] = []
+        self._statistics: set[int] = set()
+        self._options = RunOptions("per_replica") if model.run_eagerly else None
+
+        def step(batch: Batch) -> Any:
+            return self._step(batch)
+
+        step.__name__ = f"{model.name}.{method}"
+        self._fn = step
+        self._steps = _Steps(step)
+
+    def __call__(self, state: Sequence[Sequence[Any]], iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run the next steps of an execution.
+
+        Returns:
+          What Keras' own function does: logs, or predictions, and the new state.
+
+        Raises:
+          StopIteration: there is no batch any more.
+        """
+        if not self._cells or not self._state.is_shown(state):
+            self._take(state)
+        batches = taken(iter(iterator), self._model.steps_per_execution)
+        if self._method == "predict_step":
+            result = self._predicted(batches)
+        elif len(batches) == 1 or self._options is not None:
+            for data in batches:
+                result = self._run(data)
+        else:
+            groups = Group(self._feed.groups(batches))
+            programs = self._strategy.extended.programs
+            result = run_steps(programs, self._steps, groups, len(batches), None).last_step_outputs
+        if self._method != "predict_step" and self._strategy.extended.replicas.count > 1:
+            result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
+        return result, self._state.show(self._cells)
+
+    def _run(self, data: Any) -> Any:
+        return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
+
+    def _common(self, log: Any) -> Any:
+        """A number of the logs that the replicas have not combined: a mean over their rows, such as a loss."""
+        return self._strategy.reduce("mean", log) if isinstance(log, PerReplica) else log
+
+    def _predicted(self, batches: Sequence[Any]) -> Any:
+        """The outputs for some batches, in the order of their rows."""
+        outputs = []
+        for data in batches:
+            batch = self._feed.batch(data)
+            own = self._strategy.run(self._fn, (batch,), options=self._options)
+            joined = functools.partial(self._joined, rows=batch.rows)
+            outputs.append(jax.tree_util.tree_map(joined, own, is_leaf=_is_per_replica))
+        if len(outputs) == 1:
+            return outputs[0]
+        return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
+
+    def _joined(self, output: Any, rows: int) -> Any:
+        """The replicas' rows one after the other; of a batch that all of them have, once."""
+        if not isinstance(output, PerReplica):
+            return output
+        gathered = self._strategy.gather(output, axis=0)
+        return gathered if len(gathered) <= rows else gathered[:rows]
+
+    # --- state ------------------------------------------------------------------------------------------
+
+    def _take(self, state: Sequence[Sequence[Any]]) -> None:
+        if [len(group) for group in state] != [len(group) for group in self._variables]:
+            self._variables = [list(self._keras_variables(name)) for name in self._names]
+            layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
+            self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
+        self._cells = self._state.take(self._variables, state)
+
+    def _keras_variables(self, name: str) -> Sequence[Any]:
+        if name == "optimizer_variables":
+            return self._model.optimizer.variables
+        return getattr(self._model, name)
+
+    # --- one replica --------------------------------------------------------------------------------------
+
+    def _step(self, batch: Batch) -> Any:
+        """The step, as each replica runs it."""
+        step = ReplicaStep(batch)
+        given = [[cell.variable.value for cell in group] for group in self._cells]
+        with step.running(), replaced(self._model):
+            state = tuple(list(group) for group in given)
+            result, new = getattr(self._model, self._method)(state, batch.data)
+        if self._method == "predict_step":
+            new = (given[0], new)
+        self._assign(step, given, new)
+        return jax.tree_util.tree_map(_strongly_typed, result)
+
+    def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
+        """Assign what the step has changed; a layer's statistics of the batch are those of all rows."""
+        own: list[tuple[StateCell, Any]] = []
+        for group, before, after in zip(self._cells, given, new, strict=True):
+            for cell, old, value in zip(group, before, after, strict=True):
+                if value is old:
+                    continue
+                value = getattr(value, "value", value)  # a Keras variable, where a metric has not been updated
+                if self._is_statistic(cell):
+                    own.append((cell, value))
+                else:
+                    cell.variable.assign(value)
+        means = step.mean([value for _, value in own])
+        for (cell, _), value in zip(own, means, strict=True):
+            cell.variable.assign(value)
+
+    def _is_statistic(self, cell: StateCell) -> bool:
+        if not jnp.issubdtype(cell.variable.dtype, jnp.inexact):
+            return False
+        return id(cell.keras) in self._statistics or getattr(cell.keras, "aggregation", "none") == "mean"
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _strongly_typed(leaf: Any) -> Any:
+    """As what goes from step to step in a loop has to be."""
+    array = jnp.asarray(leaf)
+    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
