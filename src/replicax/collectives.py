@@ -38,7 +38,10 @@ alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
 gathered_p = _jax.identity_primitive("replicax_gathered", of_tangents=True)
 """Marks a value gathered from all replicas: its locality is R (reduced); that of its cotangent is not."""
 
-share_p = _jax.identity_primitive("replicax_share")
+share_back_p = _jax.collective_primitive("replicax_share_back", lambda *xs, **_: list(xs))
+"""Marks the cotangent of a share, on its way back to a gradient."""
+
+share_p = _jax.identity_primitive("replicax_share", of_tangents=share_back_p)
 """Marks a replica's share of a value: its locality is T, even if all shares happen to be equal."""
 
 COMBINED = "a value to combine over the replicas"

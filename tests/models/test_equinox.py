@@ -168,3 +168,21 @@ def test_spectral_norm(pair) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(replicax.as_arrays(live)), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@third_party
+def test_a_mean_that_equinox_differentiates(pair) -> None:
+    with pair.scope():
+        model = replicax.as_variables(eqx.nn.MLP(6, 4, 16, 2, key=jax.random.key(0)))
+        optimizer = replicax.Optimizer(optax.adam(0.01))
+
+    def step(x, y, average):
+        def loss_fn(arrays):
+            return average(optax.softmax_cross_entropy_with_integer_labels(jax.vmap(arrays)(x), y))
+
+        optimizer.apply_gradients(eqx.filter_grad(loss_fn)(replicax.as_arrays(model)), model)
+
+    [batch] = pair.distribute_dataset([(X[:, 0], Y)])
+    with pytest.warns(replicax.ShareWarning, match="a mean over one replica's own examples"):
+        pair.run(step, args=(*batch, jnp.mean))
+    pair.run(step, args=(*batch, replicax.compute_average_loss))

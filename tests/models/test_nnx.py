@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import linecache
 
 import jax
 import jax.numpy as jnp
@@ -406,6 +407,38 @@ def test_a_number_that_is_no_share(pair) -> None:
     share = replicax.scale_regularization_loss
     pair.run(lambda metric, x: metric.update(rate=share(x * 2)), args=(metric, jnp.float32(3)))
     assert float(metric.compute()) == 6
+
+
+def mean_as_loss(model, optimizer, batch):
+    def loss_fn(model):
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+        return losses.mean()  # wrong
+
+    optimizer.update(model, nnx.grad(loss_fn)(model))
+
+
+def penalty_as_it_is(model, optimizer, batch):
+    def loss_fn(model):
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+        penalty = sum(jnp.sum(p**2) for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+        return replicax.compute_average_loss(losses) + 1e-4 * penalty  # wrong
+
+    optimizer.update(model, nnx.value_and_grad(loss_fn)(model)[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [(mean_as_loss, "a mean over one replica's own examples"), (penalty_as_it_is, "the same on every replica")],
+)
+@third_party
+def test_a_loss_that_is_no_share(pair, kind, step, text) -> None:
+    model, optimizer, _ = made(KINDS[kind][1])
+    [batch] = pair.distribute_dataset(batches(1))
+    with pytest.warns(replicax.ShareWarning, match=text) as found:
+        pair.run(step, args=(model, optimizer, batch))
+    assert len(found) == 1
+    assert "# wrong" in linecache.getline(found[0].filename, found[0].lineno)
 
 
 @third_party

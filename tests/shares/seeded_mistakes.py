@@ -180,7 +180,7 @@ def mean_in_a_helper_that_is_jitted(m: Model, batch: Any) -> None:
 
 @mistake(MEAN)
 def mean_with_a_rule_of_its_own(m: Model, batch: Any) -> None:
-    m.train(lambda: mean_with_rule(m.errors(batch)))
+    m.train(lambda: mean_with_rule(m.errors(batch)))  # wrong
 
 
 @mistake(MEAN)

@@ -17,7 +17,7 @@ import replicax
 from tests.conftest import shared_strategy, strategy_of
 from tests.shares.right_steps import RIGHT
 from tests.shares.seeded_mistakes import MISTAKES
-from tests.shares.training_steps import Model
+from tests.shares.training_steps import Model, unmarked_value_and_grad
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,50 @@ def test_right_step_is_not_called_wrong(m: Model, step: Callable[[Model, Any], A
     assert [str(w.message) for w in told(m, step)] == []
 
 
-def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(m: Model) -> None:
+# --- the same where another library differentiates ------------------------------------------------------------
+
+MISSED = {
+    "contrast_within_the_slice",
+    "penalty_scaled_twice",
+    "share_taken_for_a_penalty",
+    "root_of_a_share",
+    "flooded_share",
+}
+"""Mistakes that are told of losses of ``value_and_grad`` only: nothing is certain of them by the way back alone."""
+
+
+@pytest.fixture(scope="module")
+def another() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def unmarked(another: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model whose losses JAX differentiates, and nobody marks."""
+    monkeypatch.setattr(replicax, "value_and_grad", unmarked_value_and_grad)
+    return another
+
+
+@pytest.mark.parametrize(("step", "text"), MISTAKES, ids=[step.__name__ for step, _ in MISTAKES])
+def test_mistake_is_found_in_what_jax_differentiates(
+    unmarked: Model, step: Callable[[Model, Any], Any], text: str
+) -> None:
+    if step.__name__ in MISSED:
+        assert [str(w.message) for w in told(unmarked, step)] == []
+    else:
+        test_mistake_is_found(unmarked, step, text)
+
+
+@pytest.mark.parametrize("step", RIGHT, ids=[step.__name__ for step in RIGHT])
+def test_right_step_of_which_jax_differentiates_the_loss(unmarked: Model, step: Callable[[Model, Any], Any]) -> None:
+    test_right_step_is_not_called_wrong(unmarked, step)
+
+
+# --- loops ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["m", "unmarked"])
+def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(model: str, request: pytest.FixtureRequest) -> None:
     def turn(carry: Any, number: Any) -> Any:
         carry = jnp.where(number > 3, carry / 5.0, carry / 3.0) + jnp.broadcast_to(jnp.sum(carry) * 0.2, (3,))
         other = jax.lax.cond(number > 4, lambda c: c * 7.0, lambda c: c / 9.0, carry)
@@ -64,7 +107,7 @@ def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(m: Model) -> None:
 
         m.train(loss)
 
-    assert told(m, step) == []
+    assert told(request.getfixturevalue(model), step) == []
 
 
 # --- when it is told, and when it is not ----------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 import replicax
+from replicax.variables.store import DerivedStore, current_store, use_store
 from tests.conftest import strategy_of
 
 REPLICAS, EXAMPLES = 4, 8
@@ -114,5 +115,20 @@ def mean_with_rule(losses: Any) -> Any:
 
 mean_with_rule.defvjp(
     lambda losses: (jnp.mean(losses), losses),  # wrong as a loss
-    lambda losses, ct: (jnp.broadcast_to(ct / losses.size, losses.shape),),
+    lambda losses, ct: (jnp.broadcast_to(ct / losses.size, losses.shape),),  # wrong as a loss
 )
+
+
+def unmarked_value_and_grad(fn: Callable[..., Any], variables: Any, has_aux: bool = False) -> Callable[..., Any]:
+    """``replicax.value_and_grad`` as other libraries have it: by JAX alone."""
+
+    def with_gradient(*args: Any) -> Any:
+        outer, leaves = current_store(), list(variables)
+
+        def of_values(values: list[Any]) -> Any:
+            with use_store(DerivedStore(outer, dict(zip(leaves, values, strict=True)))):
+                return fn(*args)
+
+        return jax.value_and_grad(of_values, has_aux=has_aux)([v.value for v in leaves])
+
+    return with_gradient

@@ -16,7 +16,7 @@ from replicax._jax.traces import outside_tracing
 from replicax._jax.types import Primitive, ShapedArray
 
 
-def identity_primitive(name: str, *, of_tangents: bool = False) -> Primitive:
+def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> Primitive:
     """A primitive that returns its operands as they are, and survives every transformation.
 
     Differentiation keeps it on the primal values, as does batching; in compiled code it is nothing at all. It is about
@@ -24,7 +24,8 @@ def identity_primitive(name: str, *, of_tangents: bool = False) -> Primitive:
 
     Args:
       name: its name.
-      of_tangents: whether it is there on tangents, too. (It never is on cotangents.)
+      of_tangents: whether it is there on tangents, too; or another primitive, linear, which is there instead. (It
+        itself never is on cotangents.)
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -34,7 +35,8 @@ def identity_primitive(name: str, *, of_tangents: bool = False) -> Primitive:
     _batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        moved = _of_nonzero(primitive, tangents, params) if of_tangents else list(tangents)
+        theirs = primitive if of_tangents is True else of_tangents
+        moved = _of_nonzero(theirs, tangents, params) if theirs else list(tangents)
         return primitive.bind(*primals, **params), moved
 
     def partly(trace: Any, *tracers: Any, **params: Any) -> list[Any]:

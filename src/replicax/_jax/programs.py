@@ -442,3 +442,13 @@ def comes_from(equation: Equation, functions: Collection[str], file: str) -> boo
     return traceback is not None and any(
         f.function_name in functions and f.file_name.endswith(file) for f in traceback.frames
     )
+
+
+def is_way_back(equation: Equation) -> bool:
+    """Whether an equation carries a gradient back through a function (``jax.grad``, ``jax.vjp``).
+
+    Not so if that is itself inside of a transformation, as in ``jax.vmap(jax.grad(f))``.
+    """
+    transforms = (e for e in equation.source_info.name_stack.stack if isinstance(e, _source_info.Transform))
+    first = next(transforms, None)
+    return first is not None and first.name == "transpose"

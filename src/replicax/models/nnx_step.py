@@ -95,7 +95,7 @@ def _replica() -> Any:
 
 
 def _several() -> bool:
-    return bool(_replica().num_replicas_in_sync > 1)
+    return bool(_replica()._replicas.count > 1)  # the user's step has not asked for it
 
 
 def _value_of(leaf: Any) -> Any:

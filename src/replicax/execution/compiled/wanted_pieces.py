@@ -8,13 +8,13 @@ from typing import Any
 from replicax import _jax
 from replicax._jax.operation_params import wanted_sharding
 from replicax._jax.primitive_families import CHECKPOINTS, ELEMENTWISE, SPLITS
-from replicax.collectives import alone_p, gathered_p, share_p
+from replicax.collectives import alone_p, gathered_p, share_back_p, share_p
 from replicax.communication import CommunicationOptions
 from replicax.devices.logical_axes import spec_of
 from replicax.execution.program.marks import mark_p
 from replicax.variables.layout import Split
 
-PASSED_ON = frozenset({mark_p, share_p, alone_p, gathered_p})
+PASSED_ON = frozenset({mark_p, share_p, share_back_p, alone_p, gathered_p})
 """The primitives whose results are their operands, as far as pieces are concerned."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from replicax._jax import primitive_families as families
 from replicax._jax.contractions import convolution_dimensions
 from replicax._jax.operation_params import dims_along, dot_dimensions, moved_dims, untouched_dims
-from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_p
+from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_back_p, share_p
 from replicax.execution.padding.example_places import (
     PART,
     UNKNOWN,
@@ -146,7 +146,7 @@ def _convolution(o: OperationShapes) -> Place:
 
 # What replicas have put together is no replica's own examples.
 _PUT_TOGETHER = families.AXIS_REDUCTIONS | families.AXIS_GATHERS | {all_reduce_p.name}
-_EACH = families.IDENTITIES | {p.name for p in (mark_p, share_p, alone_p, gathered_p, assign_p)}
+_EACH = families.IDENTITIES | {p.name for p in (mark_p, share_p, share_back_p, alone_p, gathered_p, assign_p)}
 
 _RULES: Mapping[str, Callable[[OperationShapes], Any]] = families.by_primitive(
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+from replicax import _jax
 from replicax.errors import ShareWarning
 from replicax.execution.program.program import Program
 from replicax.execution.shares.share_pass import SharePass
@@ -19,7 +20,7 @@ def warn_of_shares(program: Program, asked: bool) -> None:
       program: as it was captured.
       asked: whether the step has asked how many replicas there are.
     """
-    if program.replicas == 1 or not any(o.is_loss for o in program.obligations.values()):
+    if program.replicas == 1 or not _has_derivatives(program):
         return
     found: dict[tuple[str, int, Kind], str] = {}
     for rows in _numbers_of_examples(program):
@@ -31,6 +32,13 @@ def warn_of_shares(program: Program, asked: bool) -> None:
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
         warnings.warn_explicit(f"{text} {_MEANT}", ShareWarning, file, line)
+
+
+def _has_derivatives(program: Program) -> bool:
+    """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
+    if any(o.is_loss for o in program.obligations.values()):
+        return True
+    return _jax.contains(program.jaxpr, _jax.is_way_back)
 
 
 def _numbers_of_examples(program: Program) -> Iterable[int]:
@@ -52,7 +60,7 @@ def _mistakes(makeup: Makeup, replicas: int) -> list[tuple[int, Kind]]:
 _SUMMED = "and its gradient is summed over the {n} replicas, into {variable}"
 _TEXTS = {
     Kind.MEAN: (
-        "step {step}: this is a mean over one replica's own examples. It is in a loss of value_and_grad, "
+        "step {step}: this is a mean over one replica's own examples. It is in a loss that is differentiated, "
         + _SUMMED
         + ": that is {n} times the gradient of the mean over the whole batch. Use "
         "replicax.compute_average_loss(per_example_losses), which is this replica's share of that mean; or average the "
@@ -62,6 +70,12 @@ _TEXTS = {
         "step {step}: here something that is the same on every replica is added to this replica's share of a loss. "
         "Each of the {n} replicas adds all of it, " + _SUMMED + ": it counts {n} times. Add "
         "replicax.scale_regularization_loss(…) of it."
+    ),
+    Kind.COMMON: (
+        "step {step}: this is the same on every replica, which have added it up, and it is in a loss that is "
+        "differentiated. Each of the {n} replicas differentiates all of it, " + _SUMMED + ": it counts {n} times. "
+        "Differentiate this replica's share (replicax.compute_average_loss), and reduce the loss afterwards, to show "
+        "it."
     ),
     Kind.TWICE: (
         "step {step}: this is a replica's share already, and it is divided by the number of replicas once more: the "

@@ -35,7 +35,17 @@ from replicax.execution.shares.terms import (
 )
 from replicax.locality import M, R, T
 
-GRADIENTS = (Kind.SUM, Kind.MEAN, Kind.SHARE, Kind.REPEATED, Kind.TWICE, Kind.BENT, Kind.UNKNOWN)
+GRADIENTS = (
+    Kind.SUM,
+    Kind.MEAN,
+    Kind.SHARE,
+    Kind.MEANT,
+    Kind.REPEATED,
+    Kind.TWICE,
+    Kind.BENT,
+    Kind.COMMON,
+    Kind.UNKNOWN,
+)
 """Terms of a gradient that nobody has clipped."""
 
 
@@ -92,7 +102,7 @@ def common_result(o: ShareOperation, place: Place) -> Makeup:
         with contextlib.suppress(ArithmeticError):
             number = _OF_NUMBERS[name](*numbers)
     if name in families.PRODUCTS | families.QUOTIENTS:
-        scales = [_scale(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.makeups)]
+        scales = [scale_of(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.makeups)]
         factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.makeups, scales, strict=True)))
         pairs = zip(o.makeups, scales[::-1], strict=True)
         terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
@@ -106,34 +116,34 @@ def common_result(o: ShareOperation, place: Place) -> Makeup:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Scale:
+class Scale:
     """What a value is multiplied by."""
 
     factors: Factors
     number: float | None = None
 
 
-def _scale(o: ShareOperation, m: Makeup, divides: bool) -> _Scale:
+def scale_of(o: ShareOperation, m: Makeup, divides: bool) -> Scale:
     """Multiplying by ``m``, which is the same on every replica; or dividing by it."""
     if m.number is None:
         if m.locality is R or m.outside:
-            return _Scale((ANY,))
-        return _Scale(tuple(f._replace(value=1 / f.value) if divides and f != ANY else f for f in m.factors))
+            return Scale((ANY,))
+        return Scale(tuple(f._replace(value=1 / f.value) if divides and f != ANY else f for f in m.factors))
     if not m.number or not math.isfinite(m.number):
-        return _Scale(())
+        return Scale(())
     value = 1 / m.number if divides else m.number
     size = abs(value)
     if is_close(size, 1.0):
-        return _Scale(())
+        return Scale(())
     if is_close(size, 1 / o.replicas):
-        return _Scale((Factor(size, divides and (o.asked or o.divides_by_replicas())),), value)
+        return Scale((Factor(size, divides and (o.asked or o.divides_by_replicas())),), value)
     if o.asked and not is_close(size, o.replicas):
-        return _Scale((ANY,), value)
+        return Scale((ANY,), value)
     whole = max(size, 1 / size)
-    return _Scale((Factor(size, False),) if is_close(whole, round(whole)) else (), value)
+    return Scale((Factor(size, False),) if is_close(whole, round(whole)) else (), value)
 
 
-def _scaled(term: Term, scale: _Scale) -> Term:
+def _scaled(term: Term, scale: Scale) -> Term:
     """``term``, multiplied."""
     factors = scale.factors
     if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
@@ -143,7 +153,7 @@ def _scaled(term: Term, scale: _Scale) -> Term:
     return times(term, factors)
 
 
-def _multiplied(m: Makeup, scale: _Scale) -> Makeup:
+def _multiplied(m: Makeup, scale: Scale) -> Makeup:
     """A value that may differ between replicas, multiplied by what does not."""
     terms = frozenset(_scaled(t, scale) for t in m.terms)
     return Makeup(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
@@ -160,9 +170,9 @@ def _quotient(o: ShareOperation) -> Makeup:
 def _of_two(o: ShareOperation, divides: bool) -> Makeup:
     a, b = o.makeups
     if b.locality is not T:
-        return _multiplied(a, _scale(o, b, divides))
+        return _multiplied(a, scale_of(o, b, divides))
     if a.locality is not T:
-        return _of_function(o) if divides else _multiplied(b, _scale(o, a, False))
+        return _of_function(o) if divides else _multiplied(b, scale_of(o, a, False))
     if a.has_examples or b.has_examples:
         # A number of this replica's may be anything: how many examples it has, by how many there are.
         both = a.has_examples and b.has_examples
@@ -295,7 +305,7 @@ _MOVED = (
     _KEEPING | families.NEGATIONS | families.DIM_MOVES | families.SQUEEZES | families.UNSTACKS | families.FIRST_MOVED
 )
 _TOGETHER = (families.CONCATENATIONS | families.STACKS | families.MOVED_TOGETHER) - families.FIRST_MOVED
-_ADDED = families.ADDITIONS | families.DIFFERENCES | families.COTANGENT_SUMS
+ADDED = families.ADDITIONS | families.DIFFERENCES | families.COTANGENT_SUMS
 _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
     {
         _KEEPING: lambda x: x,
@@ -308,7 +318,7 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
 )
 """Numbers that are known."""
 
-_LINEAR = _MOVED | _TOGETHER | _ADDED | families.SUMS | families.MATRIX_PRODUCTS
+_LINEAR = _MOVED | _TOGETHER | ADDED | families.SUMS | families.MATRIX_PRODUCTS
 
 _RULES: Mapping[str, Callable[[ShareOperation], Makeup]] = families.by_primitive(
     {
@@ -316,7 +326,7 @@ _RULES: Mapping[str, Callable[[ShareOperation], Makeup]] = families.by_primitive
         families.QUOTIENTS: _quotient,
         families.MATRIX_PRODUCTS: _matrix_product,
         families.SUMS: _sum,
-        _ADDED: _added,
+        ADDED: _added,
         _MOVED: _first,
         _TOGETHER: _put_together,
         families.SELECTIONS: _selected,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, REFERENCES
-from replicax.collectives import all_reduce_p, share_p
+from replicax.collectives import all_reduce_p, share_back_p, share_p
 from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number, shape_of, sliced_place, stacked_place
@@ -18,6 +18,16 @@ from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
 from replicax.execution.program.marks import mark_p
 from replicax.execution.program.program import Program
+from replicax.execution.shares.cotangent_rules import (
+    BEGINNING,
+    is_on_the_way_back,
+    left,
+    met_in_turn,
+    summed,
+    through_share,
+    way_back,
+    without_constants,
+)
 from replicax.execution.shares.operation_rules import ShareOperation, common_result, own_result
 from replicax.execution.shares.terms import (
     NOTHING_KNOWN,
@@ -36,6 +46,9 @@ _MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectiv
 _SCALES = ("scale_regularization_loss", "/replicax/training/losses.py")
 
 
+_BEGINNING = Makeup(terms=frozenset({BEGINNING}))
+
+
 class SharePass(Dataflow[Makeup]):
     """What the values of a program are made of.
 
@@ -52,6 +65,7 @@ class SharePass(Dataflow[Makeup]):
         self.asked = asked
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
+        self._way_back = False
 
     def of_writes(self) -> list[Makeup]:
         """What each variable that the program writes gets."""
@@ -111,6 +125,8 @@ class SharePass(Dataflow[Makeup]):
         return dataclasses.replace(NOTHING_KNOWN, place=fact.place)
 
     def sliced(self, facts: list[Makeup]) -> list[Makeup]:
+        if any(m.locality is T and m.place == Rows(0) for m in facts):
+            facts = [met_in_turn(m, self.rows, self.program.replicas, self.asked) for m in facts]
         return [self._at(m, sliced_place(m.place)) for m in facts]
 
     def stacked(self, facts: list[Makeup], over: list[Makeup]) -> list[Makeup]:
@@ -123,17 +139,35 @@ class SharePass(Dataflow[Makeup]):
     def _at(self, m: Makeup, place: Place) -> Makeup:
         moved = dataclasses.replace(m, place=place, number=None)
         if moved.has_examples:
-            return dataclasses.replace(moved, terms=frozenset(), rest=False)
+            back = frozenset(t for t in m.terms if t.level is Level.COTANGENT)
+            return dataclasses.replace(moved, terms=back, rest=False)
         return dataclasses.replace(moved, rest=moved.locality is T and (m.rest or not moved.terms))
 
     def equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
         self._inside.append(equation)
-        found = self._equation(equation, facts, control, final)
+        found = self._placed(equation, facts, control, final)
         self._inside.pop()
+        return found
+
+    def _placed(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+        """With what begins here on the way back of a derivative, and without what ends here."""
+        if self._way_back:
+            return self._equation(equation, facts, control, final)
+        if not _jax.is_way_back(equation):
+            return self._equation(equation, [left(m) for m in facts], control, final)
+        self._way_back = True
+        begun = [
+            _BEGINNING if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () else m
+            for v, m in zip(equation.invars, facts, strict=True)
+        ]
+        found = self._equation(equation, begun, control, final)
+        self._way_back = False
         return found
 
     def _equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
         name, count = equation.primitive.name, len(equation.outvars)
+        if any(map(is_on_the_way_back, facts)) and not _has_programs(equation) and name not in REFERENCES:
+            return self._back(equation, facts), facts
         if equation.primitive is mark_p:
             return self._marked(equation, facts), facts
         if equation.primitive is share_p:
@@ -156,10 +190,32 @@ class SharePass(Dataflow[Makeup]):
         if name in LOCALITY_KEPT and len(facts) == count:
             return facts, facts
         operation = self._operation(equation, facts)
-        shapes = operation.shapes.results
-        places = [p if shape else None for p, shape in zip(result_places(operation.shapes), shapes, strict=True)]
-        pairs = zip(localities, places, strict=True)
+        pairs = zip(localities, self._places(operation), strict=True)
         return [self._result(operation, locality, place) for locality, place in pairs], facts
+
+    def _back(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
+        """The results of an operation on the way back of a derivative."""
+        name, count = equation.primitive.name, len(equation.outvars)
+        operation = self._operation(equation, facts)
+        if equation.primitive is share_back_p and count == 1:
+            return [through_share(operation, equation.params.get("stated", False))]
+        if replicas_meet(equation):
+            locality = R if all_get_the_same(equation) else T
+            each = facts if len(facts) == count else [in_common(facts)] * count
+            return [summed(operation, m, locality) for m in each]
+        if name in LOCALITY_KEPT and len(facts) == count:
+            return facts
+        localities = result_localities(name, equation.params, [m.locality for m in facts], count)
+        pairs = list(zip(localities, self._places(operation), strict=True))
+        operation = without_constants(operation)
+        if not any(map(is_on_the_way_back, operation.makeups)):
+            return [self._result(operation, locality, place) for locality, place in pairs]
+        return [way_back(operation, locality, place) for locality, place in pairs]
+
+    @staticmethod
+    def _places(operation: ShareOperation) -> list[Place]:
+        shapes = operation.shapes.results
+        return [p if shape else None for p, shape in zip(result_places(operation.shapes), shapes, strict=True)]
 
     def _result(self, operation: ShareOperation, locality: Locality, place: Place) -> Makeup:
         if locality is T:
@@ -228,6 +284,11 @@ class SharePass(Dataflow[Makeup]):
 
     def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {reading(t, self.program.replicas) for t in terms}
+
+
+def _has_programs(equation: _jax.Equation) -> bool:
+    """Whether it is a loop, a branch or a call."""
+    return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
 
 
 def _summed(m: Makeup) -> Makeup:

@@ -26,11 +26,13 @@ class Kind(enum.Enum):
     SUM = "a sum over this replica's own examples"
     MEAN = "a mean over this replica's own examples"
     SHARE = "this replica's share of a whole"
+    MEANT = "what somebody has said is a share"
     REPEATED = "computed from variables alone, so the same on every replica"
     TWICE = "a share that has been divided by the number of replicas once more"
     BENT = "a function of a share that is not linear, so that it is no share"
     CLIPPED = "a gradient that its replica has clipped, or scaled by a function of itself"
     FUNCTION = "another function of a gradient"
+    COMMON = "a loss that the replicas have added up, so that each of them differentiates all of it"
     UNKNOWN = "the gradient of a loss of which nothing is certain"
 
 
@@ -38,6 +40,8 @@ class Level(enum.Enum):
     """How far a term has come."""
 
     LOSS = "of this replica"
+    WEIGHT = "what examples of a loss are multiplied by, where its derivative begins"
+    COTANGENT = "on the way back to a gradient"
     GRADIENT = "the gradient of it"
     TOTAL = "summed over the replicas"
 
@@ -74,6 +78,8 @@ class Term:
     counts: tuple[int, ...] = ()
     """Of a sum: how many examples it goes over, and how many numbers."""
     factors: Factors = ()
+    begun: int = 0
+    """Of a weight: the operation with which its way began, by its number."""
 
     def at(self, level: Level) -> Term:
         """The same, come further."""
@@ -162,10 +168,15 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
 
 def over(term: Term, size: int) -> Term:
     """The sum of ``size`` such terms; one of the examples may go over these numbers, too."""
-    counts = tuple(sorted({*term.counts, *(c * size for c in term.counts)}))
-    if len(counts) > _MOST_FACTORS:
+    return of_counts(term, [c * size for c in term.counts])
+
+
+def of_counts(term: Term, counts: Iterable[int]) -> Term:
+    """``term``, which may be a sum over so many, too."""
+    known = tuple(sorted({*term.counts, *counts}))
+    if len(known) > _MOST_FACTORS:
         return times(term, (ANY,))
-    return dataclasses.replace(term, counts=counts)
+    return dataclasses.replace(term, counts=known)
 
 
 def times(term: Term, factors: Factors) -> Term:
@@ -176,7 +187,7 @@ def times(term: Term, factors: Factors) -> Term:
 def reading(term: Term, replicas: int) -> Kind | None:
     """What a term is, with what it has been multiplied by; ``None`` if it can be read in several ways."""
     values = [f.value for f in term.factors]
-    if ANY in term.factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED):
+    if ANY in term.factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON):
         return None
     if term.kind is Kind.SUM:
         found = {
@@ -187,7 +198,7 @@ def reading(term: Term, replicas: int) -> Kind | None:
             if is_close(math.prod(some) * count * (replicas if by_all else 1), 1.0)
         }
         return Kind.SUM if not found else found.pop() if len(found) == 1 else None
-    if term.kind in (Kind.MEAN, Kind.REPEATED):
+    if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON):
         return Kind.SHARE if _has(values, 1 / replicas) else term.kind
     if term.kind is Kind.SHARE and any(f.of_replicas for f in term.factors) and not _has(values, replicas):
         return Kind.TWICE
