@@ -12,6 +12,8 @@ ARGS ?=
 # What `make matrix` runs the tests on: Pythons as versions, commands or paths, and which JAX (all that it knows).
 PYTHONS ?= 3.11 3.12 3.13
 JAX ?=
+# The releases that `make keras` tests: the latest of each of the three latest series.
+KERAS ?= 3.13.2 3.14.1 3.15.1
 # Which faults `make chaos` makes: another number, another list.
 SEED ?= 0
 
@@ -43,7 +45,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench peers oracle integrations matrix chaos docs dist clean
+.PHONY: help demo test soak lint primitives bench peers oracle integrations keras matrix chaos docs dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -75,8 +77,16 @@ peers: $(PEERS_READY)  ## measure Replicax beside TensorFlow, Keras, Flax NNX an
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
 	$(ORACLE)/python -m oracle $(ARGS)
 
-integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face
+integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face, and models of Keras
 	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
+
+keras: $(INTEGRATIONS_READY)  ## test models of Keras with its three latest series: KERAS="3.13.2 …"
+	for version in $(KERAS); do \
+	    test -d .venv-keras/$$version/keras || $(INTEGRATIONS)/python -m pip install --quiet --no-deps \
+	        --target .venv-keras/$$version keras==$$version || exit 1; \
+	    PYTHONPATH=.venv-keras/$$version JAX_PLATFORMS=cpu \
+	        $(INTEGRATIONS)/python -m pytest integration_tests/keras_models $(ARGS) || exit 1; \
+	done
 
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
 	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
@@ -85,14 +95,15 @@ chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoi
 	$(BIN)/python -m chaos --seed $(SEED) $(ARGS)
 
 docs: $(DOCS_READY)  ## run the code of every page, then build the site in build/site
-	JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) -p no:cacheprovider tests/test_documents.py
+	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) tests/test_documents.py
 	$(DOCS)/python docs/site/build.py $(ARGS)
 
 dist:  ## build the wheel and the sdist in dist/, and try them in empty environments
 	$(PYTHON) matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-matrix .venv-docs .venv-dist build dist out
+	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-keras .venv-matrix .venv-docs .venv-dist
+	rm -rf build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -111,7 +122,7 @@ $(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
 $(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
-	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,parquet,torch]' pytest tensorflow-cpu
+	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,parquet,torch]' pytest tensorflow-cpu keras
 	touch $@
 
 $(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt
@@ -123,5 +134,5 @@ $(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt
 $(DOCS_READY): pyproject.toml constraints.txt docs/site/constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	PIP_CONSTRAINT="constraints.txt docs/site/constraints.txt" $(DOCS)/python -m pip install --editable '.[dev]' \
-	    myst-parser sphinx sphinx-book-theme sphinx-copybutton sphinx-design
+	    keras myst-parser sphinx sphinx-book-theme sphinx-copybutton sphinx-design
 	touch $@

@@ -26,7 +26,8 @@ from matrix.run import LOCKS, ROOT, Row, UnusableError, environment, interpreter
 DIST = ROOT / "dist"
 ENVIRONMENTS = ROOT / ".venv-dist"
 SMOKE = ROOT / "matrix" / "smoke.py"
-TOOLS = ["build", "twine", "hatchling", "hatch-fancy-pypi-readme"]
+TOOLS = ["build", "check-jsonschema", "hatch-fancy-pypi-readme", "hatchling", "twine"]
+WORKFLOWS = ROOT / ".github" / "workflows"
 
 
 def build(python: str, log: pathlib.Path) -> pathlib.Path:
@@ -47,9 +48,11 @@ def build(python: str, log: pathlib.Path) -> pathlib.Path:
     for command in commands:
         if logged(command, log, {"PIP_CONSTRAINT": constraints}):
             raise UnusableError(f"{' '.join(command[1:4])} failed: see {log.relative_to(ROOT)}")
-    packages = sorted(DIST.iterdir())
-    if logged([str(bin / "python"), "-m", "twine", "check", "--strict", *map(str, packages)], log, {}):
+    packages, workflows = map(str, sorted(DIST.iterdir())), map(str, sorted(WORKFLOWS.glob("*.yml")))
+    if logged([str(bin / "twine"), "check", "--strict", *packages], log, {}):
         raise UnusableError(f"the description is not fit for a package index: see {log.relative_to(ROOT)}")
+    if logged([str(bin / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *workflows], log, {}):
+        raise UnusableError(f"a workflow is not what it should be: see {log.relative_to(ROOT)}")
     [wheel] = DIST.glob("*.whl")
     [sdist] = DIST.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as file:

@@ -85,6 +85,7 @@ def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
             raise LookupError(f"{origin.relative_to(ROOT)} has a link to {target}, which is not there")
         if path in places:
             where = places[path]
+            words = title_of(path) if words in (target, target.rpartition("/")[2]) else words
         elif path.is_relative_to(DOCS):
             where = path.relative_to(DOCS)
         elif path.is_file():
@@ -101,6 +102,12 @@ def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
         parts += [_LINK.sub(on_the_site, text[end : fence.start()]), f"{fence[1]}{language}\n{fence[3]}{fence[1]}"]
         end = fence.end()
     return "".join([*parts, _LINK.sub(on_the_site, text[end:])])
+
+
+def title_of(page: Path) -> str:
+    """The heading of a document, as far as its colon."""
+    heading = re.match(r"# (.+)", page.read_text())
+    return heading[1].partition(":")[0] if heading else page.stem
 
 
 def home(index: str) -> str:

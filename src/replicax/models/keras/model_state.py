@@ -29,18 +29,16 @@ class StateCell:
 
     def take(self, array: Any) -> None:
         """Before a step: ``array`` is the variable's value."""
-        if array is not self._shown:
+        if array is not self.show():
             self.variable.assign(array)
-            self._shown = self._stored = None
 
     def show(self) -> Any:
         """The variable's value, as one array. The next program may overwrite it, as Keras' own do."""
-        array = self.variable.slot.array
-        if array is not self._stored or self._shown is None:
-            self._stored = self._shown = array
-            layout = self.variable.layout
-            if type(layout) is not Mirrored and isinstance(array, jax.Array):
-                self._shown = layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
+        array, layout = self.variable.slot.array, self.variable.layout
+        if type(layout) is Mirrored or not isinstance(array, jax.Array):
+            return array
+        if array is not self._stored:
+            self._stored, self._shown = array, layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
         return self._shown
 
 
@@ -50,16 +48,29 @@ class ModelState:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._cells: dict[int, StateCell] = {}
+        self._shown: Any = None
 
-    def take(self, keras_variables: Sequence[Any], arrays: Sequence[Any]) -> list[StateCell]:
-        """The cells of these variables of Keras, whose values are ``arrays``."""
-        cells = []
-        for keras, array in zip(keras_variables, arrays, strict=True):
-            cell = self._cells.get(id(keras))
-            if cell is None:
-                with self._strategy.scope():
-                    cell = self._cells[id(keras)] = StateCell(keras, array)
-            else:
-                cell.take(array)
-            cells.append(cell)
-        return cells
+    def take(self, keras_variables: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> list[list[StateCell]]:
+        """The cells of these variables of Keras, whose values are ``state``."""
+        return [
+            [self._taken(keras, array) for keras, array in zip(variables, arrays, strict=True)]
+            for variables, arrays in zip(keras_variables, state, strict=True)
+        ]
+
+    def show(self, cells: Sequence[Sequence[StateCell]]) -> tuple[list[Any], ...]:
+        """The values of all cells, for Keras' loop."""
+        self._shown = tuple([cell.show() for cell in group] for group in cells)
+        return self._shown
+
+    def is_shown(self, state: Any) -> bool:
+        """Whether ``state`` is what was shown last, so that it need not be taken."""
+        return state is self._shown
+
+    def _taken(self, keras: Any, array: Any) -> StateCell:
+        cell = self._cells.get(id(keras))
+        if cell is None:
+            with self._strategy.scope():
+                cell = self._cells[id(keras)] = StateCell(keras, array)
+        else:
+            cell.take(array)
+        return cell

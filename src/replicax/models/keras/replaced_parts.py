@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
 from keras.src.layers.layer import Layer
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.losses import loss as loss_module
@@ -30,18 +32,25 @@ class _Replacement:
         self.owner, self.name, self.users = owner, name, 0
         self._own = vars(owner).get(name)
         new = make(getattr(owner, name, None))
-        # Keras keeps a record of what is assigned to its objects.
-        (setattr if isinstance(owner, type) or self._own is not None else object.__setattr__)(owner, name, new)
+        _set(owner, name, new)
 
     def undo(self) -> None:
         """Make it what it was."""
         if self._own is not None:
-            setattr(self.owner, self.name, self._own)
+            _set(self.owner, self.name, self._own)
         elif isinstance(self.owner, type):
             delattr(self.owner, self.name)
         else:
             object.__delattr__(self.owner, self.name)
 
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, of which Keras is to keep no record if it is that of one of its objects."""
+    (setattr if isinstance(owner, type | types.ModuleType) else object.__setattr__)(owner, name, value)
+
+
+# Before 3.14 Keras did not divide what a layer's activity regularizer makes of a batch by the number of its rows.
+_ACTIVITIES_ARE_SUMS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
 
 _lock = threading.RLock()
 _present: dict[tuple[int, str], _Replacement] = {}
@@ -60,6 +69,9 @@ def replaced(model: Any) -> Iterator[None]:
         (Layer, "_losses_override", _OwnLosses),
         *((metric, "update_state", functools.partial(common_update, metric)) for metric in leaf_metrics(model)),
     ]
+    if _ACTIVITIES_ARE_SUMS:
+        regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
+        wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
     if getattr(model, "optimizer", None) is not None:
         wanted.append((model.optimizer, "stateless_apply", _common_step))
     with _lock:
@@ -92,6 +104,18 @@ def _own_seed(draw: Callable[..., Any]) -> Callable[..., Any]:
         return jax.random.fold_in(seed, step.replica.replica_id_in_sync_group)
 
     return next
+
+
+def _common_sum(regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A regularizer of activities, which is a sum over rows."""
+
+    @functools.wraps(regularizer)
+    def regularized(activities: Any) -> Any:
+        loss = regularizer(activities)
+        step = running_step()
+        return loss if step is None or activities.ndim == 0 else step.as_mean(loss)
+
+    return regularized
 
 
 def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -72,7 +72,8 @@ class StepFunction:
         Raises:
           StopIteration: there is no batch any more.
         """
-        self._take(state)
+        if not self._cells or not self._state.is_shown(state):
+            self._take(state)
         batches = taken(iter(iterator), self._model.steps_per_execution)
         if self._method == "predict_step":
             result = self._predicted(batches)
@@ -83,9 +84,9 @@ class StepFunction:
             groups = Group(self._feed.groups(batches))
             programs = self._strategy.extended.programs
             result = run_steps(programs, self._steps, groups, len(batches), None).last_step_outputs
-        if self._method != "predict_step":
+        if self._method != "predict_step" and self._strategy.extended.replicas.count > 1:
             result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
-        return result, tuple([cell.show() for cell in group] for group in self._cells)
+        return result, self._state.show(self._cells)
 
     def _run(self, data: Any) -> Any:
         return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
@@ -120,8 +121,7 @@ class StepFunction:
             self._variables = [list(self._keras_variables(name)) for name in self._names]
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
-        cells = [self._state.take(variables, arrays) for variables, arrays in zip(self._variables, state, strict=True)]
-        self._cells = cells
+        self._cells = self._state.take(self._variables, state)
 
     def _keras_variables(self, name: str) -> Sequence[Any]:
         if name == "optimizer_variables":
