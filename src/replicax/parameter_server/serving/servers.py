@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import Actor, Reply, all_results
+from replicax.parameter_server.engine.actors import Actor, Reply, all_results, wait_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
 
@@ -81,6 +81,18 @@ class Servers:
     def end_step(self, keep: bool) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.end_step`."""
         self._all("end_step", dict.fromkeys(range(len(self.actors)), (keep,)))
+
+    def replace(self, actors: Sequence[Actor]) -> None:
+        """Other processes are the servers now, or have other values than before."""
+        self.actors = tuple(actors)
+        self._versions.clear()
+
+    def snapshots(self) -> list[Reply]:
+        """The state of each; nothing is copied to this process."""
+        replies = [actor.call("snapshot") for actor in self.actors]
+        for server, reply in enumerate(replies):
+            wait_for(reply, f"parameter server {server}")
+        return replies
 
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""

@@ -25,6 +25,7 @@ from replicax.parameter_server.definitions import (
     Failure,
     FunctionCall,
     OptimizerDefinition,
+    ServersDefinition,
     VariableDefinition,
 )
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
@@ -183,7 +184,7 @@ class StepWorker:
                 iterator.take_back()
             return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
         except ActorDiedError as error:
-            return CallOutcome(lost=str(error))
+            return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:
             return CallOutcome(failure=_failure(error))
 
@@ -194,6 +195,8 @@ class StepWorker:
                 self.elsewhere.shards[one.number] = one.shards
             elif isinstance(one, OptimizerDefinition):
                 self.elsewhere.know_built(one.number, loads(one.variables, self._find))
+            elif isinstance(one, ServersDefinition):
+                self.elsewhere.servers.replace(one.actors)
             else:
                 assert isinstance(one, DatasetDefinition)
                 self._dataset_fns[one.number] = one.dataset_fn
