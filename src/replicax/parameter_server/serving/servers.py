@@ -74,6 +74,30 @@ class Servers:
             values[number] = shards.whole(parts)
         return values, {server: got.updates for server, got in pulled.items()}
 
+    def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
+
+        Args:
+          number: of the variable.
+          shards: of it.
+          indices: ``[k]``, each in the range of its rows, and only once.
+        """
+        if shards.is_split and shards.dim == 0:
+            masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
+            asked = {s: indices[mask] - shards.bounds[s][0] for s, mask in masks.items() if mask.any()}
+        else:
+            masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
+        found = self._all("rows", {server: (number, mine) for server, mine in asked.items()})
+        updates = {server: count for server, (count, _) in found.items()}
+        parts = {server: rows for server, (_, rows) in found.items()}
+        if not masks:
+            return shards.whole(parts), updates
+        some = next(iter(parts.values()))
+        whole = np.empty((len(indices), *some.shape[1:]), some.dtype)
+        for server, rows in parts.items():
+            whole[masks[server]] = rows
+        return whole, updates
+
     def push(self, pushes: Mapping[int, Push]) -> int:
         """Send what each server is to change; returns the largest staleness."""
         return max(self._all("push", {server: (push,) for server, push in pushes.items()}).values(), default=0)

@@ -94,6 +94,10 @@ class ShardServer:
                 found[number] = self._versions[number], np.asarray(self._values[number])
         return Pulled(self._updates, found)
 
+    def rows(self, number: int, indices: np.ndarray) -> tuple[int, np.ndarray]:
+        """How many updates there have been, and some rows of its part of a variable."""
+        return self._updates, np.asarray(self._values[number])[indices]
+
     def push(self, push: Push) -> int:
         """Change the parts; returns how many updates there were between reading and changing.
 

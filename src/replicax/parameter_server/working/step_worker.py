@@ -40,6 +40,8 @@ from replicax.parameter_server.working.worker_variables import (
 )
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
+from replicax.variables.initial_layout import Stored
+from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 
 
@@ -227,8 +229,10 @@ class StepWorker:
         if number not in self._variables:
             told = self._definitions[number]
             with self._collection.opened():
+                # Its value comes before a program that reads it, or never, if only rows of it are looked up.
+                nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
                 variable = WorkerVariable(
-                    np.zeros(told.shape, told.dtype),
+                    Stored(nothing, Mirrored(), told.shape),
                     trainable=told.trainable,
                     name=told.name,
                     aggregation=told.aggregation,
