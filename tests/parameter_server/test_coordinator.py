@@ -75,7 +75,39 @@ def test_the_program_reads_and_assigns_what_the_servers_have(strategy: replicax.
     assert v.assign([1.0, 2.0, 3.0]).numpy().tolist() == [1, 2, 3]
 
 
-def test_an_error_is_raised_once_with_the_worker_and_the_line(strategy: replicax.ParameterServerStrategy) -> None:
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
+    def partitioner(shape: tuple[int, ...], dtype: Any) -> list[int]:
+        return [2 if d == dim else 1 for d in range(len(shape))]
+
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2, variable_partitioner=partitioner)
+    values = np.arange(24, dtype=np.float32).reshape(6, 4)
+    with strategy.scope():
+        table = replicax.Variable(values, name="table")
+
+    def look_up(ids: Any) -> Any:
+        return table[ids]
+
+    ids = np.array([[5, 0, 5], [2, -1, 3]])
+    with coordinator_of(strategy) as (coordinator, actors):
+        calls: list[tuple[str, Any]] = []
+        for server in actors.of("ShardServer"):
+            server.before = lambda method, args: calls.append((method, args))
+        assert coordinator.schedule(look_up, args=(ids,)).fetch(WAIT).tolist() == values[ids].tolist()
+        assert coordinator.schedule(look_up, args=(2,)).fetch(WAIT).tolist() == values[2].tolist()
+        asked = [args[1] for method, args in calls if method == "rows"]
+        assert {method for method, _ in calls} <= {"rows", "ready", "snapshot", "put"}
+        assert sum(map(len, asked[: 2 if dim is not None else 1])) == (8 if dim == 1 else 4)  # each row once
+        coordinator.schedule(look_up, args=(np.array([6]),))
+        with pytest.raises(replicax.WorkerError, match=r"the index 6 at \[0\] is out of range"):
+            coordinator.join(WAIT)
+        assert coordinator.schedule(lambda: table[1:3]).fetch(WAIT).tolist() == values[1:3].tolist()
+        assert coordinator.schedule(lambda: strategy.run(lambda: table[0] + 1)).fetch(WAIT).tolist() == [1, 2, 3, 4]
+
+
+def test_an_error_is_raised_once_with_the_worker_and_the_line() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+
     def fails() -> None:
         raise KeyError("the key")
 

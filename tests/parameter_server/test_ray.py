@@ -50,25 +50,26 @@ def our_children() -> list[str]:
     return found
 
 
-def test_a_killed_worker_costs_nothing(
+def test_a_killed_worker_and_a_killed_server_cost_nothing(
     coordinator: replicax.ClusterCoordinator, strategy: replicax.ParameterServerStrategy
 ) -> None:
-    """In the middle of 20 steps a worker is killed: the result is that of MirroredStrategy."""
+    """In the middle of 20 steps a worker is killed, and later a server: the result is that of MirroredStrategy."""
     steps = 20
     model = regression(strategy, optax.sgd(0.02, momentum=0.9))
 
     def train(x: Any, y: Any) -> tuple[Any, int]:
         return strategy.run(model.step, args=(x, y)), os.getpid()
 
+    server = coordinator._cluster.servers.actors[1].call("ready").result(WAIT)
     results = []
     for number, batch in enumerate(batches(steps)):
         results += [coordinator.schedule(train, args=part) for part in in_parts(batch, 2)]
-        if number == steps // 2:
+        if number in (5, 12):
             _, pid = results[-1].fetch(WAIT)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid if number == 5 else server, signal.SIGKILL)
     report = coordinator.join(timeout_seconds=WAIT)
     assert report.workers_lost == 1
-    assert report.functions == 2 * steps
+    assert report.functions >= 2 * steps  # some of them twice
     reference = mirrored(2, steps, optax.sgd(0.02, momentum=0.9))
     assert int(model.iterations) == steps
     for found, expected in zip(model.values, reference.values, strict=True):
@@ -89,6 +90,7 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
     assert coordinator.schedule(jax.device_count).fetch(WAIT) == 1
 
 
+@pytest.mark.soak
 def test_a_program_that_is_interrupted_leaves_no_process(tmp_path: pathlib.Path) -> None:
     program = textwrap.dedent(
         """

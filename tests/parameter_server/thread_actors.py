@@ -52,7 +52,7 @@ class ThreadActor:
 
     def call(self, method: str, *args: Any) -> ThreadReply:
         _all[id(self)] = self
-        sent = cloudpickle.dumps(args)
+        sent = cloudpickle.dumps([arg.future.result() if isinstance(arg, ThreadReply) else arg for arg in args])
         if self.is_dead:
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
             future.set_exception(ActorDiedError("it was killed"))

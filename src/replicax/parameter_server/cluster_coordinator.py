@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -11,13 +12,14 @@ from typing import Any, NoReturn
 
 import jax
 
-from replicax.errors import ContextError
+from replicax.errors import ContextError, WorkerError
 from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
 from replicax.parameter_server.engine.actors import Actor, Actors
 from replicax.parameter_server.engine.ray_actors import RayActors
 from replicax.parameter_server.parameter_server_strategy import ParameterServerStrategy
+from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.references import Reference, References, loads
 from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
 from replicax.parameter_server.served_variables import VariableHome, check_across
@@ -185,7 +187,9 @@ class ClusterCoordinator:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        self.close()
+        # An error that is on its way says more than that servers which have died can't be read.
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(WorkerError):
+            self.close()
 
     def _check_open(self, method: str) -> None:
         check_across(f"ClusterCoordinator.{method}")
@@ -226,11 +230,11 @@ class _Cluster:
         self._functions: dict[FunctionKey, tuple[str, bytes, Any]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
-            started = [
-                actors.start(ShardServer, index, strategy.groups, settings, env={"JAX_PLATFORMS": "cpu"})
-                for index in range(strategy.num_servers)
-            ]
-            self.servers = Servers(started)
+
+            def start_server(index: int) -> Actor:
+                return actors.start(ShardServer, index, strategy.groups, settings, env={"JAX_PLATFORMS": "cpu"})
+
+            self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
             self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions)
             self.dispatcher = Dispatcher(
@@ -239,9 +243,11 @@ class _Cluster:
                 definitions,
                 self._build,
                 self.servers.end_step,
+                Recovery(self.servers, self.home, definitions, start_server),
                 strategy.groups,
                 strategy.max_staleness,
             )
+            self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
             self.servers.wait_until_ready()
         except BaseException:
             actors.stop()

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicax.parameter_server.engine.actors import Actor
 from replicax.parameter_server.serving.shards import Shards
 from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
@@ -38,6 +39,13 @@ class DatasetDefinition:
 
     number: int
     dataset_fn: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class ServersDefinition:
+    """The processes that are the servers now; values that were read before are out of date."""
+
+    actors: tuple[Actor, ...]
 
 
 class Definitions:
@@ -80,6 +88,10 @@ class Definitions:
     def add_optimizer(self, number: int, optimizer: Optimizer) -> None:
         """Define an optimizer that has been built."""
         self._all.append(OptimizerDefinition(number, self._dumps(optimizer.parameters)))
+
+    def add_servers(self, actors: Sequence[Actor]) -> None:
+        """Define which processes are the servers."""
+        self._all.append(ServersDefinition(tuple(actors)))
 
     def add_dataset(self, number: int, dataset_fn: bytes) -> None:
         """Define a dataset of each worker."""
@@ -129,7 +141,8 @@ class CallOutcome:
       staleness: of each of its pushes.
       failure: what it raised.
       to_build: an optimizer that it needs, and the pytree of the variables that it is for, pickled.
-      lost: a server could not be reached; why.
+      lost: the worker or a server has died; how.
+      is_server: whether that was a server, so that others can try it again.
     """
 
     value: Any = None
@@ -137,3 +150,4 @@ class CallOutcome:
     failure: Failure | None = None
     to_build: tuple[int, bytes] | None = None
     lost: str | None = None
+    is_server: bool = False

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from replicax.errors import WorkerError
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
+from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.work_report import WorkLog
 
 _MOST_DEATHS = 3
+_MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
 
 
@@ -65,6 +67,7 @@ class Dispatcher:
       definitions: what workers are told.
       build: builds an optimizer: its number, and the pickled pytree of its variables.
       end_step: has the servers end a step that has fewer functions than usual; the argument says whether it counts.
+      recovery: of servers that die.
       groups: how many functions are a step; 1 if each is for itself.
       max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
     """
@@ -76,6 +79,7 @@ class Dispatcher:
         definitions: Definitions,
         build: Callable[[int, bytes], None],
         end_step: Callable[[bool], None],
+        recovery: Recovery,
         groups: int,
         max_staleness: int | None,
     ) -> None:
@@ -83,6 +87,10 @@ class Dispatcher:
         self._definitions = definitions
         self._build = build
         self._end_step = end_step
+        self._recovery = recovery
+        self._since_snapshot: list[Scheduled] = []
+        self._has_lost_server = False
+        self._lost_in_vain = 0
         self._groups = groups
         self._max_staleness = max_staleness
         self._workers = [_Worker(index, start(index)) for index in range(workers)]
@@ -123,13 +131,21 @@ class Dispatcher:
           WorkerError: one has failed.
           TimeoutError: the time has passed; the message says who runs what.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, timeout):
-                raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
-            self._raise_error()
-            if self._groups > 1 and self._next % self._groups:
-                self._end_step(True)
-                self._begin_step()
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._changed.wait_for(lambda: not self._unfinished or self._closed, left):
+                    raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
+                self._raise_error()
+                try:
+                    if self._groups > 1 and self._next % self._groups:
+                        self._end_step(True)
+                        self._begin_step()
+                        self._snapshot()
+                    return
+                except ActorDiedError as error:
+                    self._lose_server(error)
 
     def done(self) -> bool:
         """Whether all functions are done; raises as :meth:`join` does."""
@@ -147,6 +163,28 @@ class Dispatcher:
         if threading.current_thread() is not self._thread:
             self._thread.join(TIMEOUT)
 
+    def recover(self) -> None:
+        """A server has died: go back to the last snapshot, and wait until what had been run since has been run again.
+
+        Raises:
+          WorkerError: it is of no use.
+          ActorDiedError: called on the thread that would have to do it, and will.
+        """
+        if threading.current_thread() is self._thread:
+            raise ActorDiedError("a parameter server has died")
+        with self._changed:
+            again = {scheduled.number for scheduled in self._since_snapshot}
+            self._lose_server(None)
+            self._changed.wait_for(
+                lambda: not (self._has_lost_server or again & self._unfinished) or self._error or self._closed
+            )
+            self._raise_error()
+
+    def save(self) -> None:
+        """The program has assigned a variable: take a snapshot before the next function."""
+        with self._changed:
+            self._send()
+
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
@@ -162,6 +200,10 @@ class Dispatcher:
 
     def _send(self) -> None:
         """Send what can be sent to workers that have nothing to do."""
+        if self._has_lost_server or self._recovery.is_due(len(self._since_snapshot)):
+            if any(worker.running is not None for worker in self._workers):
+                return
+            self._go_back() if self._has_lost_server else self._snapshot()
         for worker in self._workers:
             if worker.running is None and self._queue and self._closed is None and self._may_begin(self._queue[0]):
                 self._send_to(worker, self._queue.popleft())
@@ -198,6 +240,41 @@ class Dispatcher:
         reply = actor.call("work", call)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
 
+    # --- servers that die -------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        """Take a snapshot; no function is running."""
+        try:
+            self._recovery.snapshot()
+            self._since_snapshot = []
+        except ActorDiedError as error:
+            self._lose_server(error)
+
+    def _lose_server(self, error: ActorDiedError | None) -> None:
+        self._has_lost_server = True
+        if all(worker.running is None for worker in self._workers):
+            self._go_back()
+            self._send()
+
+    def _go_back(self) -> None:
+        """Go back to the last snapshot, and have all functions since then run again; none is running."""
+        try:
+            self._lost_in_vain += 1
+            if self._lost_in_vain > _MOST_RECOVERIES:
+                raise ActorDiedError(f"they have died {_MOST_RECOVERIES} times without a function finished in between")
+            self._recovery.go_back()
+        except (ActorDiedError, TimeoutError) as error:
+            why = WorkerError(f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint.")
+            self._error = self._error or why
+            self._cancel_all(why)
+        again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
+        if self._error is None:
+            self._queue = collections.deque(again)
+            self._unfinished.update(scheduled.number for scheduled in again)
+        self._since_snapshot = []
+        self._has_lost_server = False
+        self._changed.notify_all()
+
     # --- what comes back --------------------------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -229,11 +306,16 @@ class Dispatcher:
             return outcome
         try:
             self._build(*outcome.to_build)
+        except ActorDiedError as error:
+            return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
         return None
 
     def _conclude(self, worker: _Worker, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
+        if outcome is not None and outcome.is_server:
+            self._has_lost_server = True
+            outcome = None
         if outcome is None and self._error is None:
             self._queue.appendleft(scheduled)
             return
@@ -247,11 +329,16 @@ class Dispatcher:
                 self._error = error
                 self._cancel_queue(error)
         else:
+            self._since_snapshot.append(scheduled)
+            self._lost_in_vain = 0
             self.log.add(worker.index, time.monotonic() - worker.since, outcome.staleness)
             scheduled.value._finish(outcome.value)
         if self._error is not None and self._groups > 1 and not self._unfinished:
-            self._end_step(False)
             self._begin_step()
+            try:
+                self._end_step(False)
+            except ActorDiedError:
+                self._has_lost_server = True
 
     def _begin_step(self) -> None:
         """The next function is the first of a step."""

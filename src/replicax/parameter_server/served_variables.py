@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from replicax import context
-from replicax.errors import ContextError
+from replicax.errors import ContextError, WorkerError
 from replicax.nests import is_leaf
+from replicax.parameter_server.engine.actors import ActorDiedError
 from replicax.parameter_server.serving.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.serving.pushes import OptimizerPart
 from replicax.parameter_server.serving.servers import Servers
@@ -109,49 +110,96 @@ class VariableHome:
         self._definitions = definitions
         self._optimizers: dict[int, Optimizer] = {}
         self._defined: set[int] = set()
+        self._sent: dict[int, tuple[Shards, Any, str]] = {}
+        self._told: list[dict[int, OptimizerPart]] = []
+        self.has_assigned = False
+        """Whether the program has given a variable another value since the last snapshot."""
+        self.save: Callable[[], None] | None = None
+        """Has a snapshot taken, as soon as that is possible."""
+        self.recover: Callable[[], None] | None = None
+        """Has the servers go back to the last snapshot; for when one has died."""
 
     # --- variables --------------------------------------------------------------------------------------
 
     def send(self) -> None:
         """Send the servers all variables that are new here, or have another value."""
         new: list[Variable] = []
+        assigned = False
         for variable in self._variables:
             slot = _slot(variable)
             if slot.is_new:
                 new.append(variable)
                 slot.home, slot.number = self, variable.number
+                assigned |= variable.number in self._definitions.shards
                 if variable.number not in self._definitions.shards:
                     shards = self._choice.shards_of(variable.name, variable.shape, variable.dtype)
                     self._definitions.add_variable(variable, shards)
         self._put(new)
+        if assigned:
+            self.has_assigned = True
+            if self.save is not None:
+                self.save()
 
     def _put(self, variables: Iterable[Variable]) -> None:
         sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
-            self._servers.put({n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()})
+            values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
+            self._sent.update(values)
+            self._try(lambda: self._servers.put(values))
         for variable in variables:
             _slot(variable).agree(sent[variable.number][1])
 
     def refresh(self, slot: ServedSlot) -> None:
         """Have in a slot what the servers have."""
         shards = self._definitions.shards[slot.number]
-        values, _ = self._servers.pull({slot.number: shards}, lambda _: slot.here)
+        values, _ = self._try(lambda: self._servers.pull({slot.number: shards}, lambda _: slot.here))
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 
     def forget(self, number: int) -> None:
         """A variable is gone."""
         if self._definitions.shards.pop(number, None) is not None:
+            self._sent.pop(number, None)
             self._servers.drop([number])
 
     def leave(self) -> None:
         """Fetch all variables, which from now on are here alone."""
         slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
-        for slot in slots:
-            if not slot.is_new:
-                self.refresh(slot)
-        for slot in slots:
-            slot.home = None
+        self.recover = None
+        try:
+            for slot in slots:
+                if not slot.is_new:
+                    self.refresh(slot)
+        except ActorDiedError as error:
+            raise WorkerError(
+                f"{error}. Variables have the values that this program has read last; restore them from a checkpoint."
+            ) from None
+        finally:
+            for slot in slots:
+                slot.home = None
+
+    # --- servers that die -------------------------------------------------------------------------------
+
+    def saved(self) -> None:
+        """There is a snapshot of all that the servers have."""
+        self._sent, self._told, self.has_assigned = {}, [], False
+
+    def put_again(self) -> None:
+        """The servers have gone back to the last snapshot: send again what was sent since."""
+        if self._sent:
+            self._servers.put(self._sent)
+        for parts in self._told:
+            self._servers.define(parts)
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """Call the servers; once again if one has died, and all have gone back."""
+        try:
+            return call()
+        except ActorDiedError:
+            if self.recover is None:
+                raise
+            self.recover()
+            return call()
 
     # --- optimizers -------------------------------------------------------------------------------------
 
@@ -216,7 +264,8 @@ class VariableHome:
             )
             for server in servers
         }
-        self._servers.define(parts)
+        self._told.append(parts)
+        self._try(lambda: self._servers.define(parts))
         self._definitions.add_optimizer(number, optimizer)
 
 

@@ -69,7 +69,8 @@ class RayActor:
     handle: Any
 
     def call(self, method: str, *args: Any) -> RayReply:
-        return RayReply(getattr(self.handle, method).remote(*args))
+        references = (arg.reference if isinstance(arg, RayReply) else arg for arg in args)
+        return RayReply(getattr(self.handle, method).remote(*references))
 
     def kill(self) -> None:
         import ray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -68,3 +68,16 @@ class OptimizerPart:
     tree: Any
     slots: tuple[int, ...]
     empty: Mapping[int, tuple[tuple[int, ...], Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerState:
+    """All that a server knows: parts of variables, optimizers, and which pushes it has seen."""
+
+    values: Mapping[int, Any]
+    versions: Mapping[int, int]
+    aggregations: Mapping[int, Any]
+    optimizers: Sequence[OptimizerPart]
+    seen: Set[tuple[int, int]]
+    waiting: Mapping[tuple[int, int], Mapping[int, Push]]
+    updates: int

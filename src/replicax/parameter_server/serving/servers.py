@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import Actor, Reply, all_results
+from replicax.parameter_server.engine.actors import Actor, Reply, all_results, wait_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
 
@@ -74,6 +74,30 @@ class Servers:
             values[number] = shards.whole(parts)
         return values, {server: got.updates for server, got in pulled.items()}
 
+    def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
+
+        Args:
+          number: of the variable.
+          shards: of it.
+          indices: ``[k]``, each in the range of its rows, and only once.
+        """
+        if shards.is_split and shards.dim == 0:
+            masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
+            asked = {s: indices[mask] - shards.bounds[s][0] for s, mask in masks.items() if mask.any()}
+        else:
+            masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
+        found = self._all("rows", {server: (number, mine) for server, mine in asked.items()})
+        updates = {server: count for server, (count, _) in found.items()}
+        parts = {server: rows for server, (_, rows) in found.items()}
+        if not masks:
+            return shards.whole(parts), updates
+        some = next(iter(parts.values()))
+        whole = np.empty((len(indices), *some.shape[1:]), some.dtype)
+        for server, rows in parts.items():
+            whole[masks[server]] = rows
+        return whole, updates
+
     def push(self, pushes: Mapping[int, Push]) -> int:
         """Send what each server is to change; returns the largest staleness."""
         return max(self._all("push", {server: (push,) for server, push in pushes.items()}).values(), default=0)
@@ -81,6 +105,18 @@ class Servers:
     def end_step(self, keep: bool) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.end_step`."""
         self._all("end_step", dict.fromkeys(range(len(self.actors)), (keep,)))
+
+    def replace(self, actors: Sequence[Actor]) -> None:
+        """Other processes are the servers now, or have other values than before."""
+        self.actors = tuple(actors)
+        self._versions.clear()
+
+    def snapshots(self) -> list[Reply]:
+        """The state of each; nothing is copied to this process."""
+        replies = [actor.call("snapshot") for actor in self.actors]
+        for server, reply in enumerate(replies):
+            wait_for(reply, f"parameter server {server}")
+        return replies
 
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from replicax.parameter_server.serving.optimizer_update import update_of
-from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
+from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows, ServerState
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array
@@ -62,6 +62,28 @@ class ShardServer:
         tree = jax.tree_util.tree_structure(optimizer.tree)
         self._optimizers[optimizer.number] = optimizer, jax.jit(update_of(optimizer.transformation, tree))
 
+    # --- the state as a whole ---------------------------------------------------------------------------
+
+    def snapshot(self) -> ServerState:
+        """All that it knows."""
+        values = {number: np.array(value) for number, value in self._values.items()}
+        parts = [part for part, _ in self._optimizers.values()]
+        waiting = {step: dict(together) for step, together in self._waiting.items()}
+        return ServerState(
+            values, dict(self._versions), dict(self._aggregations), parts, set(self._seen), waiting, self._updates
+        )
+
+    def restore(self, state: ServerState | None) -> None:
+        """Know what a server knew then, and nothing else; ``None``: nothing."""
+        state = state or ServerState({}, {}, {}, [], set(), {}, 0)
+        self._values = dict(state.values)
+        self._versions, self._aggregations = dict(state.versions), dict(state.aggregations)
+        self._seen, self._updates = set(state.seen), state.updates
+        self._waiting = {step: dict(together) for step, together in state.waiting.items()}
+        self._optimizers = {}
+        for part in state.optimizers:
+            self.define(part)
+
     # --- the traffic ------------------------------------------------------------------------------------
 
     def pull(self, known: Mapping[int, int]) -> Pulled:
@@ -71,6 +93,10 @@ class ShardServer:
             if number in self._values and self._versions[number] != version:
                 found[number] = self._versions[number], np.asarray(self._values[number])
         return Pulled(self._updates, found)
+
+    def rows(self, number: int, indices: np.ndarray) -> tuple[int, np.ndarray]:
+        """How many updates there have been, and some rows of its part of a variable."""
+        return self._updates, np.asarray(self._values[number])[indices]
 
     def push(self, push: Push) -> int:
         """Change the parts; returns how many updates there were between reading and changing.

@@ -25,6 +25,7 @@ from replicax.parameter_server.definitions import (
     Failure,
     FunctionCall,
     OptimizerDefinition,
+    ServersDefinition,
     VariableDefinition,
 )
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
@@ -39,6 +40,8 @@ from replicax.parameter_server.working.worker_variables import (
 )
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
+from replicax.variables.initial_layout import Stored
+from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 
 
@@ -183,7 +186,7 @@ class StepWorker:
                 iterator.take_back()
             return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
         except ActorDiedError as error:
-            return CallOutcome(lost=str(error))
+            return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:
             return CallOutcome(failure=_failure(error))
 
@@ -194,6 +197,8 @@ class StepWorker:
                 self.elsewhere.shards[one.number] = one.shards
             elif isinstance(one, OptimizerDefinition):
                 self.elsewhere.know_built(one.number, loads(one.variables, self._find))
+            elif isinstance(one, ServersDefinition):
+                self.elsewhere.servers.replace(one.actors)
             else:
                 assert isinstance(one, DatasetDefinition)
                 self._dataset_fns[one.number] = one.dataset_fn
@@ -224,8 +229,10 @@ class StepWorker:
         if number not in self._variables:
             told = self._definitions[number]
             with self._collection.opened():
+                # Its value comes before a program that reads it, or never, if only rows of it are looked up.
+                nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
                 variable = WorkerVariable(
-                    np.zeros(told.shape, told.dtype),
+                    Stored(nothing, Mirrored(), told.shape),
                     trainable=told.trainable,
                     name=told.name,
                     aggregation=told.aggregation,

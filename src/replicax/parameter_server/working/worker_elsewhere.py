@@ -97,6 +97,13 @@ class WorkerElsewhere:
             variable = wanted[number]
             variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
 
+    def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
+        """Rows of a variable, each of which comes once: ``[*indices.shape, *shape[1:]]``."""
+        unique, places = np.unique(indices, return_inverse=True)
+        rows, updates = self.servers.rows(number, self.shards[number], unique)
+        self._updates.update(updates)
+        return rows[places.reshape(indices.shape)]
+
     def _send(self, slots: Iterable[Slot]) -> None:
         """Send what a program has written into these slots."""
         gradients: dict[int, dict[int, Any]] = {}

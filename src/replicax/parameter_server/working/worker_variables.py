@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax import _jax, context
 from replicax.errors import ContextError
-from replicax.indexed_slices import IndexedSlices, is_slices
+from replicax.indexed_slices import IndexedSlices, check_rows, is_slices
 from replicax.training.optimizer import Optimizer, _optimised
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
@@ -82,6 +82,14 @@ class WorkerVariable(Variable):
         if self._is_outside():
             self.elsewhere.bring([self.slot])
         return super().read_value()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Outside of a step only the rows come from the servers, if the index is one of rows."""
+        rows = _rows_of(index, self.shape) if self._is_outside() else None
+        if rows is None:
+            return super().__getitem__(index)
+        check_rows(rows, self.shape, f"{self.describe()}[index]")
+        return jnp.asarray(self.elsewhere.rows(self.number_on_servers, np.where(rows < 0, rows + self.shape[0], rows)))
 
     def assign(self, value: Any) -> Variable:
         if self._in_replica() and self._noted_in is context.get_replica_context():
@@ -164,6 +172,14 @@ class WorkerVariable(Variable):
 
     def _otherwise(self) -> str:
         return f"what changes {self.describe()} differs between the replicas of a worker"
+
+
+def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """``index`` as indices of rows of an array of ``shape``; ``None`` if it is something else."""
+    if not shape or not isinstance(index, int | np.integer | np.ndarray | jax.Array) or isinstance(index, bool):
+        return None
+    rows = np.asarray(index)
+    return rows.astype(np.int64) if rows.dtype.kind in "iu" else None
 
 
 class WorkerOptimizer(Optimizer):
