@@ -2,11 +2,12 @@
 
     python benchmarks/memory.py              # all of it
     python benchmarks/memory.py 4x2/2 8x1/8  # some of its rows, and the table with the others from the last run
-    python benchmarks/memory.py --joined 4x2/2  # as the compiler for CPUs does it by default
+    python benchmarks/memory.py --joined 8x1/1  # as the compiler for CPUs does it by default
 
-Variables are mirrored, split over all replicas, or within groups of them; and a replica has one device, or several,
-which share out heads and hidden units. Prints a table from the compiled programs' own memory analysis and collectives,
-and writes ``results/memory.json``; exits with 1 if a bar is missed. See README.md.
+Variables are mirrored, split over all replicas, or within groups of them; a replica has one device, or several, which
+share out heads and hidden units; and the devices are those of one process, or of two workers. Prints a table from
+the compiled programs' own memory analysis and collectives, and writes ``results/memory.json``; exits with 1 if a bar is
+missed. See README.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import collections
 import dataclasses
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import _measure
@@ -30,6 +34,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.collective_instructions import collectives_of
 from replicax.hlo.instructions import parse
 
+LAUNCH = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())", "launch"]
 LAYERS, BATCH = 24, 1
 MODEL_BYTES = model_bytes(LAYERS)
 # The dim along which a replica's devices share out a parameter: heads, hidden units, and the embedding's width.
@@ -42,28 +47,31 @@ class Placement:
 
     Attributes:
       group: over how many replicas variables are split; 1 if they are mirrored.
+      workers: how many processes have the devices.
 
-    Its name has these three: ``"4x2/2"``.
+    Its name has these three: ``"4x2/2"``, and ``"4x2/2 on 2"`` if there are several workers.
     """
 
     replicas: int
     logical: int
     group: int
+    workers: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.replicas}x{self.logical}/{self.group}"
+        return f"{self.replicas}x{self.logical}/{self.group}" + (f" on {self.workers}" if self.workers > 1 else "")
 
     @property
     def words(self) -> str:
+        on = f", {self.workers} workers" if self.workers > 1 else ""
         if self.group == 1:
-            return "mirrored"
-        return "split" if self.group == self.replicas else f"split in {self.replicas // self.group} groups"
+            return "mirrored" + on
+        return ("split" if self.group == self.replicas else f"split in {self.replicas // self.group} groups") + on
 
     def strategy(self) -> replicax.Strategy:
-        devices = [f"cpu:{i}" for i in range(self.replicas * self.logical)]
+        devices = [f"cpu:{i}" for i in range(self.replicas * self.logical // self.workers)]
         if self.group == 1:
-            return replicax.MirroredStrategy(devices, num_logical_devices=self.logical)
+            return replicax.MultiWorkerMirroredStrategy(devices, num_logical_devices=self.logical)
         groups = None if self.group == self.replicas else replicax.GroupPartitioner(self.group)
         return replicax.ShardedStrategy(devices, variable_partitioner=groups, num_logical_devices=self.logical)
 
@@ -71,11 +79,14 @@ class Placement:
         """What the collectives between replicas bring a device at least, as shares of the model.
 
         Of what its logical device has, the whole is gathered twice, for the forward and the backward pass. The sum of
-        the gradient is brought in pieces by the group, and then across groups; or whole, if nothing is split.
+        the gradient is brought in pieces by the group, and then across groups; or whole, if nothing is split. Between
+        processes CPUs have no reduce-scatter that can be relied on, so the sum is brought whole there, too.
         """
         part = 1 / self.logical
         if self.group == 1:
             return {"all-reduce": part}
+        if self.workers > 1:
+            return {"all-gather": 2 * part, "all-reduce": part}
         across = {"all-reduce": part / self.group} if self.group < self.replicas else {}
         return {"all-gather": 2 * part, "reduce-scatter": part / self.group, **across}
 
@@ -87,6 +98,8 @@ PLACEMENTS = [
     *(Placement(8 // logical, logical, 1) for logical in (2, 4)),
     *(Placement(8 // logical, logical, 8 // logical) for logical in (2, 4)),
     Placement(4, 2, 2),
+    *(Placement(8, 1, group, workers=2) for group in (1, 8, 4)),
+    *(Placement(4, 2, group, workers=2) for group in (4, 2)),
 ]
 
 
@@ -139,6 +152,7 @@ def measure(placement: Placement) -> dict[str, Any]:
         "replicas": placement.replicas,
         "logical_devices": placement.logical,
         "group": placement.group,
+        "workers": placement.workers,
         "kept": memory.argument_size_in_bytes / (3 * MODEL_BYTES),
         "kept_at_least": 1 / (placement.group * placement.logical),
         "temporaries": memory.temp_size_in_bytes / MODEL_BYTES,
@@ -158,6 +172,27 @@ def is_met(row: dict[str, Any]) -> bool:
     sent = all(size <= row["fewest"].get(kind, 0) + 0.003 for kind, size in row["bytes"].items())
     few = row["group"] == 1 or row["temporaries_in_layers"] < 6
     return row["kept"] <= 1.01 * row["kept_at_least"] and sent and few
+
+
+def measure_on_workers(wanted: list[str], workers: int) -> list[dict[str, Any]]:
+    """What the chief of so many workers, which the launcher starts, has measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "rows.json")
+        sizes = ["--workers", str(workers), "--devices-per-worker", str(8 // workers), "--hang-timeout", "0"]
+        launch = [*LAUNCH, *sizes, "--show", "none", "--log-dir", folder]
+        subprocess.run([*launch, __file__, *wanted, "--as-worker", str(path)], check=True)
+        rows: list[dict[str, Any]] = json.loads(path.read_text())
+        return rows
+
+
+def work(placements: list[Placement], path: pathlib.Path) -> None:
+    """Measure as one of several workers."""
+    rows = []
+    for placement in placements:
+        rows.append(measure(placement))
+        print(rows[-1]["name"], flush=True)
+    if jax.process_index() == 0:
+        path.write_text(json.dumps(rows))
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -188,22 +223,29 @@ def main() -> None:
     names = [placement.name for placement in PLACEMENTS]
     parser.add_argument("rows", nargs="*", metavar="row", help=f"which to measure: {', '.join(names)}")
     parser.add_argument("--joined", action="store_true", help="leave all-reduces to the compiler, and write nothing")
+    parser.add_argument("--as-worker", type=pathlib.Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     wanted = args.rows
     if unknown := set(wanted) - set(names):
         parser.error(f"there are no rows {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     # Buffers and collectives are settled before machine code is made, so that may be made in a hurry. And the compiler
-    # for CPUs would make one of all the all-reduces between groups, for which the pieces of all gradients must be there
-    # at once; the others join them up to a size.
+    # for CPUs would make one of all the all-reduces of mirrored variables, for which all gradients must be there at
+    # once; the others join them up to a size. (Of split variables Replicax itself leaves them apart.)
     apart = "" if args.joined else " --xla_disable_hlo_passes=cpu-all-reduce-combiner"
     flags = f"--xla_backend_optimization_level=0{apart}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    if args.as_worker is not None:
+        return work([placement for placement in PLACEMENTS if placement.name in wanted], args.as_worker)
     replicax.use_cpu_devices(8)
     path = _measure.RESULTS / "memory.json"
     found = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if wanted and not args.joined else {}
-    for placement in PLACEMENTS:
-        if not wanted or placement.name in wanted:
+    chosen = [placement for placement in PLACEMENTS if not wanted or placement.name in wanted]
+    for placement in chosen:
+        if placement.workers == 1:
             found[placement.name] = measure(placement)
+    for workers in sorted({placement.workers for placement in chosen if placement.workers > 1}):
+        together = [placement.name for placement in chosen if placement.workers == workers]
+        found |= {row["name"]: row for row in measure_on_workers(together, workers)}
     rows = [found[name] for name in names if name in found]
     show(rows)
     if args.joined:

@@ -165,3 +165,15 @@ def test_a_device_keeps_one_part_of_each_of_a_group(size: int) -> None:
     memory = program.compiled().memory_analysis()
     assert kept / size <= memory.argument_size_in_bytes <= kept / size * 1.02
     assert memory.alias_size_in_bytes >= kept / size
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_a_step_holds_the_gradients_of_a_few_layers_until_groups_come_together(size: int) -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        for v in variables:
+            x = jnp.tanh(x @ v)
+        return replicax.compute_average_loss(x.mean(-1))
+
+    layers, layer = 12, 4 * 256 * 256
+    program = trained(sharded(2 * size, size), [(256, 256)] * layers, optax.adam(0.1), loss)
+    assert program.compiled().memory_analysis().temp_size_in_bytes < 6 * layer

@@ -120,3 +120,11 @@ def test_both_names_of_a_partitioner() -> None:
         replicax.ShardedStrategy(["cpu:0"], split, variable_partitioner=split)
     with pytest.raises(TypeError, match=r"such as FixedShardsPartitioner\(2\), got 3"):
         replicax.MultiWorkerMirroredStrategy(["cpu:0"], variable_partitioner=3)
+
+
+@pytest.mark.parametrize(("devices", "group_size"), [(1, None), (2, 2)])
+def test_a_device_of_a_worker_holds_a_part_of_the_model_and_a_few_layers(devices: int, group_size: int | None) -> None:
+    layers, layer = 12, 4 * 256 * 256
+    for kept, temporaries in processes.run(workers_split.held, group_size, workers=2, devices=devices, timeout=120):
+        assert 3 * layers * layer / 2 <= kept <= 3 * layers * layer / 2 * 1.01
+        assert temporaries < 9 * layer  # a gradient is summed as a whole, and there once more for that

@@ -237,3 +237,30 @@ def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[boo
         for store in (path / "a").glob("arrays-*")
     }
     return np.array_equal(v.numpy(), WHOLE), sizes
+
+
+def held(group_size: int | None) -> tuple[int, int]:
+    """What a device keeps for a model of 12 layers of 256 KiB, Adam's slots included, and a step's temporaries."""
+    strategy = replicax.ShardedStrategy(
+        partitioner=None if group_size is None else replicax.GroupPartitioner(group_size)
+    )
+    with strategy.scope():
+        layers = [replicax.Variable(lambda: jnp.full((256, 256), 0.01), name=f"layer{i}") for i in range(12)]
+        optimizer = replicax.Optimizer(optax.adam(0.1))
+
+    def step(x: Any) -> Any:
+        def loss() -> Any:
+            y = x
+            for layer in layers:
+                y = jnp.tanh(y @ layer)
+            return replicax.compute_average_loss(y.mean(-1))
+
+        share, gradients = replicax.value_and_grad(loss, layers)()
+        optimizer.apply_gradients(zip(gradients, layers, strict=True))
+        return share
+
+    x = strategy.distribute_values_from_function(lambda _: np.ones((1, 256), np.float32))
+    program = strategy.extended.trace(step, args=(x,))
+    device = strategy.extended.worker_devices[strategy.extended.local_replicas[0]]
+    shards = [s for v in strategy.extended.variables for s in v.stored().addressable_shards if s.device == device]
+    return sum(s.data.nbytes for s in shards), program.compiled().memory_analysis().temp_size_in_bytes
