@@ -138,5 +138,5 @@ def _time(name: str, figures: dict[str, Any]) -> str:
 def _start(name: str, figures: dict[str, Any]) -> str:
     text = f"{figures['ready_s'] + figures['ten_s']:.1f} s · {figures['peak_mb']:,.0f} MB"
     if figures["processes"] > 1:
-        text += f" ({figures['proportional_mb']:,.0f} MB, shared pages counted once)"
+        text += f" (shared pages once: {figures['proportional_mb']:,.0f})"
     return text

@@ -122,7 +122,7 @@ def test_the_page_says_who_is_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     assert "old" not in text
     assert text.count("| **Replicax, run** | 10.00 |") == 1
     assert "5.00 · 0.50× (0.45–0.55)" in text
-    assert "3.5 s · 1,234 MB (600 MB, shared pages counted once)" in text
+    assert "3.5 s · 1,234 MB (shared pages once: 600)" in text
     [ahead] = list(report.ahead(found))
     assert ahead.startswith("PyTorch DDP, gloo is ahead with the cnn on 8 replicas: 0.50 of the time")
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")

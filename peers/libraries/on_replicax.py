@@ -18,7 +18,7 @@ STRIDE = 10
 def run(problem: Problem, replicas: int) -> Training:
     """``strategy.run``, with the batch on the devices already."""
     strategy, params, step = _step(problem, replicas)
-    [batch] = strategy.distribute_dataset([(problem.inputs, problem.labels)])
+    batch = strategy.distribute_values_from_function(lambda ctx: problem.rows(ctx.replica_id_in_sync_group, replicas))
 
     def steps(n: int) -> float:
         for _ in range(n):
