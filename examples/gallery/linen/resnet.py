@@ -1,8 +1,8 @@
 """Flax Linen: a residual network with batch normalisation, on handwritten digits.
 
 After Flax's example "imagenet", in small. It shows mutable collections: batch statistics that the step returns, taken
-over all replicas (``axis_name=``), and weight decay inside of the loss. Two lines of the training are Replicax's,
-marked so.
+over all replicas (``axis_name=``), and weight decay inside of the loss. Two lines are Replicax's, marked
+so.
 
     python examples/gallery/linen/resnet.py
 
