@@ -10,6 +10,7 @@ import pytest
 from keras import layers, ops
 
 import replicax
+from replicax.models.keras.divided_batches import Feed
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 
@@ -70,12 +71,10 @@ def test_state_that_says_how_it_is_combined() -> None:
     assert float(model.layers[0].last.numpy()) == pytest.approx(11.5)
 
 
-def test_arrays_without_rows() -> None:
-    with two().scope():
-        model = dense()
-        model.compile("sgd", "mse")
+def test_arrays_that_have_not_the_same_rows() -> None:
+    feed = Feed(two().extended.replicas)
     with pytest.raises(ValueError, match=r"same dim 0; got batch\[0\]: float32\[8, 3\], batch\[1\]: float32\[6, 1\]"):
-        model.train_on_batch(X, Y[:6])
+        feed.batch((X, Y[:6]))
 
 
 def test_fit_inside_another_scope() -> None:
@@ -83,4 +82,16 @@ def test_fit_inside_another_scope() -> None:
         model = dense()
         model.compile("sgd", "mse")
     with two().scope(), pytest.raises(replicax.ContextError):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_function_of_the_models_own_making() -> None:
+    class Own(keras.Sequential):
+        def make_train_function(self, force: bool = False) -> Any:
+            raise AssertionError("not called")
+
+    with two().scope():
+        model = Own([keras.Input((3,)), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match="override train_step instead"):
         model.fit(X, Y, verbose=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -118,6 +119,48 @@ def test_half_precision_with_a_loss_scale() -> None:
         found = history()
     assert found == pytest.approx(expected, rel=2e-3)
     assert expected[-1] == 1024  # it has grown twice
+
+
+class Applies(keras.Model):
+    """A step of its own, which calls the optimizer as Keras' other backends do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, others, slots, metrics = state
+        x, y = data
+
+        def loss_of(trainable: Any) -> Any:
+            return ops.mean(ops.square(self.stateless_call(trainable, others, x)[0] - y))
+
+        loss, gradients = jax.value_and_grad(loss_of)(trainable)
+        optimizer = self.optimizer
+        variables = [*self.trainable_variables, *optimizer.variables]
+        known = list(zip(variables, [*trainable, *slots], strict=True))
+        with keras.StatelessScope(state_mapping=known) as scope:
+            optimizer.apply(gradients)
+        new = [[scope.get_current_value(v) for v in vs] for vs in (self.trainable_variables, optimizer.variables)]
+        return {"loss": loss}, (new[0], others, new[1], metrics)
+
+
+def test_an_optimizer_that_is_applied_by_hand_and_a_log_that_nobody_has_combined() -> None:
+    def trained() -> Any:
+        keras.utils.set_random_seed(0)
+        model = Applies()
+        model.compile(keras.optimizers.Adam(0.1))
+        return model.fit(X, Y, batch_size=12, epochs=3, verbose=0, shuffle=False).history["loss"], model.get_weights()
+
+    expected = trained()
+    with two().scope():
+        found = trained()
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_keras_is_itself_again() -> None:

@@ -32,7 +32,7 @@ def test_several_steps_in_one_program(name: str) -> None:
     _check_agree(found, expected)
 
 
-@pytest.mark.parametrize("name", ["recurrent", "two ways", "with losses"])
+@pytest.mark.parametrize("name", ["weighted", "two ways", "with losses"])
 def test_as_plain_python(name: str) -> None:
     expected = trained(CASES[name], replicated=False, epochs=1)
     with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():

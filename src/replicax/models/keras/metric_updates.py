@@ -31,7 +31,7 @@ def common_update(metric: Any, update: Callable[..., Any]) -> Callable[..., Any]
         step = running_step()
         if step is None or not step.several:
             return update(*args, **kwargs)
-        with step.updating() as is_outermost:
+        with step.inside("a metric") as is_outermost:
             if not is_outermost:
                 return update(*args, **kwargs)
             if not any(_is_batch(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
@@ -55,14 +55,25 @@ def _is_sum(metric: Any) -> bool:
 
 def _update_with_numbers(step: ReplicaStep, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Update with a number that a step computes, such as its loss: a mean over rows; and with the number of rows."""
-    value, *rest = args or (kwargs.pop("values"),)
-    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact):
-        [value] = step.mean([value])
-    weight = rest.pop(0) if rest else kwargs.pop("sample_weight", None)
+    args, kwargs = list(args), dict(kwargs)
+    if len(args) == 2 and "sample_weight" not in kwargs:
+        kwargs["sample_weight"] = args.pop()
+    weight = kwargs.pop("sample_weight", None)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    computed = [i for i, leaf in enumerate(leaves) if _is_computed(leaf)]
+    for i, mean in zip(computed, step.mean([leaves[i] for i in computed]), strict=True):
+        leaves[i] = mean
+    args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
     if weight is not None:
-        weight = step.rows if weight is step.own_rows or weight == step.own_rows else step.sum([jnp.asarray(weight)])[0]
-        kwargs["sample_weight"] = weight
-    return update(value, *rest, **kwargs)
+        if isinstance(weight, int | float) and weight == step.own_rows:
+            kwargs["sample_weight"] = step.rows
+        else:
+            [kwargs["sample_weight"]] = step.sum([jnp.asarray(weight)])
+    return update(*args, **kwargs)
+
+
+def _is_computed(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _update_sums(step: ReplicaStep, metric: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -73,7 +73,7 @@ def replaced(model: Any) -> Iterator[None]:
         regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
         wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
     if getattr(model, "optimizer", None) is not None:
-        wanted.append((model.optimizer, "stateless_apply", _common_step))
+        wanted += [(model.optimizer, "stateless_apply", _common_step), (model.optimizer, "apply", _common_update)]
     with _lock:
         for owner, name, make in wanted:
             key = id(owner), name
@@ -123,13 +123,35 @@ def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        step = running_step()
-        if step is not None:
-            leaves, tree = jax.tree_util.tree_flatten(grads)  # with None for variables that have no part in the loss
-            grads = jax.tree_util.tree_unflatten(tree, step.mean(leaves))
-        return apply(optimizer_variables, grads, trainable_variables)
+        with _of_whole_batch(grads) as common:
+            return apply(optimizer_variables, common, trainable_variables)
 
     return stateless_apply
+
+
+def _common_update(update: Callable[..., Any]) -> Callable[..., Any]:
+    """``Optimizer.apply``, which takes the gradients of the whole batch."""
+
+    @functools.wraps(update)
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        with _of_whole_batch(grads) as common:
+            return update(common, trainable_variables)
+
+    return apply
+
+
+@contextlib.contextmanager
+def _of_whole_batch(gradients: Any) -> Iterator[Any]:
+    """The gradients for an optimizer, from this replica's. They are averaged once, whatever it calls with them."""
+    step = running_step()
+    if step is None:
+        yield gradients
+        return
+    with step.inside("an optimizer") as is_outermost:
+        if is_outermost:
+            leaves, tree = jax.tree_util.tree_flatten(gradients)  # None, if a variable has no part in the loss
+            gradients = jax.tree_util.tree_unflatten(tree, step.mean(leaves))
+        yield gradients
 
 
 class _OwnLosses:

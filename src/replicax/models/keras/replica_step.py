@@ -55,7 +55,7 @@ class ReplicaStep:
         self._sizes = batch.sizes
         self._copies = batch.copies
         self._several = replica.num_replicas_in_sync > 1
-        self._is_updating = False
+        self._inside: set[str] = set()
         self.layers_losses: dict[int, Any] = {}
 
     @contextlib.contextmanager
@@ -68,13 +68,15 @@ class ReplicaStep:
             _running.step = before
 
     @contextlib.contextmanager
-    def updating(self) -> Iterator[bool]:
-        """While a metric is updated; false if it is part of one that is."""
-        before, self._is_updating = self._is_updating, True
+    def inside(self, what: str) -> Iterator[bool]:
+        """While something acts for all replicas that may call others of its kind; false if it is one of these."""
+        is_outermost = what not in self._inside
+        self._inside.add(what)
         try:
-            yield not before
+            yield is_outermost
         finally:
-            self._is_updating = before
+            if is_outermost:
+                self._inside.discard(what)
 
     @property
     def several(self) -> bool:

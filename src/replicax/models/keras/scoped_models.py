@@ -46,6 +46,7 @@ class StepFunctions:
     def _make(self, name: str, method: str, groups: tuple[str, ...], force: bool) -> None:
         if getattr(self._model, name) is None or force:
             _check_no_other_distribution()
+            _check_is_kerass_own(self._model, f"make_{name}", method)
             function = StepFunction(self._model, self.strategy, self._state, self._feed, method, groups)
             setattr(self._model, name, function)
 
@@ -138,4 +139,12 @@ def _check_no_other_distribution() -> None:
         raise RuntimeError(
             f"the model belongs to a strategy of Replicax, and keras.distribution is set to {other!r}: use one of them "
             "(keras.distribution.set_distribution(None))"
+        )
+
+
+def _check_is_kerass_own(model: Any, maker: str, method: str) -> None:
+    if getattr(type(model), maker) is not getattr(keras.Model, maker):
+        raise TypeError(
+            f"{type(model).__name__}.{maker} is the model's own, but a strategy's models get one that runs {method} on "
+            f"each replica: override {method} instead"
         )
