@@ -143,7 +143,7 @@ class ShardServer:
             self._set(number, _with_added(value, self._combined(number, delta)))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
-            self._set(number, np.array(value))
+            self._set(number, value)  # the memory that it came in: values are replaced, and never written to
 
     def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
         """What the groups of replicas of one step add or assign, combined as the variable says."""

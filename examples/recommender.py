@@ -1,0 +1,179 @@
+"""Recommend items to users, with tables of embeddings that lie on parameter servers.
+
+    python examples/recommender.py                  # as MirroredStrategy, in step, and asynchronously
+    python examples/recommender.py --only async --workers 3
+
+The data are clicks by a rule that is known: each user and each item has a hidden taste, a vector of 8 numbers, and a
+user clicks on an item with a probability that grows exponentially with the product of the two. The model is two
+towers: a row of a table for each user and for each item, and a dense layer for each. It learns from clicks which item
+belongs to which user, among the items of the batch. What is measured is how often the item of a click that it has not
+seen is among the 10 that it ranks highest, of all items.
+
+The tables are split over the servers. A worker never has one: it looks up the rows of its batch before the step, and
+sends the gradients of these rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax
+
+USERS, ITEMS, TASTES, WIDTH = 3000, 600, 8, 16
+BATCH = 256  # of all replicas that train in step, and of each function otherwise
+CLICKS, EPOCHS = 40_000, 4
+
+
+def clicks(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Users and the items that they have clicked on; the tastes are always the same."""
+    tastes = np.random.default_rng(0)
+    users = tastes.normal(size=(USERS, TASTES)).astype(np.float32)
+    items = tastes.normal(size=(ITEMS, TASTES)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    who = rng.integers(USERS, size=count).astype(np.int32)
+    what = np.empty(count, np.int32)
+    for start in range(0, count, 4096):
+        scores = users[who[start : start + 4096]] @ items.T + rng.gumbel(size=(len(who[start : start + 4096]), ITEMS))
+        what[start : start + 4096] = scores.argmax(axis=1)
+    return who, what
+
+
+class TwoTowers:
+    """The model, and its training step, under any strategy."""
+
+    def __init__(self, strategy: replicax.Strategy) -> None:
+        rng = np.random.default_rng(1)
+
+        def normal(*shape: int, scale: float) -> np.ndarray:
+            return rng.normal(scale=scale, size=shape).astype(np.float32)
+
+        with strategy.scope():
+            self.users = replicax.Variable(normal(USERS, WIDTH, scale=0.1), name="users")
+            self.items = replicax.Variable(normal(ITEMS, WIDTH, scale=0.1), name="items")
+            self.towers = {
+                side: replicax.Variable(np.eye(WIDTH, dtype=np.float32) + normal(WIDTH, WIDTH, scale=0.1), name=side)
+                for side in ("user tower", "item tower")
+            }
+            self.of_towers = replicax.Optimizer(optax.adam(2e-3), name="of towers")
+            self.of_tables = replicax.Optimizer(optax.adagrad(2.0), name="of tables")
+
+    def step(self, users: jax.Array, items: jax.Array, user_rows: jax.Array, item_rows: jax.Array) -> jax.Array:
+        """One replica's part of a step: of ``[batch]`` clicks, and the rows of the tables that belong to them."""
+
+        def loss(towers: Any, user_rows: jax.Array, item_rows: jax.Array) -> jax.Array:
+            scores = (user_rows @ towers["user tower"]) @ (item_rows @ towers["item tower"]).T
+            same = items[None, :] == items[:, None]  # an item that is there twice is no wrong answer
+            others = jnp.where(same & ~jnp.eye(len(items), dtype=bool), -jnp.inf, scores)
+            losses = jax.nn.logsumexp(others, axis=1) - jnp.diagonal(scores)
+            return replicax.compute_average_loss(losses)
+
+        differentiated = jax.value_and_grad(loss, argnums=(0, 1, 2))
+        share, (of_towers, of_users, of_items) = differentiated(replicax.as_arrays(self.towers), user_rows, item_rows)
+        self.of_towers.apply_gradients(of_towers, self.towers)
+        self.of_tables.apply_gradients(
+            [
+                (replicax.IndexedSlices(of_users, users, self.users.shape), self.users),
+                (replicax.IndexedSlices(of_items, items, self.items.shape), self.items),
+            ]
+        )
+        return share
+
+    def recall(self, users: np.ndarray, items: np.ndarray) -> float:
+        """How often the item of a click is among the 10 that are ranked highest."""
+        scores = (self.users.numpy()[users] @ self.towers["user tower"].numpy()) @ (
+            self.items.numpy() @ self.towers["item tower"].numpy()
+        ).T
+        best = np.argpartition(-scores, 10, axis=1)[:, :10]
+        return float((best == items[:, None]).any(axis=1).mean())
+
+
+def batches(size: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """``EPOCHS`` passes over the clicks."""
+    users, items = clicks(seed=2, count=CLICKS)
+    rng = np.random.default_rng(seed)
+    for _ in range(EPOCHS):
+        order = rng.permutation(len(users))
+        for start in range(0, len(users) - size + 1, size):
+            yield users[order[start : start + size]], items[order[start : start + size]]
+
+
+def train_mirrored(workers: int) -> TwoTowers:
+    """The reference: a replica for each worker, on emulated devices."""
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(workers)])
+    model = TwoTowers(strategy)
+
+    def step(users: jax.Array, items: jax.Array) -> jax.Array:
+        return model.step(users, items, model.users[users], model.items[items])
+
+    for batch in strategy.distribute_dataset(list(batches(BATCH))):
+        strategy.run(step, args=batch)
+    return model
+
+
+def train_on_servers(mode: Any, workers: int) -> TwoTowers:
+    """The same on parameter servers."""
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=workers,
+        num_servers=2,
+        variable_partitioner=replicax.MinSizePartitioner(min_shard_bytes=16 << 10, max_shards=2),
+        mode=mode,
+    )
+    model = TwoTowers(strategy)
+
+    def train(users: np.ndarray, items: np.ndarray) -> Any:  # on a worker
+        return strategy.run(model.step, args=(users, items, model.users[users], model.items[items]))
+
+    with replicax.ClusterCoordinator(strategy) as coordinator:
+        for users, items in batches(BATCH):
+            if mode == "sync":  # a step is a function for each worker
+                for part in zip(np.split(users, workers), np.split(items, workers), strict=True):
+                    coordinator.schedule(train, args=part)
+            else:
+                coordinator.schedule(train, args=(users, items))
+        report = coordinator.join()
+    print(
+        f"{mode}: {report.functions} functions, {report.rate:.0f} a second, staleness {report.staleness_p50:g} "
+        f"(p99 {report.staleness_p99:g})"
+    )
+    return model
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    print(f"{what}: {time.perf_counter() - began:.1f} s")
+
+
+def main(argv: list[str] | None = None) -> dict[str, float]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["mirrored", "sync", "async"], help="train in one way only")
+    parser.add_argument("--workers", type=int, default=2, help="how many workers, or replicas")
+    args = parser.parse_args(argv)
+    ways: dict[str, Callable[[], TwoTowers]] = {
+        "mirrored": lambda: train_mirrored(args.workers),
+        "sync": lambda: train_on_servers("sync", args.workers),
+        "async": lambda: train_on_servers("async", args.workers),
+    }
+    unseen = clicks(seed=3, count=5000)
+    found = {}
+    for name, way in ways.items():
+        if args.only in (None, name):
+            with timed(f"{name}, all in all"):
+                found[name] = way().recall(*unseen)
+            print(f"{name}: the clicked item is among the first 10 of {ITEMS} in {found[name]:.1%} of unseen clicks")
+    return found
+
+
+if __name__ == "__main__":
+    replicax.use_cpu_devices(2)
+    main()
