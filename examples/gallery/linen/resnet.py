@@ -1,7 +1,7 @@
 """Flax Linen: a residual network with batch normalisation, on handwritten digits.
 
 After Flax's example "imagenet", in small. It shows mutable collections: batch statistics that the step returns, taken
-over all replicas (``axis_name=``), and weight decay inside of the loss. Two lines of the training are Replicax's, marked
+over all replicas (``axis_name=``), and weight decay inside of the loss. Two lines are Replicax's, marked
 so.
 
     python examples/gallery/linen/resnet.py

@@ -6,7 +6,7 @@ changes. Two lines are Replicax's, marked so.
 
     python examples/gallery/nnx/vit.py
 
-prints the loss every 25 steps, and the accuracy on images that it has not seen: 0.9 or more. Needs scikit-learn.
+prints the loss every 25 steps, and the accuracy on images that it has not seen: about 0.8. Needs scikit-learn.
 """
 
 from __future__ import annotations
