@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -108,6 +109,30 @@ def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(model: str, reques
         m.train(loss)
 
     assert told(request.getfixturevalue(model), step) == []
+
+
+# --- steps that return what they change ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(("op", "is_right"), [("sum", False), ("mean", True)])
+def test_pure_steps(pair: replicax.MirroredStrategy, op: str, is_right: bool, tx: Any) -> None:
+    def step(w: Any, state: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)  # wrong with a sum
+        loss, gradient = replicax.get_replica_context().all_reduce(op, (loss, gradient))
+        updates, state = tx.update(gradient, state)
+        return optax.apply_updates(w, updates), state, loss, gradient
+
+    w = jnp.ones(3)
+    [batch] = pair.distribute_dataset([np.ones((8, 3), np.float32)])
+    with warnings.catch_warnings(record=True) as found, jax.numpy_dtype_promotion("standard"):
+        warnings.simplefilter("always")
+        pair.run(step, args=(w, tx.init(w), batch))
+    if is_right:
+        assert found == []
+    else:
+        assert ["a mean over one replica" in str(w.message) for w in found] == [True]
+        assert "# wrong" in linecache.getline(found[0].filename, found[0].lineno)
 
 
 # --- when it is told, and when it is not ----------------------------------------------------------------------

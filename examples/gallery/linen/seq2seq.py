@@ -5,7 +5,7 @@ and a loss that counts the letters of each answer only. Two lines are Replicax's
 
     python examples/gallery/linen/seq2seq.py
 
-prints the loss every 100 steps, and some answers. It falls from 2.5 to about 1; Flax's example goes on for hours.
+prints the loss every 100 steps, and some answers. It falls to about 1; Flax's example goes on for hours.
 """
 
 from __future__ import annotations

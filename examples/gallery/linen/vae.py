@@ -5,7 +5,7 @@ part of the batch, so that it does not depend on how many replicas there are. Tw
 
     python examples/gallery/linen/vae.py
 
-prints the loss every 50 steps: the bits of an image, in nats; about 25 at the end, of 44 at first. Needs scikit-learn.
+prints the loss every 50 steps: the bits of an image, in nats; about 25 at the end. Needs scikit-learn.
 """
 
 from __future__ import annotations

@@ -25,10 +25,14 @@ def warn_of_shares(program: Program, asked: bool) -> None:
     found: dict[tuple[str, int, Kind], str] = {}
     for rows in _numbers_of_examples(program):
         shares = SharePass(program, rows, asked)
-        for use, makeup in zip(program.writes, shares.of_writes(), strict=True):
+        makeups = shares.of_outputs()
+        changed = [(use.describe(), makeup) for use, makeup in zip(program.writes, makeups, strict=False)]
+        # Of a pure step: what it was given, changed by a gradient. What it returns else may still be scaled outside.
+        changed += [("what it returns", m) for m in makeups[len(changed) :] if m.outside and m.locality is not T]
+        for what, makeup in changed:
             for line, kind in _mistakes(makeup, program.replicas):
                 place = shares.place(line)
-                found.setdefault((*place, kind), use.describe())
+                found.setdefault((*place, kind), what)
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
         warnings.warn_explicit(f"{text} {_MEANT}", ShareWarning, file, line)

@@ -67,15 +67,14 @@ class SharePass(Dataflow[Makeup]):
         self._inside: list[_jax.Equation] = []
         self._way_back = False
 
-    def of_writes(self) -> list[Makeup]:
-        """What each variable that the program writes gets."""
+    def of_outputs(self) -> list[Makeup]:
+        """What each variable that the program writes gets, and then what the step returns."""
         return self.run(self._followed(), self._inputs(), final=True)[0]
 
     def _followed(self) -> _jax.Jaxpr:
-        """The part of the program that writes come from, without the derivatives: a gradient is made of its loss."""
+        """The program without what nothing comes from, and without the derivatives: a gradient is made of its loss."""
         jaxpr = self.program.jaxpr
-        outputs = jaxpr.outvars[: len(self.program.writes)]
-        wanted = {v for v in outputs if not isinstance(v, _jax.Literal)}
+        wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
         kept = []
         for equation in reversed(jaxpr.eqns):
             if wanted.isdisjoint(equation.outvars) and not any(map(_jax.is_mutable, equation.invars)):
@@ -84,7 +83,7 @@ class SharePass(Dataflow[Makeup]):
                 equation = equation.replace(invars=equation.invars[:1])
             kept.append(equation)
             wanted.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
-        return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], outputs)
+        return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], jaxpr.outvars)
 
     def place(self, line: int) -> tuple[str, int]:
         """The user's file and line of an operation, by its number."""
