@@ -15,7 +15,7 @@ from pages import ROOT
 
 import replicax
 
-STEPS = 60
+STEPS = 40
 DIGITS = 4  # of a loss
 
 
@@ -35,8 +35,8 @@ def main() -> None:
             "4 replicas": losses_of(program.main(replicax.MirroredStrategy(), steps=STEPS)),
         }
         print(f"{name}: {curves[name]['one device'][0]} to {curves[name]['one device'][-1]}", flush=True)
-    lines = [f"  {json.dumps(name)}: {json.dumps(curves[name])}" for name in sorted(curves)]
-    CURVES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        lines = [f"  {json.dumps(known)}: {json.dumps(curves[known])}" for known in sorted(curves)]
+        CURVES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def losses_of(result: list[float] | tuple[list[float], ...]) -> list[float]:
