@@ -15,6 +15,7 @@ from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.communication import CommunicationOptions, checked_options
+from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
@@ -105,9 +106,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             communication_options,
             cluster_resolver,
             num_logical_devices,
+            num_replicas,
+            reproducible,
         )
         self.cluster_resolver = connected.cluster_resolver
-        super().__init__(connected.extended(variable_partitioner, num_replicas, reproducible=reproducible))
+        super().__init__(connected.extended(variable_partitioner))
 
     def __repr__(self) -> str:
         return on_workers(self)
@@ -118,8 +121,8 @@ class Connected:
 
     Args:
       what: the strategy that is to have them.
-      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices: as for
-        :class:`MultiWorkerMirroredStrategy`, also for the errors.
+      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices, num_replicas,
+        reproducible: as for :class:`MultiWorkerMirroredStrategy`, also for the errors.
 
     Attributes:
       cluster_resolver: the resolver, or what stands for it.
@@ -134,9 +137,14 @@ class Connected:
         communication_options: CommunicationOptions | None,
         cluster_resolver: ClusterResolver | None,
         num_logical_devices: int,
+        num_replicas: int | None,
+        reproducible: bool,
     ) -> None:
         if isinstance(devices, ClusterResolver):  # as in the original
             raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
+        if reproducible:
+            fix_arithmetic(num_replicas)
+        self._num_replicas, self._reproducible = num_replicas, reproducible
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
@@ -147,9 +155,7 @@ class Connected:
     def extended(
         self,
         partitioner: Partitioner | None = None,
-        num_replicas: int | None = None,
         replicas_at_once: int = 1,
-        reproducible: bool = False,
     ) -> StrategyExtended:
         """The lower level of a strategy that has as many replicas on each of these devices, by default one."""
         return StrategyExtended(
@@ -157,9 +163,9 @@ class Connected:
             partitioner,
             lockstep=self._lockstep,
             communication_options=self._options,
-            num_replicas=num_replicas,
+            num_replicas=self._num_replicas,
             replicas_at_once=replicas_at_once,
-            reproducible=reproducible,
+            reproducible=self._reproducible,
         )
 
 

@@ -98,11 +98,13 @@ class ShardedStrategy(Strategy):
             communication_options,
             cluster_resolver,
             num_logical_devices,
+            num_replicas,
+            reproducible,
         )
         self.cluster_resolver = connected.cluster_resolver
         if chosen is None:
             chosen = over_all(len(connected.devices))
-        super().__init__(connected.extended(chosen, num_replicas, replicas_at_once, reproducible))
+        super().__init__(connected.extended(chosen, replicas_at_once))
 
     def __repr__(self) -> str:
         return on_workers(self) if self.extended.lockstep.several else super().__repr__()
