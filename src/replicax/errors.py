@@ -110,6 +110,10 @@ class ShareWarning(UserWarning):
     """
 
 
+class ReproducibilityWarning(UserWarning):
+    """``reproducible=True`` can't promise the same bits here; says why, and the cure. See ``docs/replicas.md``."""
+
+
 class ExecutorWarning(UserWarning):
     """A step runs as plain Python, one replica at a time, because it can't be one compiled program; says why."""
 

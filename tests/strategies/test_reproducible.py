@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -12,6 +19,8 @@ from jax import lax
 
 import replicax
 from replicax import REPLICA_AXIS
+from replicax.devices import cpu_arithmetic
+from replicax.devices.summation_order import elements_in_order
 from tests import processes
 from tests.strategies import workers_reproducible
 from tests.strategies.workers_reproducible import Training, on_devices
@@ -77,6 +86,66 @@ def test_bytes_are_those_of_a_ring() -> None:
     assert {c.kind: c.bytes for c in found} == {"all-to-all": 8192, "all-gather": 8192}
 
 
+def norms(strategy: replicax.Strategy, replicas: int) -> list[bytes]:
+    """What is added up of large arrays that all replicas have alike, and what a clipped update makes of them."""
+    generator = np.random.default_rng(0)
+    with strategy.scope():
+        weights = [
+            replicax.Variable(generator.normal(size=shape).astype(np.float32))
+            for shape in [(40, 64), (17, 33), (3, 5, 48), (700,)]
+        ]
+
+    def step(x: jax.Array) -> Any:
+        replica = replicax.get_replica_context()
+        assert replica is not None
+        gradients = replica.all_reduce("sum", [jnp.sin(x.sum() * w.value + x[0]) for w in weights])
+        sums = [jnp.sum(g * g) for g in gradients]
+        for w, g in zip(weights, gradients, strict=True):
+            w.assign_sub(g / jnp.sqrt(sum(sums)))
+        by_rows = [jnp.mean(jnp.abs(g), axis=-1) for g in gradients]
+        in_a_loop = lax.fori_loop(0, 3, lambda i, total: total + jnp.sum(gradients[0] * (i + total)), 0.0)
+        return sums, by_rows, in_a_loop, jax.jit(jnp.linalg.norm)(gradients[1]), jnp.sum(gradients[2], axis=(0, 2))
+
+    data = generator.normal(size=(replicas, 4)).astype(np.float32)
+    x = strategy.distribute_values_from_function(lambda ctx: data[ctx.replica_id_in_sync_group])
+    found = [np.asarray(leaf).tobytes() for _ in range(2) for leaf in jax.tree.leaves(strategy.run(step, args=(x,)))]
+    return found + [w.numpy().tobytes() for w in weights]
+
+
+@pytest.mark.parametrize(("devices", "split"), [(4, True), (2, True), (1, False)])
+def test_norms_have_the_same_bits(devices: int, split: bool) -> None:
+    assert norms(on_devices(4, devices, split), 4) == norms(on_devices(4, 4), 4)
+
+
+@pytest.mark.parametrize("devices", [4, 2])
+def test_split_variables_have_the_same_bits(devices: int) -> None:
+    split = Training.of(on_devices(4, devices, split=True)).go(0, 3)
+    assert split.bits() == Training.of(on_devices(4, 4)).go(0, 3).bits()
+
+
+def test_other_strategies_have_the_same_bits() -> None:
+    resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
+    others = [
+        replicax.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0", num_replicas=8, reproducible=True),
+        replicax.TPUStrategy(resolver, reproducible=True),
+        replicax.OneDeviceStrategy("cpu:3", num_replicas=8, reproducible=True),
+    ]
+    expected = Training.of(on_devices(8, 4)).go(0, 2).bits()
+    for strategy in others:
+        assert Training.of(strategy).go(0, 2).bits() == expected, strategy
+
+
+@pytest.mark.soak
+def test_the_whole_grid() -> None:
+    """Three models on 12 placements, and through five restarts, with the compiler that users have."""
+    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "reproducible.py"
+    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, script, "--bits"], env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_training_goes_on_elsewhere_with_the_same_bits(tmp_path: Any) -> None:
     undisturbed = Training.of(on_devices(8, 8)).go(0, 6)
     for devices in (4, 2, 1):
@@ -89,7 +158,8 @@ def test_training_goes_on_elsewhere_with_the_same_bits(tmp_path: Any) -> None:
 
 def test_two_workers_have_the_same_bits_as_one() -> None:
     ours, theirs = processes.run(workers_reproducible.train_on_workers, workers=2, devices=1, timeout=100)
-    assert ours == theirs == Training.of(on_devices(8, 4)).go(0, 3).bits()
+    expected = Training.of(on_devices(8, 4)).go(0, 3).bits()
+    assert ours == theirs == [expected, expected]
 
 
 def test_several_steps_in_one_call() -> None:
@@ -108,6 +178,57 @@ def test_what_can_not_be_reproducible() -> None:
         replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_logical_devices=2, reproducible=True)
     with pytest.raises(TypeError, match="reproducible must be True or False, got 1"):
         replicax.MirroredStrategy(["cpu:0"], reproducible=1)  # type: ignore[arg-type]
+
+
+def test_strategies_see_to_what_the_promise_takes() -> None:
+    """In a process with the compiler that users have."""
+    program = """
+import os, warnings, numpy as np, replicax
+warnings.simplefilter("error")
+replicax.use_cpu_devices(2)
+strategy = replicax.MirroredStrategy(num_replicas=6, reproducible=True)
+x = np.full(16, 1 + 2**-12, np.float32)
+print(os.environ["NPROC"], strategy.run(lambda x, y: x * x - y, args=(x, x * x)).any())
+"""
+    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    clean["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "12 False\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "threads", "said"),
+    [
+        ("x86_64", 4, r"may differ in the last bit .* Set XLA_FLAGS=--xla_cpu_max_isa=AVX in the env"),
+        ("arm64", 4, r"may differ in the last bit .*\(arm64\) can't be told"),
+        ("x86_64", 6, r"XLA has 6 threads .* should have 4: .* may differ in the last bit .* Set NPROC=4"),
+    ],
+)
+def test_a_weaker_promise_is_told(monkeypatch: pytest.MonkeyPatch, machine: str, threads: int, said: str) -> None:
+    monkeypatch.setattr(cpu_arithmetic, "_rounds", lambda device: threads != 4)
+    monkeypatch.setattr(cpu_arithmetic, "thread_limit", lambda: threads)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    for warn in (cpu_arithmetic._warn_of_rounding, cpu_arithmetic._warn_of_threads):
+        warn.cache_clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in "ab":
+            replicax.MirroredStrategy(["cpu:0", "cpu:1"], reproducible=True)
+    [warning] = told
+    assert warning.category is replicax.ReproducibilityWarning
+    assert re.search(said, str(warning.message))
+    assert warning.filename == __file__
+    cpu_arithmetic._warn_of_rounding.cache_clear()
+
+
+def test_elements_are_added_in_their_order() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 70, 11)).astype(np.float32)
+    for dims in [(0,), (1,), (2, 0), (0, 1, 2)]:
+        total = np.asarray(jax.jit(elements_in_order, static_argnums=1)(x, dims))
+        np.testing.assert_allclose(total, x.sum(dims), rtol=1e-5, atol=1e-4)
+        columns = np.asarray(elements_in_order(np.asfortranarray(x), dims))
+        assert total.tobytes() == columns.tobytes()
+    assert float(elements_in_order(jnp.zeros((0, 3)), (0, 1))) == 0.0
 
 
 def test_one_replica_needs_no_order() -> None:

@@ -13,15 +13,18 @@ import optax
 import replicax
 
 
-def on_devices(replicas: int, devices: int) -> replicax.MirroredStrategy:
+def on_devices(replicas: int, devices: int, split: bool = False) -> replicax.Strategy:
     """A strategy whose steps have the same bits for any number of devices."""
-    return replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)], num_replicas=replicas, reproducible=True)
+    kind = replicax.ShardedStrategy if split else replicax.MirroredStrategy
+    return kind([f"cpu:{i}" for i in range(devices)], num_replicas=replicas, reproducible=True)
 
 
-def train_on_workers() -> list[bytes]:
-    """What three steps make of the variables, of eight replicas on all workers."""
-    strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, num_replicas=8, reproducible=True)
-    return Training.of(strategy).go(0, 3).bits()
+def train_on_workers() -> list[list[bytes]]:
+    """What three steps make of the variables, mirrored and split, of eight replicas on all workers."""
+    return [
+        Training.of(kind(timeout_seconds=60, num_replicas=8, reproducible=True)).go(0, 3).bits()
+        for kind in (replicax.MultiWorkerMirroredStrategy, replicax.ShardedStrategy)
+    ]
 
 
 @dataclasses.dataclass

@@ -37,16 +37,16 @@ def use_cpu_devices(n: int) -> None:
     if _jax.backends_are_initialized():
         devices = jax.local_devices()
         ready = devices[0].platform == "cpu" and len(devices) == n
-        if ready and (n == 1 or _thread_limit() >= threads):
+        if ready and (n == 1 or thread_limit() >= threads):
             return
         have = f"{len(devices)} {devices[0].platform} device(s)"
         if ready:
-            have += f" whose thread pool may be too small for collectives ({_thread_limit()} threads)"
+            have += f" whose thread pool may be too small for collectives ({thread_limit()} threads)"
         raise RuntimeError(
             f"use_cpu_devices({n}) comes too late: JAX has already made its devices, {have}. Call it at the "
             "top of the program, before any array is made and before jax.devices() is called."
         )
-    os.environ["NPROC"] = str(max(threads, _thread_limit()))
+    os.environ["NPROC"] = str(max(threads, thread_limit()))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", n)
 
@@ -167,7 +167,7 @@ def _name(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def _thread_limit() -> int:
+def thread_limit() -> int:
     """How many threads XLA makes: the variable ``NPROC``, or one for each core."""
     value = os.environ.get("NPROC", "")
     return int(value) if value.isdigit() else (os.cpu_count() or 1)

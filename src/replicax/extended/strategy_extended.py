@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.communication import CommunicationOptions
+from replicax.devices.cpu_arithmetic import warn_unless_fixed
 from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
@@ -132,6 +133,8 @@ class StrategyExtended(Reducing, Updating, Renamed):
         self.local_replicas = tuple(
             i for i, d in enumerate(self.worker_devices) if d.process_index == d.client.process_index()
         )
+        if self.reproducible and self.num_replicas > 1 and self.local_replicas and not self.is_absent:
+            warn_unless_fixed(self.worker_devices[self.local_replicas[0]], self.num_replicas)
         self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
             partitioner.size(self.num_replicas // per_device, self.slices, per_device)  # or it raises an error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.selection import resolve_device, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_of_others, keywords_renamed
@@ -26,10 +27,12 @@ class CentralStorageStrategy(Strategy):
       num_replicas: how many replicas; a multiple of the number of compute devices, as of :class:`MirroredStrategy`. The
         variables are copied to a device once for all of its replicas.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
+      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
+        with as many replicas; see :class:`MirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of compute devices.
+        no multiple of the number of compute devices; or ``replicas_at_once`` comes with ``reproducible``.
 
     >>> import replicax
     >>> strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
@@ -53,11 +56,18 @@ class CentralStorageStrategy(Strategy):
         parameter_device: str | jax.Device | None = None,
         num_replicas: int | None = None,
         replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> None:
+        if reproducible:
+            fix_arithmetic(num_replicas)
         home = resolve_device("cpu:0" if parameter_device is None else parameter_device)
         devices = resolve_devices(compute_devices)
         super().__init__(
             StrategyExtended(
-                devices, parameter_device=home, num_replicas=num_replicas, replicas_at_once=replicas_at_once
+                devices,
+                parameter_device=home,
+                num_replicas=num_replicas,
+                replicas_at_once=replicas_at_once,
+                reproducible=reproducible,
             )
         )

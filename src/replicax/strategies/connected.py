@@ -15,6 +15,7 @@ from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.communication import CommunicationOptions, checked_options
+from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
@@ -54,6 +55,8 @@ class ConnectedStrategy(Strategy):
         what = type(self).__name__
         if isinstance(devices, ClusterResolver):  # as in the original
             raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
+        if reproducible:
+            fix_arithmetic(num_replicas)
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()

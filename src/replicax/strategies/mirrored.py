@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
@@ -81,6 +82,8 @@ class MirroredStrategy(Strategy):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
+        if reproducible:
+            fix_arithmetic(num_replicas)
         replicas = in_replicas(resolve_devices(devices), num_logical_devices)
         super().__init__(
             StrategyExtended(

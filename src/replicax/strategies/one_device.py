@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.selection import resolve_device
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_of_others, keywords_renamed
@@ -20,9 +21,12 @@ class OneDeviceStrategy(Strategy):
       device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
       num_replicas: how many replicas, by default one; see :class:`MirroredStrategy`.
       replicas_at_once: how many of these run at the same time, at most.
+      reproducible: whether several replicas get the bits that they would get on several devices; see
+        :class:`MirroredStrategy`.
 
     Raises:
-      ValueError: there is no such device; the message lists those that exist. Or ``num_replicas`` is below 1.
+      ValueError: there is no such device; the message lists those that exist. Or ``num_replicas`` is below 1, or
+        ``replicas_at_once`` comes with ``reproducible``.
 
     >>> import replicax
     >>> strategy = replicax.OneDeviceStrategy("cpu:1")
@@ -34,6 +38,18 @@ class OneDeviceStrategy(Strategy):
 
     @keywords_renamed(variable_partitioner="leave it out: there is one device, which has all of each variable")
     @keywords_of_others(num_logical_devices="MirroredStrategy(devices, num_logical_devices=…) has replicas of several")
-    def __init__(self, device: str | jax.Device, num_replicas: int | None = None, replicas_at_once: int = 1) -> None:
+    def __init__(
+        self,
+        device: str | jax.Device,
+        num_replicas: int | None = None,
+        replicas_at_once: int = 1,
+        reproducible: bool = False,
+    ) -> None:
+        if reproducible:
+            fix_arithmetic(num_replicas)
         devices = [resolve_device(device)]
-        super().__init__(StrategyExtended(devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once))
+        super().__init__(
+            StrategyExtended(
+                devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once, reproducible=reproducible
+            )
+        )

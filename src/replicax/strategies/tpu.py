@@ -34,6 +34,8 @@ class TPUStrategy(Strategy):
       num_replicas: how many replicas, in all slices; a multiple of the number of cores, or of blocks of cores. Each of
         these runs so many, one after the other, as the devices of :class:`MirroredStrategy` do.
       replicas_at_once: how many of these run at the same time, at most; see :class:`MirroredStrategy`.
+      reproducible: whether sums over replicas have one order; see :class:`MirroredStrategy`. Emulated cores then have
+        the same bits for any number of them; of a TPU's compiler nothing more is known than that.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -42,7 +44,8 @@ class TPUStrategy(Strategy):
     Raises:
       RuntimeError: there is no TPU.
       ValueError: the assignment is for another topology than the resolver's; it leaves a process without devices; or
-        ``num_replicas`` is no multiple of the number of cores, or of blocks of cores.
+        ``num_replicas`` is no multiple of the number of cores, or of blocks of cores; or ``reproducible`` comes with
+        replicas of several cores, or with ``replicas_at_once``.
       TypeError: ``variable_partitioner``, or another argument, of another type.
 
     >>> import replicax
@@ -73,6 +76,7 @@ class TPUStrategy(Strategy):
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
         replicas_at_once: int = 1,
+        reproducible: bool = False,
     ) -> None:
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -91,6 +95,7 @@ class TPUStrategy(Strategy):
                 slices=resolver.slices,
                 num_replicas=num_replicas,
                 replicas_at_once=replicas_at_once,
+                reproducible=reproducible,
             )
         )
         self.cluster_resolver = resolver
