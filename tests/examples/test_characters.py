@@ -53,12 +53,13 @@ def test_two_workers_learn_from_real_text(uninterrupted) -> None:
     assert not re.search(r"^\[1\] step", uninterrupted.stdout, re.MULTILINE)
 
 
-def test_killed_workers_end_where_others_do(uninterrupted, tmp_path, monkeypatch) -> None:
-    """First the chief is killed, and then the other, each when its attempt has saved."""
+@pytest.mark.parametrize("killed", [(0,), pytest.param((0, 1), marks=pytest.mark.soak)], ids=["chief", "both"])
+def test_killed_workers_end_where_others_do(uninterrupted, tmp_path, monkeypatch, killed) -> None:
+    """The chief is killed, or first it and then the other, each when its attempt has saved."""
     monkeypatch.setattr(characters, "WIDTH", WIDTH)
     with Launch(tmp_path, *COMMAND, script=SMALL, **HURRIED) as launch:
         began = 0
-        for attempt, worker in enumerate((0, 1), start=1):
+        for attempt, worker in enumerate(killed, start=1):
             launch.wait_until((tmp_path / "saved" / f"step-{began + characters.EVERY:08}").exists)
             os.kill(process_of(launch, worker), signal.SIGKILL)
             launch.wait_for(GOES_ON, attempt)
@@ -66,7 +67,7 @@ def test_killed_workers_end_where_others_do(uninterrupted, tmp_path, monkeypatch
             assert began >= attempt * characters.EVERY
         assert launch.wait() == 0, launch.stderr
         assert launch.nothing_is_left(), launch.left()
-    assert launch.stdout.count(GOES_ON) == 2
+    assert launch.stdout.count(GOES_ON) == len(killed)
     assert curve(tmp_path) == curve(uninterrupted.folder)
     for found, expected in zip(parameters(tmp_path), parameters(uninterrupted.folder), strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from replicax.hlo.buffer_assignment import allocations
 from replicax.hlo.instructions import parse
 from replicax.planning.memory import largest, memory_of, temporaries_of
@@ -33,6 +35,23 @@ def test_temporaries_that_are_there_at_the_same_time() -> None:
         ("pad", "float32[4096]", 16384),
         ("slice", "float32[1024]", 4096),
     ]
+
+
+def test_what_a_loop_puts_together_has_the_line_of_the_loop() -> None:
+    """Of such an instruction the compiler knows only who has asked for the plan: here, this test."""
+    here = sys._getframe().f_lineno
+    program = f"""
+%body (p: (s32[], f32[4096])) -> (s32[], f32[4096]) {{
+  %p = (s32[], f32[4096]) parameter(0)
+  %a = f32[4096] negate(%p#1), metadata={{source_file="{__file__}" source_line={here + 12}}}
+  %c = f32[1024] slice(%a), slice={{[0:1024]}}, metadata={{source_file="/home/me/model.py" source_line=9}}
+  ROOT %t = (s32[], f32[4096]) tuple(%p#0, %a)
+}}
+ENTRY %main (x: (s32[], f32[4096])) -> (s32[], f32[4096]) {{
+  %x = (s32[], f32[4096]) parameter(0)
+  ROOT %w = (s32[], f32[4096]) while(%x), body=%body, metadata={{source_file="/home/me/model.py" source_line=7}}
+}}"""
+    assert [b.where for b in temporaries_of(allocations(LAYOUT), parse(program))] == ["model.py:7", "model.py:9"]
 
 
 def test_alike_buffers_count_together() -> None:

@@ -251,6 +251,15 @@ def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> lis
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
+    """What is traced inside comes from the line that ``equation`` comes from."""
+    names = _source_info.current_name_stack()
+    manager: contextlib.AbstractContextManager[None] = _source_info.user_context(
+        equation.source_info.traceback, name_stack=names
+    )
+    return manager
+
+
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
     return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(equation.params)]

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import re
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from replicax.errors import PACKAGE
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
 from replicax.hlo.collective_instructions import plain_name
-from replicax.hlo.instructions import Module
+from replicax.hlo.instructions import Instruction, Module
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
@@ -135,7 +136,7 @@ def read_variables(executable: Executable) -> Iterator[Buffer]:
 
 def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
     """What a compiled step keeps in main memory while it runs; of those that share a place, the largest."""
-    instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
+    lines = _Lines(module)
     for allocation in found:
         taken: list[Value] = []
         for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
@@ -147,9 +148,9 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
             if len(taken) > _ENOUGH:
                 break
         for value in taken:
-            instruction = instructions.get(value.instruction)
+            instruction = lines.instructions.get(value.instruction)
             name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
-            where = "" if instruction is None else _line(module.source(instruction))
+            where = "" if instruction is None else lines.of(instruction)
             yield Buffer("temporary", name, _in_numpys_words(value.type), value.size, 1, where)
 
 
@@ -186,7 +187,41 @@ def _in_numpys_words(type_: str) -> str:
     return re.sub(r"^(bf|f|s|u|c)(?=\d)", lambda kind: _KINDS[kind[1]], text)
 
 
-def _line(frames: Sequence[tuple[str, int]]) -> str:
-    """The innermost line of the user's program."""
-    theirs = [(file, line) for file, line in frames if not file.startswith(_OURS)]
-    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""
+class _Lines:
+    """The lines of the user's program that instructions come from.
+
+    Attributes:
+      instructions: of all computations, by name.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._outside = set(_lines_of_callers())
+        self.instructions: dict[str, Instruction] = {}
+        self._callers: dict[str, Instruction] = {}  # of the computation that an instruction stands in, by its name
+        for computation in module.computations.values():
+            for instruction in computation.instructions.values():
+                self.instructions[instruction.name] = instruction
+                for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
+                    called = module.computations.get(name)
+                    self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
+
+    def of(self, instruction: Instruction) -> str:
+        """The innermost line of an instruction, or of the loop or branch that it stands in; empty if neither is known.
+
+        How a loop puts its results together, JAX writes itself when the step is compiled. Of that it knows only who has
+        asked for it.
+        """
+        for file, line in self._module.source(instruction):
+            if not file.startswith(_OURS) and (file, line) not in self._outside:
+                return f"{Path(file).name}:{line}"
+        outer = self._callers.get(instruction.name)
+        return "" if outer is None else self.of(outer)
+
+
+def _lines_of_callers() -> Iterator[tuple[str, int]]:
+    """Where this is called, and where that is, and so on: all are outside of the step."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]

@@ -264,14 +264,15 @@ class Partition:
             return [x if s is None else lax.add(before, x) for before, x, s in totals], made[n_carry:]
 
         start = zip(operands[n_consts : n_consts + n_carry], plan.sums, strict=False)
-        carry, stacked = lax.scan(
-            body,
-            [self.whole(v) if s is None else self.piece(v, s.split) for v, s in start],  # totals begin with zeros
-            [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
-            length=loop.length,
-            reverse=loop.reverse,
-            unroll=loop.unroll,
-        )
+        with _jax.from_line_of(equation):
+            carry, stacked = lax.scan(
+                body,
+                [self.whole(v) if s is None else self.piece(v, s.split) for v, s in start],  # totals begin with zeros
+                [self.whole(v) if s is None else v.array for v, s in zip(sliced, splits, strict=True)],
+                length=loop.length,
+                reverse=loop.reverse,
+                unroll=loop.unroll,
+            )
         return [x if s is None else s.result(x) for x, s in zip([*carry, *stacked], plan.sums, strict=True)]
 
     def summed(self, values: Sequence[Any], sums: Sequence[LoopSum | None]) -> list[Any]:

@@ -108,14 +108,15 @@ def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands:
         results = [_bare(v) for v in walk.run(loop.body, values, [*carried, *made], constants)]
         return results[: m - n], results[m - n :]
 
-    last, stacked = lax.scan(
-        turn,
-        [_bare(v) for v in start],
-        [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in operands[m:]],
-        length=loop.length,
-        reverse=loop.reverse,
-        unroll=loop.unroll,
-    )
+    with _jax.from_line_of(equation):
+        last, stacked = lax.scan(
+            turn,
+            [_bare(v) for v in start],
+            [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in operands[m:]],
+            length=loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
+        )
     results = [Each(jnp.moveaxis(x, 0, 1)) if d else x for x, d in zip(stacked, made, strict=True)]
     return [*map(_wrapped, last, carried), *results]
 
