@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +18,9 @@ _QUIET = {
     "RAY_enable_worker_prestart": "0",  # processes are started for actors, and no others
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AUTH_MODE": "disabled",  # what listens does so on loopback only
 }
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
 _OBJECT_STORE = 512 << 20
 _ATTEMPTS = 3
 
@@ -115,12 +117,14 @@ def _start(ray: Any) -> None:
     Raises:
       RuntimeError: it could not be started; says why.
     """
-    with _environment(_QUIET), warnings.catch_warnings():
+    local = {} if os.environ.get("RAY_ADDRESS") else {_LOOPBACK: "0"}
+    with _environment(_QUIET | local), warnings.catch_warnings():
         # It starts processes with fork and exec, which JAX warns of.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         if os.environ.get("RAY_ADDRESS"):
             ray.init(configure_logging=False, log_to_driver=False)
             return
+        _keep_to_this_machine()
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
@@ -138,6 +142,12 @@ def _start(ray: Any) -> None:
                     raise RuntimeError(
                         f"Ray could not be started on this machine, in {_ATTEMPTS} attempts: {error}"
                     ) from error
+
+
+def _keep_to_this_machine() -> None:
+    """Ray reads the variable when it is imported, which the user may have done already."""
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
 
 
 @contextlib.contextmanager
