@@ -77,6 +77,12 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
     assert len({pid for _, pid in coordinator.fetch(results)}) == 3
 
 
+def test_all_of_it_is_on_loopback(coordinator: replicax.ClusterCoordinator) -> None:
+    import ray
+
+    assert ray.util.get_node_ip_address() == "127.0.0.1"
+
+
 def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoordinator) -> None:
     class NotKnownHereError(Exception):
         pass

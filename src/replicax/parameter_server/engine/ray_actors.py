@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,12 +14,15 @@ from replicax.parameter_server.engine.actors import ActorDiedError
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_enable_worker_prestart": "0",  # processes are started for actors, and no others
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AUTH_MODE": "disabled",  # what listens does so on loopback only
 }
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
 _OBJECT_STORE = 512 << 20
+_ATTEMPTS = 3
 
 
 class RayActors:
@@ -30,6 +34,7 @@ class RayActors:
 
     Raises:
       ImportError: Ray is not installed; the message says how to install it.
+      RuntimeError: it could not be started.
     """
 
     def __init__(self) -> None:
@@ -107,22 +112,42 @@ def _cause_of(error: Any) -> BaseException:
 
 
 def _start(ray: Any) -> None:
-    """Connect to the cluster that the environment names, or start one on this machine."""
-    with _environment(_QUIET):
+    """Connect to the cluster that the environment names, or start one on this machine.
+
+    Raises:
+      RuntimeError: it could not be started; says why.
+    """
+    local = {} if os.environ.get("RAY_ADDRESS") else {_LOOPBACK: "0"}
+    with _environment(_QUIET | local), warnings.catch_warnings():
+        # It starts processes with fork and exec, which JAX warns of.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         if os.environ.get("RAY_ADDRESS"):
             ray.init(configure_logging=False, log_to_driver=False)
             return
-        with warnings.catch_warnings():
-            # It starts processes with fork and exec, which JAX warns of.
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            ray.init(
-                num_cpus=1,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE,
-                _node_ip_address="127.0.0.1",
-                configure_logging=False,
-                log_to_driver=False,
-            )
+        _keep_to_this_machine()
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                ray.init(
+                    num_cpus=1,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE,
+                    _node_ip_address="127.0.0.1",
+                    configure_logging=False,
+                    log_to_driver=False,
+                )
+                return
+            except Exception as error:  # its own time limits are short for a busy machine
+                ray.shutdown()
+                if not left:
+                    raise RuntimeError(
+                        f"Ray could not be started on this machine, in {_ATTEMPTS} attempts: {error}"
+                    ) from error
+
+
+def _keep_to_this_machine() -> None:
+    """Ray reads the variable when it is imported, which the user may have done already."""
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
 
 
 @contextlib.contextmanager
