@@ -235,7 +235,7 @@ class SharePass(Dataflow[Makeup]):
             shapes,
             tuple(facts),
             self._line(equation),
-            jnp.issubdtype(getattr(equation.outvars[0].aval, "dtype", jnp.bool_), jnp.inexact),
+            any(jnp.issubdtype(getattr(v.aval, "dtype", jnp.bool_), jnp.inexact) for v in equation.outvars[:1]),
             self.program.replicas,
             self.asked,
             lambda: any(_jax.comes_from(equation, [name], file) for name, file in (*_MEANS, _SCALES)),
