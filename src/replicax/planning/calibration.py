@@ -15,7 +15,7 @@ parts, and each part has a program here:
 
 A meeting is measured between products, as in a step: devices that share cores come to it one after the other, and the
 last one's core is often the only one that works. In a chain of nothing but sums that can't be seen, and a meeting seems
-to take a quarter of the time.
+to take a fraction of the time.
 
 It is coarse. A CPU is faster at large products than at small ones, at data in its cache than at other data, and
 bfloat16 is converted on the way. The order of cases that differ by a fifth can be told, and not the time of each;
