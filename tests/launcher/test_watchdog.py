@@ -105,6 +105,14 @@ def test_a_program_has_five_times_as_long_as_its_like_and_longer_if_nobody_knows
     assert not worker.look(200.0).is_overdue
 
 
+def test_a_step_that_is_compiled_anew_has_as_long_as_any_compilation(worker) -> None:
+    worker.page.numbers[page.LAUNCHED] += 1  # its launch compiles it: traced again, for batches of another shape
+    worker.page.seconds[page.EXPECTED] = 0.01
+    worker.page.numbers[page.PHASE] = page.COMPILE
+    assert worker.look(299.0).condition is Condition.BUSY
+    assert worker.look(2.0).is_overdue
+
+
 LONG = (page.COMPILE, page.INPUT, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT)
 
 

@@ -196,7 +196,8 @@ class WorkerMonitor:
             return Condition.MUTE, self._silent, longest
         if phase == page.MEETING:
             return Condition.MEETING, self._still, longest
-        if launched > finished and not self._mute:
+        # Who compiles is inside of the launch of what it compiles, and not in a program that has a usual time.
+        if launched > finished and phase != page.COMPILE and not self._mute:
             limit = longest if expected == page.UNKNOWN else max(self._timeout, STEPS_PATIENCE * expected)
             return Condition.WAITING, self._still, limit
         if phase in _LONG:
