@@ -154,11 +154,20 @@ def timed(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - began:.1f} s")
 
 
-def main(argv: list[str] | None = None) -> dict[str, float]:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=["mirrored", "sync", "async"], help="train in one way only")
     parser.add_argument("--workers", type=int, default=2, help="how many workers, or replicas")
     args = parser.parse_args(argv)
+    if args.workers < 1:
+        parser.error(f"--workers must be at least 1, got {args.workers}")
+    if args.only != "async" and BATCH % args.workers:
+        parser.error(f"--workers: {args.workers} replicas can't share a batch of {BATCH} evenly; --only async can")
+    return args
+
+
+def main(argv: list[str] | None = None) -> dict[str, float]:
+    args = arguments(argv)
     ways: dict[str, Callable[[], TwoTowers]] = {
         "mirrored": lambda: train_mirrored(args.workers),
         "sync": lambda: train_on_servers("sync", args.workers),
@@ -175,5 +184,5 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    replicax.use_cpu_devices(2)
+    replicax.use_cpu_devices(arguments().workers)
     main()

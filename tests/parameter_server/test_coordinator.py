@@ -95,6 +95,8 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
             server.before = lambda method, args: calls.append((method, args))
         assert coordinator.schedule(look_up, args=(ids,)).fetch(WAIT).tolist() == values[ids].tolist()
         assert coordinator.schedule(look_up, args=(2,)).fetch(WAIT).tolist() == values[2].tolist()
+        none = coordinator.schedule(look_up, args=(np.zeros((0, 2), np.int32),)).fetch(WAIT)
+        assert (none.shape, none.dtype) == ((0, 2, 4), np.float32)
         asked = [args[1] for method, args in calls if method == "rows"]
         assert {method for method, _ in calls} <= {"rows", "ready", "snapshot", "put"}
         assert sum(map(len, asked[: 2 if dim is not None else 1])) == (8 if dim == 1 else 4)  # each row once
@@ -213,6 +215,39 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
             with pytest.raises(replicax.WorkerError, match=message):
                 coordinator.join(WAIT)
         assert float(v) == 1.0
+
+
+def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:
+    """Not assigned: another worker may have added in the meantime."""
+    strategy = replicax.ParameterServerStrategy(num_workers=2)
+    with strategy.scope():
+        v, w = replicax.Variable(1.0, name="v"), replicax.Variable(1.0, name="w")
+
+    def step() -> None:
+        def merge(_: replicax.Strategy) -> None:
+            v.assign_add(1.0)
+            v.assign_add(2.0)
+            w.assign(5.0)
+            w.assign_add(1.0)
+
+        replicax.get_replica_context().merge_call(merge)
+
+    def add_then_assign() -> None:
+        v.assign_add(1.0)
+        replicax.get_replica_context().merge_call(lambda _: v.assign(3.0))
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        pushes: list[Any] = []
+        for server in actors.of("ShardServer"):
+            server.before = lambda method, args: pushes.append(args[0]) if method == "push" else None
+        for _ in range(3):
+            coordinator.schedule(lambda: strategy.run(step))
+        coordinator.join(WAIT)
+        assert (float(v), float(w)) == (10.0, 6.0)
+        assert [(len(push.added), len(push.assigned)) for push in pushes] == [(1, 1)] * 3
+        coordinator.schedule(lambda: strategy.run(add_then_assign))
+        with pytest.raises(replicax.WorkerError, match="assign the final value only"):
+            coordinator.join(WAIT)
 
 
 def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers() -> None:

@@ -31,3 +31,19 @@ def test_it_is_measured_and_bounded(bound: int | None) -> None:
         assert report.staleness_p99 <= bound
     if bound == 0:
         assert report.staleness_p99 == 0
+
+
+def test_what_is_based_on_nothing_is_not_stale() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def add() -> None:
+        v.assign_add(1.0)  # without reading it
+
+    with coordinator_of(strategy) as (coordinator, _):
+        for _ in range(20):
+            coordinator.schedule(add)
+        report = coordinator.join(100)
+    assert float(v) == 20.0
+    assert report.staleness_p99 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -105,6 +106,35 @@ def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
             coordinator.schedule(add, args=(x,))
         coordinator.join(timeout_seconds=100)
         assert float(total) == 31.0
+
+
+def test_a_step_with_a_function_that_fails_does_not_count() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
+    with strategy.scope():
+        total = replicax.Variable(0.0, aggregation="sum")
+
+    def add(x: float) -> None:
+        strategy.run(lambda x: total.assign_add(x), args=(x,))
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        held = threading.Event()
+        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100)
+        failing = coordinator.schedule(lambda: 1 // 0)
+        beside = coordinator.schedule(add, args=(100.0,))
+        waiting = coordinator.schedule(add, args=(1000.0,))
+        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+            failing.fetch(100)
+        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+            coordinator.done()
+        # The other function of the step is running still; these are steps of their own.
+        results = [coordinator.schedule(add, args=(x,)) for x in (1.0, 2.0, 4.0)]
+        held.set()
+        coordinator.join(timeout_seconds=100)
+        assert coordinator.fetch(results) == [None] * 3
+        assert beside.fetch() is None
+        with pytest.raises(replicax.WorkerError, match="was not run"):
+            waiting.fetch()
+        assert float(total) == 7.0
 
 
 def test_collectives_inside_a_step_are_refused() -> None:

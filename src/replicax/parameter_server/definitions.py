@@ -63,9 +63,6 @@ class Definitions:
         self._all: list[Any] = []
         self.shards: dict[int, Shards] = {}
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     def since(self, known: int) -> Sequence[Any]:
         """Those after the first ``known``."""
         return tuple(self._all[known:])

@@ -55,7 +55,6 @@ class _Worker:
         self.definitions = 0
         self.functions: set[str] = set()
         self.running: Scheduled | None = None
-        self.since = 0.0
 
 
 class Dispatcher:
@@ -98,6 +97,7 @@ class Dispatcher:
         self._unfinished: set[int] = set()
         self._next = 0
         self._error: WorkerError | None = None
+        self._broken_off: WorkerError | None = None  # why the present step of several functions will not count
         self._closed: str | None = None
         self._changed = threading.Condition()
         self._inbox: queue.SimpleQueue[tuple[_Worker, Actor, Scheduled, Reply] | None] = queue.SimpleQueue()
@@ -144,8 +144,8 @@ class Dispatcher:
                         self._begin_step()
                         self._snapshot()
                     return
-                except ActorDiedError as error:
-                    self._lose_server(error)
+                except ActorDiedError:
+                    self._lose_server()
 
     def done(self) -> bool:
         """Whether all functions are done; raises as :meth:`join` does."""
@@ -174,7 +174,7 @@ class Dispatcher:
             raise ActorDiedError("a parameter server has died")
         with self._changed:
             again = {scheduled.number for scheduled in self._since_snapshot}
-            self._lose_server(None)
+            self._lose_server()
             self._changed.wait_for(
                 lambda: not (self._has_lost_server or again & self._unfinished) or self._error or self._closed
             )
@@ -224,18 +224,19 @@ class Dispatcher:
             other.beside += 1
         scheduled.beside = len(others)
         known = scheduled.digest in worker.functions
+        new = self._definitions.since(worker.definitions)
         call = FunctionCall(
             scheduled.number,
             scheduled.name,
             scheduled.digest,
             None if known else scheduled.fn,
             scheduled.arguments,
-            self._definitions.since(worker.definitions),
+            new,
             min(self._unfinished),
         )
-        worker.running, worker.since = scheduled, time.monotonic()
+        worker.running = scheduled
         worker.functions.add(scheduled.digest)
-        worker.definitions = len(self._definitions)
+        worker.definitions += len(new)  # the program may be defining more at this moment
         actor = worker.actor
         reply = actor.call("work", call)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
@@ -247,10 +248,10 @@ class Dispatcher:
         try:
             self._recovery.snapshot()
             self._since_snapshot = []
-        except ActorDiedError as error:
-            self._lose_server(error)
+        except (ActorDiedError, TimeoutError):
+            self._lose_server()
 
-    def _lose_server(self, error: ActorDiedError | None) -> None:
+    def _lose_server(self) -> None:
         self._has_lost_server = True
         if all(worker.running is None for worker in self._workers):
             self._go_back()
@@ -316,29 +317,38 @@ class Dispatcher:
         if outcome is not None and outcome.is_server:
             self._has_lost_server = True
             outcome = None
-        if outcome is None and self._error is None:
+        why = self._broken_off or self._error
+        if outcome is None and why is None:
             self._queue.appendleft(scheduled)
             return
         self._unfinished.discard(scheduled.number)
         if outcome is None:
-            scheduled.value._finish(error=_not_run(scheduled, self._error))
+            scheduled.value._finish(error=_not_run(scheduled, why))
         elif outcome.failure is not None or outcome.lost is not None:
             error = _error_of(worker.index, scheduled, outcome)
             scheduled.value._finish(error=error)
-            if self._error is None:
+            if why is None:
                 self._error = error
                 self._cancel_queue(error)
+                if self._groups > 1:
+                    self._broken_off = error
+                    self._begin_step()
         else:
             self._since_snapshot.append(scheduled)
             self._lost_in_vain = 0
-            self.log.add(worker.index, time.monotonic() - worker.since, outcome.staleness)
+            self.log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
-        if self._error is not None and self._groups > 1 and not self._unfinished:
-            self._begin_step()
-            try:
-                self._end_step(False)
-            except ActorDiedError:
-                self._has_lost_server = True
+        if self._broken_off is not None and all(worker.running is None for worker in self._workers):
+            self._break_off(scheduled.number // self._groups)
+
+    def _break_off(self, step: int) -> None:
+        """One of the functions of a step has failed, and the others have ended: none of them counts."""
+        self._broken_off = None
+        self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
+        try:
+            self._end_step(False)
+        except (ActorDiedError, TimeoutError):
+            self._has_lost_server = True
 
     def _begin_step(self) -> None:
         """The next function is the first of a step."""

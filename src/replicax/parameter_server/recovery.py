@@ -27,9 +27,6 @@ class Recovery:
       home: the variables that are on them.
       definitions: what workers are told, here of new servers.
       start: starts the process of a server.
-
-    Attributes:
-      recoveries: how often it was gone back.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class Recovery:
         self._taken = time.monotonic()
         self._cost = 0.0
         self._due_since: float | None = None
-        self.recoveries = 0
 
     def is_due(self, functions: int) -> bool:
         """Whether it is time for a snapshot, as soon as no function is running.
@@ -81,7 +77,6 @@ class Recovery:
         Raises:
           ActorDiedError: a server that has just been started has died, or a snapshot is lost.
         """
-        self.recoveries += 1
         actors = list(self._servers.actors)
         for index, reply in enumerate([actor.call("ready") for actor in actors]):
             try:

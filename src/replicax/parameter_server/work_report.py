@@ -49,7 +49,7 @@ class WorkLog:
         if self._since is None:
             self._since = time.monotonic()
 
-    def add(self, worker: int, seconds: float, staleness: tuple[int, ...]) -> None:
+    def add(self, worker: int, staleness: tuple[int, ...]) -> None:
         """A worker has run a function."""
         self._functions[worker] = self._functions.get(worker, 0) + 1
         self._staleness += staleness

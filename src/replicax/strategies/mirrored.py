@@ -41,7 +41,8 @@ class MirroredStrategy(Strategy):
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
         no multiple of the number of devices, or of the groups of logical devices. Or ``num_logical_devices`` does not
-        divide the number of devices. Or ``reproducible`` comes with one of the latter two.
+        divide the number of devices. Or ``reproducible`` comes with ``num_logical_devices`` or ``replicas_at_once``
+        above 1.
       TypeError: ``variable_partitioner`` of another type.
 
     >>> import replicax, jax.numpy as jnp

@@ -19,7 +19,8 @@ class Push:
     Attributes:
       function: the number of the scheduled function. It stays the same when the function is run again elsewhere.
       number: of the push, among those of this function.
-      based_on: how many updates the server had made when the worker read its variables.
+      based_on: how many updates the server had made when the function last read some of its variables; ``None`` if it
+        has read none.
       gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
       added: what is added to each variable: an array, or rows.
       assigned: the new value of each variable.
@@ -28,7 +29,7 @@ class Push:
 
     function: int
     number: int
-    based_on: int
+    based_on: int | None
     gradients: Mapping[int, Mapping[int, np.ndarray | Rows]]
     added: Mapping[int, np.ndarray | Rows]
     assigned: Mapping[int, np.ndarray]

@@ -85,6 +85,7 @@ class Servers:
         if shards.is_split and shards.dim == 0:
             masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
             asked = {s: indices[mask] - shards.bounds[s][0] for s, mask in masks.items() if mask.any()}
+            asked = asked or {shards.servers[0]: indices}  # of no rows the dtype is wanted
         else:
             masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
         found = self._all("rows", {server: (number, mine) for server, mine in asked.items()})

@@ -109,7 +109,7 @@ class ShardServer:
         if key in self._seen or push.function < push.finished_below:
             return 0
         self._seen.add(key)
-        staleness = self._updates - push.based_on
+        staleness = 0 if push.based_on is None else self._updates - push.based_on
         if self._groups == 1:
             self._update([push])
             return staleness

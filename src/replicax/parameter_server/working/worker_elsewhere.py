@@ -56,7 +56,7 @@ class WorkerElsewhere:
     def begin(self, function: int, finished_below: int) -> None:
         """A scheduled function begins."""
         self._function, self._pushes, self._finished_below = function, 0, finished_below
-        self._staleness = []
+        self._updates, self._staleness = {}, []
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
 
@@ -142,7 +142,7 @@ class WorkerElsewhere:
             server: Push(
                 self._function,
                 self._pushes,
-                self._updates.get(server, 0),
+                self._updates.get(server),
                 *changes,
                 finished_below=self._finished_below,
             )

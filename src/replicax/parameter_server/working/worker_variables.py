@@ -92,17 +92,17 @@ class WorkerVariable(Variable):
         return jnp.asarray(self.elsewhere.rows(self.number_on_servers, np.where(rows < 0, rows + self.shape[0], rows)))
 
     def assign(self, value: Any) -> Variable:
-        if self._in_replica() and self._noted_in is context.get_replica_context():
+        if not self._is_outside() and self._noted_in is _step():
             raise ContextError(
                 f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
                 "the servers could not tell which is meant: assign the final value only"
             )
         with self.elsewhere.part():
             super().assign(value)
-        if self._in_replica():
-            self._assigned_in = context.get_replica_context()
-        elif self._is_outside():
+        if self._is_outside():
             self.elsewhere.send_change(assigned={self.number_on_servers: np.asarray(self.slot.array)})
+        else:
+            self._assigned_in = _step()
         return self
 
     def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
@@ -114,14 +114,14 @@ class WorkerVariable(Variable):
         with self.elsewhere.part():
             mine = self._combined(signed) if self._in_replica() else signed
         self._write(current_store().read(self) + mine)
-        if self._assigned_in is not context.get_replica_context():
+        if self._assigned_in is not _step():
             self._note_added(jnp.asarray(mine, self.dtype))
         return self
 
     def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:
         if method == "scatter_update" or self._is_outside():
             raise ContextError(
-                f"{self.describe()}: {method} {'outside a step' if self._is_outside() else ''} is not for variables on "
+                f"{self.describe()}: {method}{' outside a step' if self._is_outside() else ''} is not for variables on "
                 "parameter servers: use scatter_add or scatter_sub inside a step"
             )
         before = current_store().read(self)
@@ -137,7 +137,7 @@ class WorkerVariable(Variable):
 
     def _note_added(self, delta: Any) -> None:
         [note] = self._notes_for("added", None, [(self.shape, self.dtype)])
-        step, store = context.get_replica_context(), current_store()
+        step, store = _step(), current_store()
         total = store.read(note) + delta if self._noted_in is step else delta
         self._noted_in = step
         store.write(note, jnp.asarray(total, self.dtype), self._otherwise())
@@ -172,6 +172,11 @@ class WorkerVariable(Variable):
 
     def _otherwise(self) -> str:
         return f"what changes {self.describe()} differs between the replicas of a worker"
+
+
+def _step() -> context.ReplicaContext | None:
+    """What tells the step in progress from others, also while it is in a merge_fn."""
+    return context.get_replica_context() or context.left_replica()
 
 
 def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
