@@ -68,10 +68,14 @@ class References:
         """
         from ray import cloudpickle
 
+        name_of = self.name_of
+
+        class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+            def persistent_id(self, value: Any) -> Reference | None:
+                return name_of(value)
+
         buffer = io.BytesIO()
-        make: Any = cloudpickle.CloudPickler
-        pickler = make(buffer)
-        pickler.persistent_id = self.name_of
+        pickler = Pickler(buffer)
         try:
             pickler.dump(value)
         except ValueError:
@@ -87,6 +91,13 @@ class References:
 
 def loads(data: bytes, find: Callable[[Reference], Any]) -> Any:
     """What was pickled; ``find`` gives the objects that it refers to."""
-    unpickler = pickle.Unpickler(io.BytesIO(data))
-    unpickler.persistent_load = find  # type: ignore[method-assign]
-    return unpickler.load()
+    return _Unpickler(data, find).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, find: Callable[[Reference], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._find = find
+
+    def persistent_load(self, reference: Reference) -> Any:
+        return self._find(reference)
