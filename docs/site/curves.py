@@ -1,7 +1,8 @@
 """Measure the curves of the gallery's pictures: ``python docs/site/curves.py [program …]`` writes ``curves.json``.
 
 Each program's ``main(strategy, steps)`` is run on one device and on four replicas, and its losses are kept. Programs
-that are named are measured anew, the others stay as they are; without names, all of them are measured.
+that are named are measured anew, the others stay as they are; without names, all of them are measured. Those of Keras
+have losses of epochs only, and no curve.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     found = {path.relative_to(examples).as_posix(): path for group in programs_of(examples).values() for path in group}
     curves = {name: known for name, known in known_curves().items() if name in found}
     for name, path in found.items():
-        if path.parent == examples or (sys.argv[1:] and name not in sys.argv[1:]):
+        if path.parent in (examples, examples / "gallery" / "keras") or (sys.argv[1:] and name not in sys.argv[1:]):
             continue
         program = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         curves[name] = {

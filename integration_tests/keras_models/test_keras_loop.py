@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,6 +118,18 @@ def test_compiled_again_with_layers_that_are_frozen() -> None:
         return first, model.fit(X, Y, epochs=1, verbose=0, shuffle=False).history, model.get_weights()
 
     check(use)
+
+
+def test_compiled_again_it_keeps_nothing_of_the_last_optimizer() -> None:
+    with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(4096)])
+    held = []
+    for _ in range(3):
+        model.compile("adam", LOSS)
+        model.fit(X, Y, epochs=1, verbose=0)
+        gc.collect()
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+    assert held[2] <= held[1] < held[0] + 4096 * 8 * 4
 
 
 def test_weights_that_somebody_sets_between_steps() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from keras import layers, ops
 
 import replicax
@@ -75,6 +76,12 @@ def test_arrays_that_have_not_the_same_rows() -> None:
     feed = Feed(two().extended.replicas)
     with pytest.raises(ValueError, match=r"same dim 0; got batch\[0\]: float32\[8, 3\], batch\[1\]: float32\[6, 1\]"):
         feed.batch((X, Y[:6]))
+
+
+def test_a_sparse_array() -> None:
+    feed = Feed(two().extended.replicas)
+    with pytest.raises(ValueError, match=r"dense arrays .* got batch\[0\]: a BCOO, batch\[1\]: float32\[8, 1\]"):
+        feed.batch((sparse.BCOO.fromdense(X), Y))
 
 
 def test_fit_inside_another_scope() -> None:

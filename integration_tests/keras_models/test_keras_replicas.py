@@ -42,6 +42,26 @@ def test_each_replica_draws_numbers_of_its_own() -> None:
     np.testing.assert_array_equal(model.layers[0].seeds.state.numpy(), [3, 2])
 
 
+class Places(layers.Layer):
+    """Gives each row the same vector, which is a weight."""
+
+    def build(self, shape: Any) -> None:
+        self.vector = self.add_weight(shape=(2,), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x, ops.broadcast_to(self.vector, (ops.shape(x)[0], 2))
+
+
+@pytest.mark.parametrize("batch", [12, 5, 11])
+def test_predictions_that_do_not_depend_on_the_input(batch: int) -> None:
+    inputs = keras.Input((3,))
+    with two().scope():
+        model = keras.Model(inputs, Places()(inputs))
+    given, places = model.predict(X, batch_size=batch, verbose=0)
+    np.testing.assert_array_equal(given, X)
+    np.testing.assert_array_equal(places, np.ones((12, 2)))
+
+
 def test_batch_statistics_are_a_replicas_own_and_their_averages_are_kept() -> None:
     with two().scope():
         model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(momentum=0.0), layers.Dense(1)])
@@ -88,17 +108,18 @@ def one_number(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.abs(y_true - y_pred))
 
 
-def test_metrics_of_all_kinds() -> None:
-    def logs() -> Any:
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_metrics_of_all_kinds(eagerly: bool) -> None:
+    def logs(**compile: Any) -> Any:
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
         metrics = [Largest(), one_number, "mae", keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score()]
-        model.compile("sgd", "mse", metrics=metrics)
+        model.compile("sgd", "mse", metrics=metrics, **compile)
         return model.fit(X, Y, batch_size=5, epochs=2, verbose=0, shuffle=False).history
 
     expected = logs()
     with two().scope():
-        found = logs()
+        found = logs(run_eagerly=eagerly)
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name] == pytest.approx(expected[name], rel=1e-5), name
@@ -148,12 +169,14 @@ class Applies(keras.Model):
         return {"loss": loss}, (new[0], others, new[1], metrics)
 
 
-def test_an_optimizer_that_is_applied_by_hand_and_a_log_that_nobody_has_combined() -> None:
+@pytest.mark.parametrize("rows", [12, 9])
+def test_an_optimizer_that_is_applied_by_hand_and_a_log_that_nobody_has_combined(rows: int) -> None:
     def trained() -> Any:
         keras.utils.set_random_seed(0)
         model = Applies()
         model.compile(keras.optimizers.Adam(0.1))
-        return model.fit(X, Y, batch_size=12, epochs=3, verbose=0, shuffle=False).history["loss"], model.get_weights()
+        history = model.fit(X[:rows], Y[:rows], batch_size=12, epochs=3, verbose=0, shuffle=False).history
+        return history["loss"], model.get_weights()
 
     expected = trained()
     with two().scope():

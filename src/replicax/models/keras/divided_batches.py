@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.sparse import JAXSparse
 
 from replicax.data.elements.batch_rows import BatchRows
 from replicax.data.elements.chunks import Staged
@@ -107,8 +108,8 @@ class Feed:
         key = tree, *lengths
         kind = self._kinds.get(key)
         if kind is None:
+            rows = _rows(data)
             leaves, tree = jax.tree_util.tree_flatten(known(data))
-            rows = _rows(data, leaves)
             sizes, copies = sizes_of(rows, self._replicas.count)
             whole = Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies)
             kind = sizes, copies, jax.tree_util.tree_structure(whole)
@@ -157,21 +158,27 @@ def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _rows(data: Any, leaves: Sequence[Any]) -> int:
+def _rows(data: Any) -> int:
     """How many rows a batch has.
 
     Raises:
       ValueError: it is not of dense arrays that have all the same dim 0.
     """
+    leaves = jax.tree_util.tree_leaves(data, is_leaf=_is_sparse)
     dense = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
     if dense and len({leaf.shape[0] for leaf in leaves}) == 1:
         return int(leaves[0].shape[0])
-    found = jax.tree_util.tree_flatten_with_path(data)[0]
+    found = jax.tree_util.tree_flatten_with_path(data, is_leaf=_is_sparse)[0]
     shown = ", ".join(f"batch{jax.tree_util.keystr(path)}: {_described(leaf)}" for path, leaf in found)
     raise ValueError(
         "a batch is divided over the replicas by its rows, so it must consist of dense arrays with the same dim 0; got "
         f"{shown or 'no array'}. Have the dataset give such arrays."
     )
+
+
+def _is_sparse(value: Any) -> bool:
+    """Whether it is a sparse array, which is a tree of arrays to JAX."""
+    return isinstance(value, JAXSparse)
 
 
 def _described(leaf: Any) -> str:

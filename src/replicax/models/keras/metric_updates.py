@@ -43,6 +43,25 @@ def common_update(metric: Any, update: Callable[..., Any]) -> Callable[..., Any]
     return update_state
 
 
+def common_number(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A metric's function that, if it makes one number of a batch, makes it of all replicas' rows.
+
+    So ``lambda y, p: ops.mean(…)`` does; Keras' own make one number for each row.
+    """
+
+    @functools.wraps(function)
+    def common(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        step = running_step()
+        if step is None or step.number_is_common is None or getattr(value, "ndim", None) != 0:
+            return value
+        [mean] = step.mean([value])
+        step.number_is_common = True
+        return mean
+
+    return common
+
+
 def _is_batch(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
@@ -82,43 +101,13 @@ def _update_sums(step: ReplicaStep, metric: Any, update: Callable[..., Any], arg
     before = [v.value for v in variables]
     for v in variables:
         v.assign(jnp.zeros_like(v.value))
-    with _MeansOfRows(step, metric) as is_common:
-        result = update(*args, **kwargs)
+    step.number_is_common = False
+    result = update(*args, **kwargs)
+    is_common, step.number_is_common = step.number_is_common, None
     sums = [v.value for v in variables]
     for v, old, more in zip(variables, before, sums if is_common else step.sum(sums), strict=True):
         v.assign(old + more)
     return result
-
-
-class _MeansOfRows:
-    """While it is open, a metric's function that makes one number of a batch makes it of all replicas' rows.
-
-    True afterwards if it has made one, as ``lambda y, p: ops.mean(…)`` does; Keras' own make one for each row.
-    """
-
-    def __init__(self, step: ReplicaStep, metric: Any) -> None:
-        self._step, self._metric, self._common = step, metric, False
-
-    def __bool__(self) -> bool:
-        return self._common
-
-    def __enter__(self) -> _MeansOfRows:
-        self._function = vars(self._metric).get("_fn")
-        if self._function is not None:
-            object.__setattr__(self._metric, "_fn", self._mean)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._function is not None:
-            object.__setattr__(self._metric, "_fn", self._function)
-
-    def _mean(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._function is not None
-        value = self._function(*args, **kwargs)
-        if getattr(value, "ndim", None) == 0:
-            [value] = self._step.mean([value])
-            self._common = True
-        return value
 
 
 def _update_with_all(step: ReplicaStep, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:

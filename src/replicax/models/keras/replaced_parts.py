@@ -21,7 +21,7 @@ from keras.src.random.seed_generator import SeedGenerator
 
 from replicax.models.keras.batch_moments import common_moments
 from replicax.models.keras.loss_values import common_loss
-from replicax.models.keras.metric_updates import common_update, leaf_metrics
+from replicax.models.keras.metric_updates import common_number, common_update, leaf_metrics
 from replicax.models.keras.replica_step import running_step
 
 
@@ -67,8 +67,11 @@ def replaced(model: Any) -> Iterator[None]:
         (BatchNormalization, "_moments", common_moments),
         (SeedGenerator, "next", _own_seed),
         (Layer, "_losses_override", _OwnLosses),
-        *((metric, "update_state", functools.partial(common_update, metric)) for metric in leaf_metrics(model)),
     ]
+    for metric in leaf_metrics(model):
+        wanted.append((metric, "update_state", functools.partial(common_update, metric)))
+        if callable(vars(metric).get("_fn")):
+            wanted.append((metric, "_fn", common_number))
     if _ACTIVITIES_ARE_SUMS:
         regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
         wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]

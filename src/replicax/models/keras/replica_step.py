@@ -43,6 +43,8 @@ class ReplicaStep:
       rows: how many rows all replicas have together.
       own_rows: how many this one has.
       replica: its context.
+      number_is_common: whether the metric that adds up this replica's rows has made one number of all rows instead;
+        ``None`` while no metric adds up.
       layers_losses: what layers have added to its loss, by the layers' ids, where Keras keeps it with the layer.
     """
 
@@ -56,6 +58,7 @@ class ReplicaStep:
         self._copies = batch.copies
         self._several = replica.num_replicas_in_sync > 1
         self._inside: set[str] = set()
+        self.number_is_common: bool | None = None
         self.layers_losses: dict[int, Any] = {}
 
     @contextlib.contextmanager

@@ -26,9 +26,12 @@ class StepFunctions:
     def __init__(self, model: Any, strategy: Strategy) -> None:
         self.strategy = strategy
         self._model = model
-        replicas = strategy.extended.replicas
         self._state = ModelState(strategy)
-        self._feed = Feed(replicas)
+        self._feed = Feed(strategy.extended.replicas)
+
+    def forget_state(self) -> None:
+        """Let go of what the devices have of the model's variables: it may have another optimizer from now on."""
+        self._state = ModelState(self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
         """See ``keras.Model.make_train_function``."""
@@ -79,10 +82,9 @@ def _made_in_scope(init: Callable[..., None]) -> Callable[..., None]:
 def _compiled_in_scope(compile: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(compile)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        strategy = _strategy_here()
+        strategy, present = _strategy_here(), vars(self).get(_NAME)
         if strategy is not None:
             _check_backend()
-            present = vars(self).get(_NAME)
             if present is None:
                 _give(self, strategy)
             elif present.strategy is not strategy:
@@ -91,6 +93,8 @@ def _compiled_in_scope(compile: Callable[..., None]) -> Callable[..., None]:
                     f"compiled in that of {strategy!r}. Make a model for each strategy (keras.models.clone_model)."
                 )
         compile(self, *args, **kwargs)
+        if present is not None:
+            present.forget_state()
 
     return wrapper
 
@@ -99,9 +103,9 @@ def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
     """``BatchNormalization.__init__``, which takes ``synchronized=True`` in a strategy's scope on JAX, too."""
 
     @functools.wraps(init)
-    def wrapper(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        ours = synchronized and keras.backend.backend() == "jax" and _strategy_here() is not None
-        init(self, *args, synchronized=synchronized and not ours, **kwargs)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        ours = kwargs.get("synchronized") and keras.backend.backend() == "jax" and _strategy_here() is not None
+        init(self, *args, **(kwargs | {"synchronized": False} if ours else kwargs))
         if ours:
             self.synchronized = True
 

@@ -92,7 +92,7 @@ class StepFunction:
         return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
 
     def _common(self, log: Any) -> Any:
-        """A number of the logs that the replicas have not combined: a mean over their rows, such as a loss."""
+        """A number of the logs that the replicas have not combined: a mean over as many rows each, such as a loss."""
         return self._strategy.reduce("mean", log) if isinstance(log, PerReplica) else log
 
     def _predicted(self, batches: Sequence[Any]) -> Any:
@@ -101,18 +101,21 @@ class StepFunction:
         for data in batches:
             batch = self._feed.batch(data)
             own = self._strategy.run(self._fn, (batch,), options=self._options)
-            joined = functools.partial(self._joined, rows=batch.rows)
+            joined = functools.partial(self._joined, batch=batch)
             outputs.append(jax.tree_util.tree_map(joined, own, is_leaf=_is_per_replica))
         if len(outputs) == 1:
             return outputs[0]
         return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
 
-    def _joined(self, output: Any, rows: int) -> Any:
+    def _joined(self, output: Any, batch: Batch) -> Any:
         """The replicas' rows one after the other; of a batch that all of them have, once."""
-        if not isinstance(output, PerReplica):
-            return output
-        gathered = self._strategy.gather(output, axis=0)
-        return gathered if len(gathered) <= rows else gathered[:rows]
+        replicas = len(batch.sizes)
+        if isinstance(output, PerReplica):
+            gathered = self._strategy.gather(output, axis=0)
+            return gathered if len(gathered) <= batch.rows else gathered[: batch.rows]
+        if replicas > batch.copies and output.ndim and len(output) == batch.sizes[0]:
+            return jnp.concatenate([output] * replicas)  # it does not depend on the input: each has the same rows
+        return output
 
     # --- state ------------------------------------------------------------------------------------------
 
@@ -140,6 +143,8 @@ class StepFunction:
         if self._method == "predict_step":
             new = (given[0], new)
         self._assign(step, given, new)
+        if self._method != "predict_step" and len(set(batch.sizes)) > 1:
+            result = _of_all_rows(step, result)
         return jax.tree_util.tree_map(_strongly_typed, result)
 
     def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
@@ -166,6 +171,15 @@ class StepFunction:
 
 def _is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
+
+
+def _of_all_rows(step: ReplicaStep, logs: Any) -> Any:
+    """Logs of replicas that have different numbers of rows. Where all have the same, nothing need be added up here."""
+    leaves, tree = jax.tree_util.tree_flatten(logs)
+    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    for i, mean in zip(floats, step.mean([jnp.asarray(leaves[i]) for i in floats]), strict=True):
+        leaves[i] = mean
+    return jax.tree_util.tree_unflatten(tree, leaves)
 
 
 def _strongly_typed(leaf: Any) -> Any:
