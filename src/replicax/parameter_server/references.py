@@ -68,14 +68,10 @@ class References:
         """
         from ray import cloudpickle
 
-        name_of = self.name_of
-
-        class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-            def persistent_id(self, value: Any) -> Reference | None:
-                return name_of(value)
-
+        methods = {"persistent_id": lambda _, value: self.name_of(value)}
+        make: Any = type("Pickler", (cloudpickle.CloudPickler,), methods)
         buffer = io.BytesIO()
-        pickler = Pickler(buffer)
+        pickler = make(buffer)
         try:
             pickler.dump(value)
         except ValueError:
