@@ -102,3 +102,24 @@ def test_a_chip_is_a_value() -> None:
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     found = replicax.plan(strategy, lambda: jax.numpy.ones(3), chip=chip)
     assert found.chip.name == "abacus"
+
+
+# --- locked versions ------------------------------------------------------------------------------------
+
+ROOT = SOURCES.parent.parent
+
+
+def locked(path: pathlib.Path) -> dict[str, str]:
+    lines = [line.split("#")[0].split(";")[0].strip() for line in path.read_text().splitlines()]
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {re.sub("[-_.]+", "-", name).lower(): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("folder", ["docs/site", "integration_tests", "oracle", "peers"])
+def test_constraints_do_not_contradict_each_other(folder: str) -> None:
+    """An environment that takes both files could not be installed."""
+    common, special = locked(ROOT / "constraints.txt"), locked(ROOT / folder / "constraints.txt")
+    assert special
+    assert {
+        name: (common[name], special[name]) for name in common.keys() & special if common[name] != special[name]
+    } == {}
