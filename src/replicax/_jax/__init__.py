@@ -30,6 +30,7 @@ from replicax._jax.control_flow import (
 )
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
+from replicax._jax.eager.operation_keys import Hashed
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array, missed_a_mesh
 from replicax._jax.primitives import (
@@ -134,6 +135,7 @@ __all__ = [
     "EagerTrace",
     "Equation",
     "FastCall",
+    "Hashed",
     "Jaxpr",
     "Literal",
     "Primitive",
