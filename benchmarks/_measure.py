@@ -111,6 +111,34 @@ def measured(
     return measure(2, quick_share) if options.quick else measure(rounds, 1.0)
 
 
+def of_all_processes(found: Sequence[Sequence[Sequence[float]]], steps: int = 1) -> Paired:
+    """The times of a step from ``[process][A or B][call]``, where each call makes ``steps`` steps."""
+    return Paired(*([t / steps for times in found for t in times[side]] for side in (0, 1)))
+
+
+def cells(summary: dict[str, Any], bar: float | None, passed: bool = True) -> tuple[str, str, str, str, str, str]:
+    """What a row of a table says of a comparison: A, B, their ratio, where it lies, its bar, and the verdict.
+
+    Args:
+      summary: as :meth:`Paired.summary` returns it.
+      bar: the largest ratio that passes; ``None``: the last two are empty.
+      passed: whether everything else passes that belongs to the case.
+    """
+    ratio, (low, high) = summary["ratio"], summary["ratio_95"]
+    times = (f"{summary[side]:#.4g} ms" for side in ("a_ms", "b_ms"))
+    judged = ("", "") if bar is None else (f"≤ {bar:.2f}", verdict(passed and meets(summary, bar)))
+    return (*times, f"{ratio:.3f}", f"{low:.3f}–{high:.3f}", *judged)
+
+
+def verdict(passed: bool) -> str:
+    return "[green]pass[/]" if passed else "[bold red]FAIL[/]"
+
+
+def meets(summary: dict[str, Any], bar: float | None) -> bool:
+    """Whether a comparison meets its bar, if it has one."""
+    return bar is None or bool(summary["ratio"] <= bar)
+
+
 def in_subprocess(script: str, *arguments: str) -> Any:
     """Run a script of this folder in a process of its own, and return the JSON that it prints last.
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import _measure
-from _measure import Paired
 
 ROUNDS = 3
 """Each case is measured in that many processes."""
@@ -109,10 +108,7 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
         options = ("--devices", "1", "--turn", str(turn), "--share", str(share))
         for name, times in _measure.in_subprocess("keras_fit.py", *options).items():
             found[name].append(times)
-    return {
-        case.name: Paired(*([t / STEPS for times in found[case.name] for t in times[i]] for i in (0, 1))).summary()
-        for case in CASES
-    }
+    return {case.name: _measure.of_all_processes(found[case.name], STEPS).summary() for case in CASES}
 
 
 def main() -> int:
@@ -123,24 +119,11 @@ def main() -> int:
     table = Table(title="Time of a step of Keras' fit: medians, and the median of paired ratios")
     for column in ("steps in an execution: Replicax, Keras", "Replicax", "Keras", "ratio", "95%", "bar", ""):
         table.add_column(column, justify="left" if column.startswith("steps") else "right")
-    missed = False
     for case in CASES:
-        found = results[case.name]
-        low, high = found["ratio_95"]
-        passed = case.bar is None or found["ratio"] <= case.bar
-        missed |= not passed
-        table.add_row(
-            f"{case.ours}, {case.theirs}",
-            f"{found['a_ms']:.3f} ms",
-            f"{found['b_ms']:.3f} ms",
-            f"{found['ratio']:.3f}",
-            f"{low:.3f}–{high:.3f}",
-            "" if case.bar is None else f"≤ {case.bar:.2f}",
-            "" if case.bar is None else "pass" if passed else "MISSED",
-        )
+        table.add_row(f"{case.ours}, {case.theirs}", *_measure.cells(results[case.name], case.bar))
     Console(width=110).print(table)
     _measure.write("keras_fit.json", {"cases": results})
-    return int(missed)
+    return int(not all(_measure.meets(results[case.name], case.bar) for case in CASES))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
 
 def _summary(case: Case, devices: int, results: list[Any]) -> dict[str, Any]:
     rounds = [Paired(*r["times"]) for r in results]
-    together = Paired([t for r in rounds for t in r.a], [t for r in rounds for t in r.b])
+    together = _measure.of_all_processes([r["times"] for r in results])
     last = results[-1]
     same = {
         "traces": last["traces"],
@@ -154,19 +154,9 @@ def show(results: dict[str, Any]) -> None:
     same.title = "The same program? Replicax / by hand"
     for case in results["cases"]:
         name, devices = case["title"], str(case["devices"])
-        low, high = case["ratio_95"]
-        speed.add_row(
-            name,
-            devices,
-            f"{case['a_ms']:.3f} ms",
-            f"{case['b_ms']:.3f} ms",
-            f"{case['ratio']:.3f}",
-            f"{low:.3f}–{high:.3f}",
-            "" if case["bar"] is None else f"≤ {case['bar']:.2f}",
-            "" if case["bar"] is None else _verdict(case["passed"]),
-        )
+        speed.add_row(name, devices, *_measure.cells(case, case["bar"], case["passed"]))
         pairs = ("{:,} / {:,}".format(*case[what]) for what in ("traces", "collectives", "arrays", "bytes"))
-        same.add_row(name, devices, *pairs, f"{case['difference']:.0e}", _verdict(case["same_program"]))
+        same.add_row(name, devices, *pairs, f"{case['difference']:.0e}", _measure.verdict(case["same_program"]))
     imported = results["import"]
     speed.add_row(
         "import replicax / import jax",
@@ -176,7 +166,7 @@ def show(results: dict[str, Any]) -> None:
         f"{imported['longer_s']:+.3f} s",
         "",
         f"≤ {import_time.BAR} s",
-        _verdict(imported["passed"]),
+        _measure.verdict(imported["passed"]),
     )
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(speed)
@@ -187,10 +177,6 @@ def _right(*headers: str) -> Iterator[Column]:
     from rich.table import Column
 
     return (Column(header, justify="right", no_wrap=True) for header in headers)
-
-
-def _verdict(passed: bool) -> str:
-    return "[green]pass[/]" if passed else "[bold red]FAIL[/]"
 
 
 def main() -> None:

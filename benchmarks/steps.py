@@ -294,7 +294,7 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
 
 def _summary(case: Case, results: list[Any]) -> dict[str, Any]:
     rounds = [Paired(*r["times"]) for r in results]
-    together = Paired([t for r in rounds for t in r.a], [t for r in rounds for t in r.b])
+    together = _measure.of_all_processes([r["times"] for r in results])
     middle = statistics.quantiles(together.b, n=4) if len(together.b) > 1 else [together.b[0]] * 3
     return {
         **dataclasses.asdict(case),
@@ -317,19 +317,12 @@ def show(results: dict[str, Any]) -> None:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("")
     for case in results["cases"]:
-        low, high = case["ratio_95"]
-        bar, verdict = "", ""
-        if case["bar"] is not None:
-            bar, verdict = f"≤ {case['bar']:.2f}", "[green]pass[/]" if case["passed"] else "[bold red]FAIL[/]"
+        *compared, verdict = _measure.cells(case, case["bar"], case["passed"])
         table.add_row(
             case["title"],
             str(case["devices"]),
             str(case["steps"]),
-            f"{case['a_ms']:.4f} ms",
-            f"{case['b_ms']:.4f} ms",
-            f"{case['ratio']:.3f}",
-            f"{low:.3f}–{high:.3f}",
-            bar,
+            *compared,
             f"{case['noise']:.0%}",
             f"{case['waiting']:.1%}",
             verdict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from replicax.launcher.watchdog import vital_signs
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
 from replicax.launcher.watchdog.vital_signs import ARMED, Condition, VitalSigns, WorkerMonitor
@@ -31,6 +33,8 @@ class Worker:
 
     def __init__(self, *program: str) -> None:
         self.process = subprocess.Popen(program or ("sleep", "600"))
+        while not program and vital_signs._state(self.process.pid) != "S":
+            time.sleep(0.001)  # until it sleeps
         file, self.page = new_page()
         os.close(file)
         self.now = time.monotonic()
@@ -183,6 +187,21 @@ def test_a_thread_that_computes_does_not_hang() -> None:
         assert found.computes > 1.0  # and that is told
     finally:
         busy.end()
+
+
+def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
+    """On a machine that is busy with something else: a thread that is ready to run all the time, and hardly does."""
+    starved = Worker(sys.executable, "-c", "while True: pass")
+    had = itertools.count(0.0, 0.005)  # 1% of a processor, at two looks a second
+    monkeypatch.setattr(vital_signs, "_processor_seconds", lambda pid, thread: (used := next(had), used))
+    try:
+        starved.page.numbers[page.LAUNCHED] += 1
+        starved.page.seconds[page.EXPECTED] = 0.01
+        assert not starved.look(150.0).is_overdue
+        assert not starved.look(50.0, beats=False).is_overdue
+        assert starved.look(150.0).is_overdue
+    finally:
+        starved.end()
 
 
 # --- all of them ----------------------------------------------------------------------------------------

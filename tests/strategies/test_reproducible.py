@@ -183,8 +183,16 @@ def test_what_can_not_be_reproducible() -> None:
 def test_strategies_see_to_what_the_promise_takes() -> None:
     """In a process with the compiler that users have."""
     program = """
-import os, warnings, numpy as np, replicax
+import os, warnings, jax, numpy as np, replicax
 warnings.simplefilter("error")
+before = dict(os.environ)
+jax.config.update("jax_platforms", "cuda")  # as where there are GPUs
+for devices in ("cpu:0", [], ["gpu:0"], ["no device"], None):
+    try:
+        replicax.MirroredStrategy(devices, num_replicas=6, reproducible=True)
+        print("was made from", devices)
+    except (TypeError, ValueError, RuntimeError):
+        assert os.environ == before, devices
 replicax.use_cpu_devices(2)
 strategy = replicax.MirroredStrategy(num_replicas=6, reproducible=True)
 x = np.full(16, 1 + 2**-12, np.float32)

@@ -30,6 +30,7 @@ from replicax._jax.control_flow import (
 )
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
+from replicax._jax.eager.operation_keys import Hashed
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array, missed_a_mesh
 from replicax._jax.primitives import (
@@ -89,6 +90,7 @@ from replicax._jax.runtime import (
     coordination_port,
     coordinator_host,
     copy_on,
+    default_platform_is_cpu,
     detected_cluster,
     drop_failed_tokens,
     is_absent,
@@ -133,6 +135,7 @@ __all__ = [
     "EagerTrace",
     "Equation",
     "FastCall",
+    "Hashed",
     "Jaxpr",
     "Literal",
     "Primitive",
@@ -167,6 +170,7 @@ __all__ = [
     "coordinator_host",
     "copy_on",
     "current_trace",
+    "default_platform_is_cpu",
     "detected_cluster",
     "drop_failed_tokens",
     "eval_trace",

@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import importlib.metadata
+import importlib.util
 import os
+import pkgutil
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
@@ -129,6 +132,20 @@ def is_absent(device: jax.Device) -> bool:
 def backends_are_initialized() -> bool:
     """Whether JAX has made its devices already, so that their number can't change any more."""
     return bool(_xla_bridge.backends_are_initialized())
+
+
+def default_platform_is_cpu() -> bool:
+    """Whether JAX will choose CPUs if nobody names a device, as far as that can be told without making any.
+
+    It can't where a package for other devices is installed, whether there are such devices or not: then it is false.
+    """
+    platforms = jax.config.values["jax_platforms"]  # where there are TPUs, JAX itself has set it
+    if platforms:
+        return bool(platforms.split(",")[0] == "cpu")
+    spec = importlib.util.find_spec("jax_plugins")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    in_folders = next(pkgutil.iter_modules(folders), None)
+    return in_folders is None and not importlib.metadata.entry_points(group="jax_plugins")
 
 
 # --- processes ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.devices.selection import thread_limit
 from replicax.errors import ReproducibilityWarning, stack_level
 
 FLAG = "--xla_cpu_max_isa=AVX"
@@ -35,8 +34,14 @@ def fix_arithmetic(replicas: int | None) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if _is_x86() and "--xla_cpu_max_isa" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {FLAG}".strip()
-    if isinstance(replicas, int) and replicas >= max(1, jax.config.values["jax_num_cpu_devices"]):
+    if type(replicas) is int and replicas >= max(1, jax.config.values["jax_num_cpu_devices"]):
         os.environ["NPROC"] = str(_threads(replicas))
+
+
+def thread_limit() -> int:
+    """How many threads XLA makes: the variable ``NPROC``, or one for each core."""
+    value = os.environ.get("NPROC", "")
+    return int(value) if value.isdigit() else (os.cpu_count() or 1)
 
 
 def warn_unless_fixed(device: jax.Device, replicas: int) -> None:

@@ -10,6 +10,9 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit
+
+_NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?")
 
 
 def use_cpu_devices(n: int) -> None:
@@ -51,25 +54,33 @@ def use_cpu_devices(n: int) -> None:
     jax.config.update("jax_num_cpu_devices", n)
 
 
-def resolve_devices(devices: Sequence[str | jax.Device] | None) -> tuple[jax.Device, ...]:
+def resolve_devices(
+    devices: Sequence[str | jax.Device] | None, reproducible: bool = False, num_replicas: int | None = None
+) -> tuple[jax.Device, ...]:
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
+
+    JAX makes its devices here, if nothing has asked for one before.
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``, ``"/gpu:0"``, ``"/device:GPU:0"`` or
         ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name.
+      reproducible: whether they are to compute as in any process of as many replicas, if they are CPUs.
+      num_replicas: how many replicas there will be on the devices of all workers, if that is known.
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
         worker, or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
+    if devices is not None and (isinstance(devices, str) or not isinstance(devices, Sequence)):
+        raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
+    if devices is not None and not devices:
+        raise ValueError("devices is empty: name at least one, or pass None for all local devices")
+    if reproducible is True and _will_be_cpus(devices):
+        fix_arithmetic(num_replicas)
     if devices is None:
         return _local_devices()
-    if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
     found = tuple(resolve_device(d) for d in devices)
-    if not found:
-        raise ValueError("devices is empty: name at least one, or pass None for all local devices")
     first: dict[jax.Device, int] = {}
     for i, device in enumerate(found):
         if first.setdefault(device, i) < i:
@@ -92,11 +103,11 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         return device
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
-    match = re.fullmatch(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?([a-zA-Z]+)(?::(\d+))?", device)
+    match = _NAME.fullmatch(device)
     available = list(_local_devices())
     if match:
         _check_owner(match["owner"] or "", device)
-        platform, index = match[2].lower(), int(match[3] or 0)
+        platform, index = match["platform"].lower(), int(match["index"] or 0)
         try:
             available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
         except RuntimeError:
@@ -133,6 +144,14 @@ def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.n
     return replicas.reshape(-1, num_logical_devices)
 
 
+def _will_be_cpus(devices: Sequence[str | jax.Device] | None) -> bool:
+    """Whether the devices are CPUs, as far as that can be told before JAX makes them."""
+    if devices is None:
+        return _jax.default_platform_is_cpu()
+    names = [_NAME.fullmatch(d) if isinstance(d, str) else None for d in devices]
+    return all(name is not None and name["platform"].lower() == "cpu" for name in names)
+
+
 def _check_owner(owner: str, device: str) -> None:
     """Raise unless ``owner``, as in ``"job:worker/task:1/"``, is this process.
 
@@ -165,9 +184,3 @@ def _local_devices() -> tuple[jax.Device, ...]:
 
 def _name(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
-
-
-def thread_limit() -> int:
-    """How many threads XLA makes: the variable ``NPROC``, or one for each core."""
-    value = os.environ.get("NPROC", "")
-    return int(value) if value.isdigit() else (os.cpu_count() or 1)

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from replicax import _jax, context
-from replicax.execution.tracing.function_key import ById, Hashed
+from replicax.execution.tracing.function_key import ById
 from replicax.models.nnx_step import NNXStep
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
@@ -211,7 +211,7 @@ def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, 
     return found
 
 
-class Key(Hashed):
+class Key(_jax.Hashed):
     """Equal for objects of the same structure with the same variables."""
 
     __slots__ = ()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.selection import resolve_device, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_of_others, keywords_renamed
@@ -58,10 +57,8 @@ class CentralStorageStrategy(Strategy):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        if reproducible:
-            fix_arithmetic(num_replicas)
+        devices = resolve_devices(compute_devices, reproducible, num_replicas)
         home = resolve_device("cpu:0" if parameter_device is None else parameter_device)
-        devices = resolve_devices(compute_devices)
         super().__init__(
             StrategyExtended(
                 devices,

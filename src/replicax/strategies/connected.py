@@ -15,7 +15,6 @@ from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.communication import CommunicationOptions, checked_options
-from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
@@ -55,12 +54,10 @@ class ConnectedStrategy(Strategy):
         what = type(self).__name__
         if isinstance(devices, ClusterResolver):  # as in the original
             raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
-        if reproducible:
-            fix_arithmetic(num_replicas)
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
-        mine = in_replicas(resolve_devices(devices), num_logical_devices)
+        mine = in_replicas(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
         lockstep, everyones = in_lockstep(
             mine,

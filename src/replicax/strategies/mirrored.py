@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.devices.cpu_arithmetic import fix_arithmetic
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_renamed
@@ -83,9 +82,7 @@ class MirroredStrategy(Strategy):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        if reproducible:
-            fix_arithmetic(num_replicas)
-        replicas = in_replicas(resolve_devices(devices), num_logical_devices)
+        replicas = in_replicas(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
         super().__init__(
             StrategyExtended(
                 replicas,

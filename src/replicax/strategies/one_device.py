@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from replicax.devices.cpu_arithmetic import fix_arithmetic
-from replicax.devices.selection import resolve_device
+from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategy import Strategy
@@ -45,9 +44,7 @@ class OneDeviceStrategy(Strategy):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        if reproducible:
-            fix_arithmetic(num_replicas)
-        devices = [resolve_device(device)]
+        devices = resolve_devices([device], reproducible, num_replicas)
         super().__init__(
             StrategyExtended(
                 devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once, reproducible=reproducible

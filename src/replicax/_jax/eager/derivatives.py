@@ -19,7 +19,8 @@ from jax._src.ad_util import Zero as _Zero
 from jax._src.interpreters import ad as _ad
 
 from replicax._jax.eager.linear_maps import LinearMap
-from replicax._jax.eager.operations import Operations, operation_key
+from replicax._jax.eager.operation_keys import operation_key
+from replicax._jax.eager.operations import Operations
 from replicax._jax.primitive_families import HANDED_ON
 from replicax._jax.types import Literal, Primitive, shape_of
 

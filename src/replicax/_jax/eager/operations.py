@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -27,9 +26,10 @@ from jax._src.literals import TypedNdArray as _TypedNdArray
 from jax.sharding import SingleDeviceSharding
 from jaxlib import _jax as _jaxlib
 
+from replicax._jax.eager.operation_keys import operation_key, program_key
 from replicax._jax.programs import calls_back, is_mutable
 from replicax._jax.runtime import copy_on
-from replicax._jax.types import ClosedJaxpr, Jaxpr, Literal, Primitive
+from replicax._jax.types import ClosedJaxpr, Primitive
 
 _MOST = 8192  # operations that are kept
 _LARGE = 1 << 14  # elements from which on it pays to optimize a loop over them
@@ -103,12 +103,8 @@ class Operations:
         if placed is None:
             return None
         avals, arrays, committed = placed
-        try:
-            operation = "program", _hashable(program)
-            hash(operation)
-        except (TypeError, _NotHashableError):
-            return None
-        call = self._call(_core.jaxpr_as_fun(program), {}, operation, avals)
+        operation = program_key(program)
+        call = None if operation is None else self._call(_core.jaxpr_as_fun(program), {}, operation, avals)
         return None if call is None else call(arrays, committed)
 
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
@@ -281,76 +277,3 @@ _QUICKLY: dict[str, Any] = {
     "xla_llvm_disable_expensive_passes": True,
 }
 """A third of the time that it takes otherwise; a loop over many elements is several times slower."""
-
-
-# --- keys -----------------------------------------------------------------------------------------------
-
-
-class _NotHashableError(Exception):
-    pass
-
-
-_structures: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
-
-
-def operation_key(
-    primitive: Primitive, params: dict[str, Any], avals: Sequence[Any], any_power: bool = False
-) -> Hashable | None:
-    """What is equal for equal operations on operands of equal kinds; ``None`` if that can't be told."""
-    try:
-        key = (primitive, any_power, *((name, _hashable(p)) for name, p in params.items()), *avals)
-        hash(key)
-    except (TypeError, _NotHashableError):
-        return None
-    return key
-
-
-def _hashable(value: Any) -> Hashable:
-    """A param for a key: equal programs are equal there, whenever JAX has traced them."""
-    if isinstance(value, (Jaxpr, ClosedJaxpr)):
-        if value not in _structures:
-            _structures[value] = _structure(value)
-        return _structures[value]
-    return value
-
-
-class _Structure:
-    """What is equal for equal programs."""
-
-    __slots__ = ("_hash", "_parts")
-
-    def __init__(self, parts: Hashable) -> None:
-        self._parts = parts
-        self._hash = hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, _Structure) and self._hash == other._hash and self._parts == other._parts
-
-
-def _structure(program: Any) -> Hashable:
-    jaxpr = getattr(program, "jaxpr", program)
-    if len(getattr(program, "consts", ())):
-        raise _NotHashableError
-    numbers: dict[Any, int] = {}
-
-    def named(atom: Any) -> Hashable:
-        if isinstance(atom, Literal):
-            return atom.aval, np.asarray(atom.val).tobytes()
-        return numbers.setdefault(atom, len(numbers)), atom.aval
-
-    equations = tuple(
-        (
-            e.primitive,
-            tuple(map(named, e.invars)),
-            tuple((name, _hashable(p)) for name, p in e.params.items()),
-            tuple(map(named, e.outvars)),
-        )
-        for e in jaxpr.eqns
-    )
-    inputs = tuple(map(named, (*jaxpr.constvars, *jaxpr.invars)))
-    return _Structure((inputs, equations, tuple(map(named, jaxpr.outvars))))

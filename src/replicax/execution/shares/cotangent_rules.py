@@ -31,8 +31,8 @@ from replicax.execution.shares.terms import (
 )
 from replicax.locality import Locality, R, T
 
-BEGINNING = Term(Kind.SUM, 0, Level.WEIGHT)
-"""Of the 1 that a derivative begins with."""
+BEGINNING = Makeup(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
+"""The 1 that a derivative begins with."""
 
 _SCALED = families.PRODUCTS | families.QUOTIENTS
 _SUMMED = families.SUMS | families.MATRIX_PRODUCTS

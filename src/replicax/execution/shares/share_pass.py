@@ -46,9 +46,6 @@ _MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectiv
 _SCALES = ("scale_regularization_loss", "/replicax/training/losses.py")
 
 
-_BEGINNING = Makeup(terms=frozenset({BEGINNING}))
-
-
 class SharePass(Dataflow[Makeup]):
     """What the values of a program are made of.
 
@@ -156,7 +153,7 @@ class SharePass(Dataflow[Makeup]):
             return self._equation(equation, [left(m) for m in facts], control, final)
         self._way_back = True
         begun = [
-            _BEGINNING if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () else m
+            BEGINNING if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () else m
             for v, m in zip(equation.invars, facts, strict=True)
         ]
         found = self._equation(equation, begun, control, final)

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from replicax import _jax
 from replicax.nests import Opaque
 
 _BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
@@ -71,29 +72,7 @@ class ByKey(Opaque):
         self.key = key
 
 
-class Hashed:
-    """Base of keys that are looked up at each call: the hash is kept, and compared first.
-
-    Args:
-      parts: what two must have in common to be equal; what is quick to compare comes first.
-    """
-
-    __slots__ = ("_hash", "_parts")
-
-    def __init__(self, *parts: Hashable) -> None:
-        self._parts = parts
-        self._hash = hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return type(other) is type(self) and self._hash == other._hash and self._parts == other._parts
-
-
-class FunctionKey(Hashed):
+class FunctionKey(_jax.Hashed):
     """Equal to another if both stand for the same step.
 
     Attributes:

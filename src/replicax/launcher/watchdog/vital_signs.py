@@ -20,6 +20,9 @@ LONG_PATIENCE = 30.0
 LONGEST_GAP = 1.0
 """How many seconds are counted at most between two looks: if the launcher itself was held up, so were others, perhaps,
 by the same, or by it."""
+LEAST_SHARE = 1 / LONG_PATIENCE
+"""How much a second counts at least for a worker that could go on, but gets no processor: as much of a second as it has
+had one. A healthy worker on a machine that is busy with something else is slow; it does not hang."""
 COMPUTES = 0.1
 """From which share of a processor on a thread counts as computing. One that waits and looks up now and then uses 1%."""
 WORKS = 0.02
@@ -152,6 +155,11 @@ class WorkerMonitor:
     def _count(self, now: float, gap: float, state: str) -> None:
         """Go on counting for how long nothing has happened."""
         numbers, seconds = self._page.numbers, self._page.seconds
+        self._stopped = self._stopped + gap if state == "T" else 0.0
+        usage = self._usage(gap)
+        of_thread, of_process = usage or (0.0, 0.0)
+        if usage and of_process < 1.0 and _could_go_on(self.pid):
+            gap *= max(of_process, LEAST_SHARE)
         last = max(seconds[page.PROGRESS], seconds[page.FINISHED_AT])
         progress = (last, numbers[page.LAUNCHED], numbers[page.FINISHED], numbers[page.PHASE])
         if progress != self._progress:
@@ -162,23 +170,26 @@ class WorkerMonitor:
             self._still += gap
             self._idle += gap
             self._lazy += gap
-        self._stopped = self._stopped + gap if state == "T" else 0.0
         tick = seconds[page.TICK]
         self._silent = self._silent + gap if tick == self._tick else 0.0
         self._mute = self._mute + gap if self._silent else 0.0
         self._tick = tick
+        if of_thread >= COMPUTES:
+            self._idle = 0.0
+            self._computing += gap
+        if of_process >= WORKS:
+            self._mute = self._lazy = 0.0
+
+    def _usage(self, gap: float) -> tuple[float, float] | None:
+        """How many processors its thread, and all its threads, have had since the last look, if it was quiet then."""
+        before, self._cpu = self._cpu, None
         if self._still < min(LONGEST_GAP, self._timeout / 4) and not self._mute:
-            self._cpu = None
-            return
-        used = _processor_seconds(self.pid, numbers[page.THREAD])
-        if self._cpu is not None and gap > 0:
-            of_thread, of_process = ((a - b) / gap for a, b in zip(used, self._cpu, strict=True))
-            if of_thread >= COMPUTES:
-                self._idle = 0.0
-                self._computing += gap
-            if of_process >= WORKS:
-                self._mute = self._lazy = 0.0
-        self._cpu = used
+            return None
+        self._cpu = _processor_seconds(self.pid, self._page.numbers[page.THREAD])
+        if before is None or not gap:
+            return None
+        of_thread, of_process = ((a - b) / gap for a, b in zip(self._cpu, before, strict=True))
+        return of_thread, of_process
 
     def _condition(self, launched: int, finished: int, phase: int, expected: float) -> tuple[Condition, float, float]:
         """What it seems to do, for how long already, and how long it may."""
@@ -217,12 +228,21 @@ class WorkerMonitor:
         return place if phase == page.STEPS else f"{page.PHASES[phase]}, {place}"
 
 
-def _state(pid: int) -> str:
-    """The kernel's letter for what a process is about; ``""`` if there is none."""
+def _state(process: int | str) -> str:
+    """The kernel's letter for what a process is about, or a thread, ``"pid/task/thread"``; ``""`` if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def _could_go_on(pid: int) -> bool:
+    """Whether a thread of a process waits for the machine: for a processor, or for memory or a disk."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return any(_state(f"{pid}/task/{thread}") in ("R", "D") for thread in threads)
 
 
 def _processor_seconds(pid: int, thread: int) -> tuple[float, float]:
