@@ -184,7 +184,9 @@ class StepWorker:
             for iterator in self._iterators.values():
                 iterator.begin()
             with self.strategy.scope():
-                value = _fetched(self.strategy, self._functions[call.digest](*args, **kwargs))
+                returned = self._functions[call.digest](*args, **kwargs)
+                self.elsewhere.end()
+                value = _fetched(self.strategy, returned)
             return CallOutcome(value, self.elsewhere.staleness())
         except NotBuiltError as needed:
             for iterator in self._iterators.values():

@@ -64,6 +64,10 @@ class WorkerElsewhere:
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
 
+    def end(self) -> None:
+        """The function has ended; of variables that it returns the servers' values are wanted, changed or not."""
+        self._changed = set()
+
     def staleness(self) -> tuple[int, ...]:
         """Of each push of the function."""
         return tuple(self._staleness)
