@@ -101,7 +101,8 @@ class ClusterCoordinator:
         Args:
           fn: runs in the strategy's scope on the worker, where it may call ``strategy.run``. Like a step it is known by
             its code and by what it captures: if these stay the same, it is sent to a worker once.
-          args: its arguments. Per-worker iterators become the worker's own.
+          args: its arguments. Per-worker iterators become the worker's own; a :class:`RemoteValue` becomes the value,
+            which the function waits for.
           kwargs: the same, by name.
 
         Returns:
@@ -111,7 +112,7 @@ class ClusterCoordinator:
           WorkerError: a function that was scheduled before has failed. The error is raised once, and names the worker
             and the line. Functions that were waiting are not run.
           TypeError: ``fn`` is not a function; something that it uses can't be pickled.
-          ValueError: it uses another strategy, or its variables.
+          ValueError: it uses another strategy, or its variables; or a result of another coordinator's function.
         """
         self._check_open("schedule")
         what = "ClusterCoordinator.schedule(fn, args, kwargs)"
@@ -227,7 +228,7 @@ class _Cluster:
         self._references = References(strategy, lambda optimizer: self.home.number_of(optimizer))
         definitions = Definitions(lambda value: self._references.dumps(value, "the pytree of an optimizer's variables"))
         self._definitions = definitions
-        self._functions: dict[FunctionKey, tuple[str, bytes, Any]] = {}
+        self._functions: dict[FunctionKey, tuple[str, bytes, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
 
@@ -242,14 +243,18 @@ class _Cluster:
                 self._start_worker,
                 definitions,
                 self._build,
-                self.servers.end_step,
+                self.servers.break_off,
                 Recovery(self.servers, self.home, definitions, start_server),
                 strategy.groups,
                 strategy.max_staleness,
             )
             self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
+            self.servers.finished_below = self.dispatcher.finished_below
+            self._references.dispatcher = self.dispatcher
             self.servers.wait_until_ready()
         except BaseException:
+            if (dispatcher := getattr(self, "dispatcher", None)) is not None:
+                dispatcher.close("the coordinator could not be started")
             actors.stop()
             raise
 
@@ -264,18 +269,20 @@ class _Cluster:
         if key not in self._functions:
             if len(self._functions) >= _KEPT_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
-            data = self._references.dumps(fn, f"the scheduled function {name!r}")
-            self._functions[key] = hashlib.sha256(data).hexdigest(), data, fn
-        digest, data, _ = self._functions[key]
-        pickled = self._references.dumps(arguments, f"an argument of the scheduled function {name!r}")
+            used: list[Any] = []
+            data = self._references.dumps(fn, f"the scheduled function {name!r}", used)
+            self._functions[key] = hashlib.sha256(data).hexdigest(), data, fn, used
+        digest, data, _, used = self._functions[key]
+        uses = list(used)
+        pickled = self._references.dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
-        return self.dispatcher.schedule(name, digest, data, pickled)
+        return self.dispatcher.schedule(name, digest, data, pickled, uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """See :meth:`ClusterCoordinator.create_per_worker_dataset`."""
         number = next(self._numbers)
         self._definitions.add_dataset(number, self._references.dumps(dataset_fn, "dataset_fn"))
-        return PerWorkerDataset(number, self._iterators)
+        return PerWorkerDataset(number, self._iterators, self._definitions.drop)
 
     def _build(self, optimizer: int, variables: bytes) -> None:
         self.home.build(optimizer, loads(variables, self._find))

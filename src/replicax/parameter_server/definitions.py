@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax.parameter_server.engine.actors import Actor
@@ -48,8 +50,18 @@ class ServersDefinition:
     actors: tuple[Actor, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Forgotten:
+    """Something that the program has no more: a variable, a dataset or an iterator, and a worker needs it no more."""
+
+    kind: str
+    number: int
+
+
 class Definitions:
-    """All that has been defined, in its order; a worker is told what it does not know yet.
+    """All that is defined; a worker is told what it does not know yet.
+
+    Each thing is in here once, as it was defined last. Of what is forgotten only that is left, until all workers know.
 
     Args:
       dumps: pickles objects that refer to variables.
@@ -60,39 +72,69 @@ class Definitions:
 
     def __init__(self, dumps: Callable[[Any], bytes]) -> None:
         self._dumps = dumps
-        self._all: list[Any] = []
+        self._all: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._gone: collections.deque[tuple[str, int]] = collections.deque()
         self.shards: dict[int, Shards] = {}
 
-    def since(self, known: int) -> Sequence[Any]:
-        """Those after the first ``known``."""
-        return tuple(self._all[known:])
+    def since(self, known: int) -> tuple[int, Sequence[Any]]:
+        """Those after the first ``known``, and how many there have been by now."""
+        with self._lock:
+            return self._count, tuple(one for count, one in self._all.values() if count >= known)
+
+    def known_to_all(self, known: int) -> None:
+        """All workers know the first ``known``."""
+        with self._lock:
+            old = [k for k, (count, one) in self._all.items() if isinstance(one, Forgotten) and count < known]
+            for key in old:
+                del self._all[key]
+
+    def _add(self, kind: str, number: int, one: Any) -> None:
+        with self._lock:
+            self._all.pop((kind, number), None)  # the newest are last
+            self._all[kind, number] = self._count, one
+            self._count += 1
+
+    def drop(self, kind: str, number: int) -> None:
+        """The program has something no more. To be called from anywhere, also while garbage is collected."""
+        self._gone.append((kind, number))
+
+    def forget(self) -> list[int]:
+        """Have workers forget what has been dropped; returns the variables among that."""
+        variables = []
+        while self._gone:
+            kind, number = self._gone.popleft()
+            if kind == "variable" and self.shards.pop(number, None) is not None:
+                variables.append(number)
+            self._add(kind, number, Forgotten(kind, number))
+        return variables
 
     def add_variable(self, variable: Variable, shards: Shards) -> None:
         """Define a variable, or move it to other servers."""
         self.shards[variable.number] = shards
-        self._all.append(
-            VariableDefinition(
-                variable.number,
-                variable.name,
-                tuple(variable.shape),
-                variable.dtype,
-                variable.trainable,
-                variable.aggregation.value,
-                shards,
-            )
+        definition = VariableDefinition(
+            variable.number,
+            variable.name,
+            tuple(variable.shape),
+            variable.dtype,
+            variable.trainable,
+            variable.aggregation.value,
+            shards,
         )
+        self._add("variable", variable.number, definition)
 
     def add_optimizer(self, number: int, optimizer: Optimizer) -> None:
         """Define an optimizer that has been built."""
-        self._all.append(OptimizerDefinition(number, self._dumps(optimizer.parameters)))
+        self._add("optimizer", number, OptimizerDefinition(number, self._dumps(optimizer.parameters)))
 
     def add_servers(self, actors: Sequence[Actor]) -> None:
         """Define which processes are the servers."""
-        self._all.append(ServersDefinition(tuple(actors)))
+        self._add("servers", 0, ServersDefinition(tuple(actors)))
 
     def add_dataset(self, number: int, dataset_fn: bytes) -> None:
         """Define a dataset of each worker."""
-        self._all.append(DatasetDefinition(number, dataset_fn))
+        self._add("dataset", number, DatasetDefinition(number, dataset_fn))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +149,8 @@ class FunctionCall:
       arguments: ``(args, kwargs)``, pickled.
       definitions: those that the worker does not know yet.
       finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+      old_functions: digests of functions that the worker is to forget.
+      inputs: results of other functions that this one uses, by their numbers.
     """
 
     number: int
@@ -116,6 +160,8 @@ class FunctionCall:
     arguments: bytes
     definitions: Sequence[Any]
     finished_below: int
+    old_functions: Sequence[str]
+    inputs: Mapping[int, Any]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,58 +3,26 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
+from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run
 from replicax.parameter_server.work_report import WorkLog
+from replicax.variables.slots import launching
 
 _MOST_DEATHS = 3
+_MOST_STARTS = 5
 _MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
-
-
-@dataclasses.dataclass(eq=False)
-class Scheduled:
-    """A function that is to be run once."""
-
-    number: int
-    name: str
-    digest: str
-    fn: bytes
-    arguments: bytes
-    value: RemoteValue
-    deaths: int = 0
-    beside: int = 0
-    """How many other functions were running when it was sent, and have been sent since."""
-
-    @property
-    def title(self) -> str:
-        """The function in a message."""
-        return f"{self.name} (scheduled function {self.number})"
-
-
-class _Worker:
-    """A worker, as the dispatcher sees it."""
-
-    def __init__(self, index: int, actor: Actor) -> None:
-        self.index = index
-        self.replace(actor)
-
-    def replace(self, actor: Actor) -> None:
-        """Another process takes its place."""
-        self.actor = actor
-        self.definitions = 0
-        self.functions: set[str] = set()
-        self.running: Scheduled | None = None
+_PAUSE = 0.01
 
 
 class Dispatcher:
@@ -65,7 +33,8 @@ class Dispatcher:
       start: starts the process of a worker.
       definitions: what workers are told.
       build: builds an optimizer: its number, and the pickled pytree of its variables.
-      end_step: has the servers end a step that has fewer functions than usual; the argument says whether it counts.
+      break_off: has the servers forget a step of which a function has failed; steps of functions below the argument
+        count.
       recovery: of servers that die.
       groups: how many functions are a step; 1 if each is for itself.
       max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
@@ -77,7 +46,7 @@ class Dispatcher:
         start: Callable[[int], Actor],
         definitions: Definitions,
         build: Callable[[int, bytes], None],
-        end_step: Callable[[bool], None],
+        break_off: Callable[[int], None],
         recovery: Recovery,
         groups: int,
         max_staleness: int | None,
@@ -85,14 +54,15 @@ class Dispatcher:
         self._start = start
         self._definitions = definitions
         self._build = build
-        self._end_step = end_step
+        self._break_off_below = break_off
         self._recovery = recovery
         self._since_snapshot: list[Scheduled] = []
         self._has_lost_server = False
         self._lost_in_vain = 0
+        self._starts_in_vain = 0
         self._groups = groups
         self._max_staleness = max_staleness
-        self._workers = [_Worker(index, start(index)) for index in range(workers)]
+        self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
         self._queue: collections.deque[Scheduled] = collections.deque()
         self._unfinished: set[int] = set()
         self._next = 0
@@ -100,15 +70,25 @@ class Dispatcher:
         self._broken_off: WorkerError | None = None  # why the present step of several functions will not count
         self._closed: str | None = None
         self._changed = threading.Condition()
-        self._inbox: queue.SimpleQueue[tuple[_Worker, Actor, Scheduled, Reply] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[WorkerAtWork, Actor, Scheduled | None, Reply] | None]
+        self._inbox = queue.SimpleQueue()
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
+        for worker in self._workers:
+            self._await_start(worker)
 
     # --- the user's side --------------------------------------------------------------------------------
 
-    def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes) -> RemoteValue:
+    def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
         """Have a function run; waits while very many are waiting already.
+
+        Args:
+          name: of the function.
+          digest: tells it from others.
+          fn: the function, pickled.
+          arguments: pickled, too.
+          uses: what both refer to. Results of other functions are waited for, on the dispatcher's side.
 
         Raises:
           WorkerError: one that was scheduled before has failed; or the coordinator is closed.
@@ -117,9 +97,9 @@ class Dispatcher:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
             self._raise_error()
             number, self._next = self._next, self._next + 1
-            value = RemoteValue(f"{name} (scheduled function {number})")
+            value = RemoteValue(f"{name} (scheduled function {number})", number, self)
             self._unfinished.add(number)
-            self._queue.append(Scheduled(number, name, digest, fn, arguments, value))
+            self._queue.append(Scheduled(number, name, digest, fn, arguments, uses, value))
             self.log.begin()
             self._send()
             return value
@@ -133,19 +113,16 @@ class Dispatcher:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while True:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._changed.wait_for(lambda: not self._unfinished or self._closed, left):
-                    raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
-                self._raise_error()
-                try:
-                    if self._groups > 1 and self._next % self._groups:
-                        self._end_step(True)
-                        self._begin_step()
-                        self._snapshot()
-                    return
-                except ActorDiedError:
-                    self._lose_server()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, left):
+                raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
+            self._raise_error()
+            self._begin_step()
+
+    def finished_below(self) -> int:
+        """All functions with smaller numbers have ended, and will not be run again unless servers go back."""
+        with self._changed:
+            return min(self._unfinished, default=self._next)
 
     def done(self) -> bool:
         """Whether all functions are done; raises as :meth:`join` does."""
@@ -175,10 +152,16 @@ class Dispatcher:
         with self._changed:
             again = {scheduled.number for scheduled in self._since_snapshot}
             self._lose_server()
-            self._changed.wait_for(
-                lambda: not (self._has_lost_server or again & self._unfinished) or self._error or self._closed
-            )
+        # Who looks at a variable holds this lock, which the dispatcher's thread may need for what is run again.
+        released = threading.Condition(launching)
+        with released:
+            while not self._has_recovered(again):
+                released.wait(_PAUSE)
+
+    def _has_recovered(self, again: set[int]) -> bool:
+        with self._changed:
             self._raise_error()
+            return not (self._has_lost_server or again & self._unfinished)
 
     def save(self) -> None:
         """The program has assigned a variable: take a snapshot before the next function."""
@@ -194,7 +177,8 @@ class Dispatcher:
 
     def _describe(self) -> str:
         running = [f"worker {w.index} runs {w.running.title}" for w in self._workers if w.running is not None]
-        return "; ".join([*running, f"{len(self._queue)} functions wait"])
+        starting = [f"worker {w.index} is starting" for w in self._workers if not w.is_ready]
+        return "; ".join([*running, *starting, f"{len(self._queue)} functions wait"])
 
     # --- sending ----------------------------------------------------------------------------------------
 
@@ -205,11 +189,14 @@ class Dispatcher:
                 return
             self._go_back() if self._has_lost_server else self._snapshot()
         for worker in self._workers:
-            if worker.running is None and self._queue and self._closed is None and self._may_begin(self._queue[0]):
+            is_free = worker.is_ready and worker.running is None
+            if is_free and self._queue and self._closed is None and self._may_begin(self._queue[0]):
                 self._send_to(worker, self._queue.popleft())
         self._changed.notify_all()
 
     def _may_begin(self, scheduled: Scheduled) -> bool:
+        if not all(value.is_finished for value in scheduled.inputs):
+            return False  # these were scheduled before, so they don't wait for this one
         running = [w.running for w in self._workers if w.running is not None]
         if self._groups > 1:
             step = scheduled.number // self._groups
@@ -218,13 +205,15 @@ class Dispatcher:
             return True
         return len(running) <= self._max_staleness and all(r.beside < self._max_staleness for r in running)
 
-    def _send_to(self, worker: _Worker, scheduled: Scheduled) -> None:
+    def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
         others = [w.running for w in self._workers if w.running is not None]
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        known = scheduled.digest in worker.functions
-        new = self._definitions.since(worker.definitions)
+        known, old = worker.is_to_know(scheduled.digest)
+        worker.definitions, new = self._definitions.since(worker.definitions)
+        if new:
+            self._definitions.known_to_all(min(w.definitions for w in self._workers))
         call = FunctionCall(
             scheduled.number,
             scheduled.name,
@@ -233,10 +222,10 @@ class Dispatcher:
             scheduled.arguments,
             new,
             min(self._unfinished),
+            old,
+            {value.number: value.fetch(0) for value in scheduled.inputs},
         )
         worker.running = scheduled
-        worker.functions.add(scheduled.digest)
-        worker.definitions += len(new)  # the program may be defining more at this moment
         actor = worker.actor
         reply = actor.call("work", call)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
@@ -259,19 +248,19 @@ class Dispatcher:
 
     def _go_back(self) -> None:
         """Go back to the last snapshot, and have all functions since then run again; none is running."""
+        again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
+        self._unfinished.update(scheduled.number for scheduled in again)
         try:
             self._lost_in_vain += 1
             if self._lost_in_vain > _MOST_RECOVERIES:
                 raise ActorDiedError(f"they have died {_MOST_RECOVERIES} times without a function finished in between")
             self._recovery.go_back()
-        except (ActorDiedError, TimeoutError) as error:
-            why = WorkerError(f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint.")
-            self._error = self._error or why
-            self._cancel_all(why)
-        again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
-        if self._error is None:
             self._queue = collections.deque(again)
-            self._unfinished.update(scheduled.number for scheduled in again)
+        except (ActorDiedError, TimeoutError) as error:
+            self._give_up(
+                f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint, with another "
+                "coordinator."
+            )
         self._since_snapshot = []
         self._has_lost_server = False
         self._changed.notify_all()
@@ -284,22 +273,56 @@ class Dispatcher:
             if worker.actor is not actor or self._closed is not None:
                 continue
             try:
-                outcome = self._outcome(worker, scheduled, reply)
-            except Exception as error:  # of our own: nobody waits for ever
-                outcome = CallOutcome(lost=f"{type(error).__name__}: {error}")
-            with self._changed:
-                worker.running = None
-                self._conclude(worker, scheduled, outcome)
-                self._send()
+                if scheduled is None:
+                    self._note_start(worker, reply)
+                else:
+                    outcome = self._outcome(worker, scheduled, reply)
+                    with self._changed:
+                        worker.running = None
+                        self._conclude(worker, scheduled, outcome)
+                with self._changed:
+                    self._send()
+            except Exception as error:  # of our own, or of the engine: nobody waits for ever
+                with self._changed:
+                    self._give_up(f"the coordinator can't go on: {type(error).__name__}: {error}")
 
-    def _outcome(self, worker: _Worker, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
+    def _await_start(self, worker: WorkerAtWork) -> None:
+        """Send a worker nothing before its process has started."""
+        actor = worker.actor
+        reply = actor.call("ready")
+        reply.when_done(lambda: self._inbox.put((worker, actor, None, reply)))
+
+    def _note_start(self, worker: WorkerAtWork, reply: Reply) -> None:
+        try:
+            reply.result(TIMEOUT)
+            worker.is_ready, self._starts_in_vain = True, 0
+        except ActorDiedError as error:
+            self._starts_in_vain += 1
+            if self._starts_in_vain >= _MOST_STARTS:
+                raise WorkerError(
+                    f"worker {worker.index} has died {_MOST_STARTS} times in its start: {error}"
+                ) from None
+            self._replace(worker)
+
+    def _replace(self, worker: WorkerAtWork) -> None:
+        """A worker's process has died."""
+        self.log.deaths += 1
+        worker.replace(self._start(worker.index))
+        self._await_start(worker)
+
+    def _give_up(self, why: str) -> None:
+        """Nothing can be run any more; each later call says why."""
+        if self._closed is None:
+            self._closed = why
+        self._cancel_all(WorkerError(why))
+
+    def _outcome(self, worker: WorkerAtWork, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
         """How a call has ended; ``None`` if it is to be made again."""
         try:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
             scheduled.deaths += 1
-            self.log.deaths += 1
-            worker.replace(self._start(worker.index))
+            self._replace(worker)
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
@@ -313,7 +336,7 @@ class Dispatcher:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
         return None
 
-    def _conclude(self, worker: _Worker, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
+    def _conclude(self, worker: WorkerAtWork, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
         if outcome is not None and outcome.is_server:
             self._has_lost_server = True
             outcome = None
@@ -323,9 +346,9 @@ class Dispatcher:
             return
         self._unfinished.discard(scheduled.number)
         if outcome is None:
-            scheduled.value._finish(error=_not_run(scheduled, why))
+            scheduled.value._finish(error=not_run(scheduled, why))
         elif outcome.failure is not None or outcome.lost is not None:
-            error = _error_of(worker.index, scheduled, outcome)
+            error = error_of(worker.index, scheduled, outcome)
             scheduled.value._finish(error=error)
             if why is None:
                 self._error = error
@@ -346,7 +369,7 @@ class Dispatcher:
         self._broken_off = None
         self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
         try:
-            self._end_step(False)
+            self._break_off_below(step * self._groups)
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 
@@ -357,39 +380,13 @@ class Dispatcher:
     def _cancel_queue(self, why: WorkerError) -> None:
         for scheduled in self._queue:
             self._unfinished.discard(scheduled.number)
-            scheduled.value._finish(error=_not_run(scheduled, why))
+            scheduled.value._finish(error=not_run(scheduled, why))
         self._queue.clear()
 
     def _cancel_all(self, why: WorkerError) -> None:
         self._cancel_queue(why)
         for worker in self._workers:
             if worker.running is not None:
-                worker.running.value._finish(error=_not_run(worker.running, why))
+                worker.running.value._finish(error=not_run(worker.running, why))
         self._unfinished.clear()
         self._changed.notify_all()
-
-
-def _not_run(scheduled: Scheduled, why: BaseException | None) -> WorkerError:
-    first = str(why).splitlines()[0] if why is not None and str(why) else "it was called off"
-    return WorkerError(f"{scheduled.title} was not run: {first}")
-
-
-def _error_of(worker: int, scheduled: Scheduled, outcome: CallOutcome) -> WorkerError:
-    if outcome.failure is None:
-        return WorkerError(f"{scheduled.title}, on worker {worker}: {outcome.lost}")
-    failure = outcome.failure
-    where = f" at {failure.line}" if failure.line else ""
-    error = WorkerError(f"{scheduled.title} failed on worker {worker}{where}: {failure.kind}: {failure.text}")
-    if failure.error is not None:
-        error.__cause__ = _unpickled(failure.error)
-    if failure.traceback:
-        error.add_note(f"On worker {worker}:\n{failure.traceback.rstrip()}")
-    return error
-
-
-def _unpickled(error: bytes) -> BaseException | None:
-    try:
-        found = pickle.loads(error)
-    except Exception:  # its class is not here
-        return None
-    return found if isinstance(found, BaseException) else None

@@ -1,8 +1,10 @@
 """Snapshots of the servers, and going back to the last one when a server has died.
 
-A snapshot is taken when no function is running, of all servers together: one agreed version. It stays in the memory of
-the engine (Ray's object store), and is not copied to the coordinator's process. When a server's process has died,
-another is started, all servers go back to the snapshot, and the functions that have been run since are run again.
+A snapshot is taken when no function is running, of all servers together: one agreed version. Each server's state is in
+the shared memory of its machine (Ray's object store) and in that of the next server, which holds it; so it outlives all
+processes of a machine, and any one machine, and it never comes to the coordinator's process. When a server's process
+has died, another is started, all servers go back to the snapshot, and the functions that have been run since are run
+again.
 """
 
 from __future__ import annotations
@@ -64,10 +66,9 @@ class Recovery:
           ActorDiedError: a server has died.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
-        states = self._servers.snapshots()
-        self._servers.wait_until_ready()  # so all of them have lived to the end
-        self._states, self._due_since = states, None
-        self._home.saved()
+        mark = self._home.mark()
+        self._states, self._due_since = self._servers.snapshots(), None
+        self._home.saved(mark)
         self._taken = time.monotonic()
         self._cost = self._taken - began
 

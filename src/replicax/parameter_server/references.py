@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from replicax.errors import WorkerError
 from replicax.strategy import Strategy
 from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
@@ -23,6 +24,9 @@ class Named:
 
     reference: Reference
 
+    def check_owner(self, dispatcher: Any) -> None:
+        """Raise if this is of no use where this dispatcher sends functions."""
+
 
 class References:
     """What is not copied, on the coordinator's side.
@@ -35,14 +39,18 @@ class References:
     def __init__(self, strategy: Strategy, number_of: Callable[[Optimizer], int]) -> None:
         self._strategy = strategy
         self._number_of = number_of
+        self.dispatcher: Any = None
+        """What runs the functions whose results may be referred to."""
 
     def name_of(self, value: Any) -> Reference | None:
         """The reference to ``value``; ``None`` if it is to be copied.
 
         Raises:
-          ValueError: it belongs to another strategy.
+          ValueError: it belongs to another strategy or coordinator.
+          WorkerError: it is the result of a function that has failed.
         """
         if isinstance(value, Named):
+            value.check_owner(self.dispatcher)
             return value.reference
         if isinstance(value, Variable):
             if value.strategy is not self._strategy:
@@ -59,8 +67,13 @@ class References:
             return ("strategy",)
         return None
 
-    def dumps(self, value: Any, what: str) -> bytes:
+    def dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
         """``value``, pickled.
+
+        Args:
+          value: anything.
+          what: names it in messages.
+          uses: gets the objects that the pickle refers to.
 
         Raises:
           TypeError: something in it can't be pickled; the message names ``what``, and the reason.
@@ -68,13 +81,19 @@ class References:
         """
         from ray import cloudpickle
 
-        methods = {"persistent_id": lambda _, value: self.name_of(value)}
+        def persistent_id(_: Any, value: Any) -> Reference | None:
+            name = self.name_of(value)
+            if name is not None and uses is not None:
+                uses.append(value)
+            return name
+
+        methods = {"persistent_id": persistent_id}
         make: Any = type("Pickler", (cloudpickle.CloudPickler,), methods)
         buffer = io.BytesIO()
         pickler = make(buffer)
         try:
             pickler.dump(value)
-        except ValueError:
+        except (ValueError, WorkerError):
             raise
         except Exception as error:
             raise TypeError(

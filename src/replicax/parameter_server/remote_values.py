@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from replicax.errors import ContextError
 from replicax.parameter_server.references import Named
 
 
-class RemoteValue:
+class RemoteValue(Named):
     """What a scheduled function will return; :meth:`ClusterCoordinator.schedule` returns it.
 
-    Not made by users.
+    Not made by users. It can be an argument of a function that is scheduled later, or a part of one; that function then
+    waits for it, and gets the value as :meth:`fetch` gives it.
+
+    >>> import replicax
+    >>> strategy = replicax.ParameterServerStrategy(num_workers=1)
+    >>> with replicax.ClusterCoordinator(strategy) as coordinator:
+    ...     first = coordinator.schedule(lambda: 20)
+    ...     second = coordinator.schedule(lambda x: x + 1, args=(first,))
+    ...     second.fetch()
+    21
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int, owner: Any) -> None:
+        self.reference = "value", number
+        self.number = number
+        self._owner = owner
         self._name = name
         self._done = threading.Event()
         self._value: Any = None
@@ -43,6 +57,20 @@ class RemoteValue:
         """The same as :meth:`fetch`."""
         return self.fetch()
 
+    def check_owner(self, dispatcher: Any) -> None:
+        if self._owner is not dispatcher:
+            raise ValueError(
+                f"{self!r} is the result of another coordinator's function, which can't be waited for here: pass its "
+                "value, from fetch()"
+            )
+        if self.is_finished and self._error is not None:
+            raise self._error
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether :meth:`fetch` has nothing to wait for."""
+        return self._done.is_set()
+
     def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
         if not self._done.is_set():
             self._value, self._error = value, error
@@ -59,13 +87,15 @@ class PerWorkerDataset(Named):
     Not made by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
     """
 
-    def __init__(self, number: int, iterators: Any) -> None:
+    def __init__(self, number: int, numbers: Iterator[int], drop: Callable[[str, int], None]) -> None:
         self.reference = "dataset", number
-        self._number = number
-        self._iterators = iterators
+        self.number = number
+        self._numbers = numbers
+        self._drop = drop
+        weakref.finalize(self, drop, "dataset", number).atexit = False
 
     def __iter__(self) -> PerWorkerIterator:
-        return PerWorkerIterator(next(self._iterators), self._number)
+        return PerWorkerIterator(next(self._numbers), self, self._drop)
 
 
 class PerWorkerIterator(Named):
@@ -74,8 +104,10 @@ class PerWorkerIterator(Named):
     Not made by users. A worker that takes the place of one that has died begins anew.
     """
 
-    def __init__(self, number: int, dataset: int) -> None:
-        self.reference = "iterator", number, dataset
+    def __init__(self, number: int, dataset: PerWorkerDataset, drop: Callable[[str, int], None]) -> None:
+        self.reference = "iterator", number, dataset.number
+        self._dataset = dataset  # which is there as long as this is
+        weakref.finalize(self, drop, "iterator", number).atexit = False
 
     def __iter__(self) -> PerWorkerIterator:
         return self

@@ -13,6 +13,7 @@ from replicax import context
 from replicax.errors import ContextError, WorkerError
 from replicax.nests import is_leaf
 from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.ledger import Ledger
 from replicax.parameter_server.serving.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.serving.pushes import OptimizerPart
 from replicax.parameter_server.serving.servers import Servers
@@ -20,7 +21,7 @@ from replicax.parameter_server.serving.shards import ShardChoice, Shards
 from replicax.training.optimizer import Optimizer
 from replicax.training.optimizer_state import owner_of
 from replicax.variables.collection import VariableCollection
-from replicax.variables.slots import Slot
+from replicax.variables.slots import Slot, launching
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ServedSlot(Slot):
     def array(self, array: Any) -> None:
         Slot.array.fset(self, array)  # type: ignore[attr-defined]
         if self.home is not None:
-            self.home.send()
+            self.home.send([self.number])
 
     @property
     def here(self) -> Any:
@@ -94,6 +95,10 @@ class ServedCollection(VariableCollection):
 class VariableHome:
     """The variables of a strategy on its servers, as long as there are servers.
 
+    Threads of the program and the dispatcher's come here. One at a time: they hold :data:`launching`, which reading and
+    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: what it calls
+    while it holds that (:meth:`mark`, :meth:`saved`, :meth:`put_again`, ``has_assigned``) looks at the ledger only.
+
     Args:
       variables: of the strategy.
       servers: which have them.
@@ -110,10 +115,7 @@ class VariableHome:
         self._definitions = definitions
         self._optimizers: dict[int, Optimizer] = {}
         self._defined: set[int] = set()
-        self._sent: dict[int, tuple[Shards, Any, str]] = {}
-        self._told: list[dict[int, OptimizerPart]] = []
-        self.has_assigned = False
-        """Whether the program has given a variable another value since the last snapshot."""
+        self._ledger = Ledger()
         self.save: Callable[[], None] | None = None
         """Has a snapshot taken, as soon as that is possible."""
         self.recover: Callable[[], None] | None = None
@@ -121,111 +123,137 @@ class VariableHome:
 
     # --- variables --------------------------------------------------------------------------------------
 
-    def send(self) -> None:
-        """Send the servers all variables that are new here, or have another value."""
+    def send(self, only: Sequence[int] | None = None) -> None:
+        """Send the servers variables that are new here, or have another value: these, or all."""
+        variables = self._variables if only is None else [self._variables[number] for number in only]
+        if self._try(lambda: self._send(variables)) and self.save is not None:
+            self.save()
+
+    def _send(self, variables: Iterable[Variable]) -> bool:
+        """Returns whether one of them has been here before, and was assigned."""
+        if gone := self._definitions.forget():
+            self._ledger.forget(gone)
+            self._servers.drop(gone)
         new: list[Variable] = []
-        assigned = False
-        for variable in self._variables:
+        assigned = []
+        for variable in variables:
             slot = _slot(variable)
             if slot.is_new:
                 new.append(variable)
                 slot.home, slot.number = self, variable.number
-                assigned |= variable.number in self._definitions.shards
-                if variable.number not in self._definitions.shards:
+                if variable.number in self._definitions.shards:
+                    assigned.append(variable.number)
+                else:
                     shards = self._choice.shards_of(variable.name, variable.shape, variable.dtype)
                     self._definitions.add_variable(variable, shards)
-        self._put(new)
-        if assigned:
-            self.has_assigned = True
-            if self.save is not None:
-                self.save()
+        self._put(new, assigned)
+        return bool(assigned)
 
-    def _put(self, variables: Iterable[Variable]) -> None:
+    def _put(self, variables: Iterable[Variable], assigned: Iterable[int] = ()) -> None:
         sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
             values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
-            self._sent.update(values)
-            self._try(lambda: self._servers.put(values))
+            with self._ledger.sending("value", values, assigned):
+                self._servers.put(values)
         for variable in variables:
             _slot(variable).agree(sent[variable.number][1])
 
     def refresh(self, slot: ServedSlot) -> None:
         """Have in a slot what the servers have."""
+        self._try(lambda: self._refresh(slot))
+
+    def _refresh(self, slot: ServedSlot) -> None:
         shards = self._definitions.shards[slot.number]
-        values, _ = self._try(lambda: self._servers.pull({slot.number: shards}, lambda _: slot.here))
+        values, _ = self._servers.pull({slot.number: shards}, lambda _: slot.here)
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 
     def forget(self, number: int) -> None:
-        """A variable is gone."""
-        if self._definitions.shards.pop(number, None) is not None:
-            self._sent.pop(number, None)
-            self._servers.drop([number])
+        """A variable is gone; the servers hear of it later, as the garbage collector may call this at any moment."""
+        self._definitions.drop("variable", number)
 
     def leave(self) -> None:
         """Fetch all variables, which from now on are here alone."""
-        slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
-        self.recover = None
-        try:
-            for slot in slots:
-                if not slot.is_new:
-                    self.refresh(slot)
-        except ActorDiedError as error:
-            raise WorkerError(
-                f"{error}. Variables have the values that this program has read last; restore them from a checkpoint."
-            ) from None
-        finally:
-            for slot in slots:
-                slot.home = None
+        with launching:
+            slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
+            self.recover = None
+            try:
+                for slot in slots:
+                    if not slot.is_new:
+                        self._refresh(slot)
+            except (ActorDiedError, TimeoutError) as error:
+                raise WorkerError(
+                    f"{error}. Variables have the values that this program has read last; restore them from a "
+                    "checkpoint."
+                ) from None
+            finally:
+                for slot in slots:
+                    slot.home = None
 
     # --- servers that die -------------------------------------------------------------------------------
 
-    def saved(self) -> None:
-        """There is a snapshot of all that the servers have."""
-        self._sent, self._told, self.has_assigned = {}, [], False
+    @property
+    def has_assigned(self) -> bool:
+        """Whether the program has given a variable another value since the last snapshot."""
+        return self._ledger.has_assigned
+
+    def mark(self) -> Any:
+        """What a snapshot will have that is taken from now on; for :meth:`saved`."""
+        return self._ledger.arrived()
+
+    def saved(self, mark: Any) -> None:
+        """There is a snapshot of all that the servers have, taken after :meth:`mark`."""
+        self._ledger.clear(mark)
 
     def put_again(self) -> None:
         """The servers have gone back to the last snapshot: send again what was sent since."""
-        if self._sent:
-            self._servers.put(self._sent)
-        for parts in self._told:
+        values, told = self._ledger.sent("value"), self._ledger.sent("optimizer")
+        if values:
+            self._servers.put(values)
+        for parts in told.values():
             self._servers.define(parts)
 
     def _try(self, call: Callable[[], Any]) -> Any:
-        """Call the servers; once again if one has died, and all have gone back."""
-        try:
-            return call()
-        except ActorDiedError:
-            if self.recover is None:
-                raise
-            self.recover()
-            return call()
+        """Call the servers, while nobody else does; once again if one has died, and all have gone back."""
+        with launching:
+            try:
+                return call()
+            except ActorDiedError:
+                if self.recover is None:
+                    raise
+                self.recover()
+                return call()
 
     # --- optimizers -------------------------------------------------------------------------------------
 
     def number_of(self, optimizer: Optimizer) -> int:
         """The number by which workers and servers know an optimizer."""
-        for number, known in self._optimizers.items():
-            if known is optimizer:
-                return number
-        number = next(_numbers)
-        self._optimizers[number] = optimizer
-        return number
+        with launching:
+            for number, known in self._optimizers.items():
+                if known is optimizer:
+                    return number
+            number = next(_numbers)
+            self._optimizers[number] = optimizer
+            return number
 
     def build(self, number: int, variables: Any) -> None:
         """Build an optimizer for the variables that a worker has gradients of."""
-        self._optimizers[number].build(variables)
+        with launching:
+            self._optimizers[number].build(variables)
 
     def define(self) -> None:
         """Tell the servers of the optimizers that have been built, and send what is new."""
-        for number, optimizer in self._optimizers.items():
-            if number not in self._defined and optimizer.parameters is not None:
-                self._define(number, optimizer)
-                self._defined.add(number)
+        self._try(self._define_new)
         self.send()
 
+    def _define_new(self) -> None:
+        for number, optimizer in self._optimizers.items():
+            if number not in self._defined and optimizer.parameters is not None:
+                self._send(self._variables)  # parameters have places now
+                self._define(number, optimizer)
+                self._defined.add(number)
+
     def _define(self, number: int, optimizer: Optimizer) -> None:
-        self.send()  # parameters have places now
         shards = self._definitions.shards
         places, _ = jax.tree_util.tree_flatten_with_path(optimizer.parameters, is_leaf=is_leaf)
         variables = [v for _, v in places]
@@ -244,15 +272,15 @@ class VariableHome:
                 self._put([slot])
             slots.append(slot)
             owners.append(next((i for i, v in enumerate(variables) if same and v is owner), None))
-        if len(servers) > 1:
-            check_by_parts(
-                update_of(optimizer.tx, optimizer._tree),
-                [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables],
-                [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in slots],
-                owners,
-                [shards[v.number].is_split for v in variables],
-                [v.name for v in variables],
-            )
+        check_by_parts(
+            update_of(optimizer.tx, optimizer._tree),
+            [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables],
+            [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in slots],
+            owners,
+            [shards[v.number].is_split for v in variables],
+            [v.name for v in variables],
+            len(servers),
+        )
         parts = {
             server: OptimizerPart(
                 number,
@@ -264,8 +292,8 @@ class VariableHome:
             )
             for server in servers
         }
-        self._told.append(parts)
-        self._try(lambda: self._servers.define(parts))
+        with self._ledger.sending("optimizer", {number: parts}):
+            self._servers.define(parts)
         self._definitions.add_optimizer(number, optimizer)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -41,7 +43,7 @@ class WorkLog:
     def _clear(self) -> None:
         self._since: float | None = None
         self._functions: dict[int, int] = {}
-        self._staleness: list[int] = []
+        self._staleness: collections.Counter[int] = collections.Counter()  # how often each
         self.deaths = 0
 
     def begin(self) -> None:
@@ -52,13 +54,13 @@ class WorkLog:
     def add(self, worker: int, staleness: tuple[int, ...]) -> None:
         """A worker has run a function."""
         self._functions[worker] = self._functions.get(worker, 0) + 1
-        self._staleness += staleness
+        self._staleness.update(staleness)
 
     def report(self) -> WorkReport:
         """The report; the next one begins here."""
         seconds = 0.0 if self._since is None else time.monotonic() - self._since
         functions = sum(self._functions.values())
-        p50, p99 = np.percentile(self._staleness, (50, 99)).tolist() if self._staleness else (0.0, 0.0)
+        p50, p99 = _percentiles(self._staleness, (50, 99)) if self._staleness else (0.0, 0.0)
         report = WorkReport(
             functions,
             seconds,
@@ -70,3 +72,12 @@ class WorkLog:
         )
         self._clear()
         return report
+
+
+def _percentiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float]:
+    """Percentiles of numbers of which each occurs so often, as :func:`numpy.percentile` has them."""
+    values = sorted(counts)
+    last = np.cumsum([counts[value] for value in values]) - 1  # the place of the last of each, in order
+    places = np.asarray(wanted) / 100 * last[-1]
+    lower, upper = (np.take(values, np.searchsorted(last, rounded(places))) for rounded in (np.floor, np.ceil))
+    return (lower + (upper - lower) * (places - np.floor(places))).tolist()

@@ -7,7 +7,6 @@ of their arguments, and each call has a *reply*. Nothing else of the engine is u
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -85,15 +84,3 @@ def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: f
         except TimeoutError:
             raise TimeoutError(f"{whom(number)} has not answered within {timeout:g} seconds") from None
     return found
-
-
-def wait_for(reply: Reply, whom: str, timeout: float = TIMEOUT) -> None:
-    """Wait until a reply is there, without fetching it, or can't come any more.
-
-    Raises:
-      TimeoutError: with the name of the actor.
-    """
-    done = threading.Event()
-    reply.when_done(done.set)
-    if not done.wait(timeout):
-        raise TimeoutError(f"{whom} has not answered within {timeout:g} seconds")

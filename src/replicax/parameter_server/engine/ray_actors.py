@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.engine.actors import ActorDiedError, Reply
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
@@ -73,14 +73,35 @@ class RayActor:
 
     handle: Any
 
-    def call(self, method: str, *args: Any) -> RayReply:
+    def call(self, method: str, *args: Any) -> Reply:
+        import ray
+
+        if any(isinstance(arg, _NoReply) for arg in args):
+            return next(arg for arg in args if isinstance(arg, _NoReply))
         references = (arg.reference if isinstance(arg, RayReply) else arg for arg in args)
-        return RayReply(getattr(self.handle, method).remote(*references))
+        try:
+            return RayReply(getattr(self.handle, method).remote(*references))
+        except ray.exceptions.RayError as error:  # Ray is gone, or has no memory for the arguments
+            return _NoReply(_first_line(error))
 
     def kill(self) -> None:
         import ray
 
-        ray.kill(self.handle)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.handle)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoReply:
+    """Of a call that could not be made; why."""
+
+    why: str
+
+    def result(self, timeout: float) -> Any:
+        raise ActorDiedError(self.why)
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        then()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +120,15 @@ class RayReply:
         except ray.exceptions.RayTaskError as error:
             raise _cause_of(error) from None
         except ray.exceptions.RayError as error:
-            text = str(error).strip()
-            raise ActorDiedError(text.splitlines()[0] if text else type(error).__name__) from None
+            raise ActorDiedError(_first_line(error)) from None
 
     def when_done(self, then: Callable[[], None]) -> None:
         self.reference.future().add_done_callback(lambda _: then())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _cause_of(error: Any) -> BaseException:

@@ -73,8 +73,11 @@ def check_by_parts(
     owners: Sequence[int | None],
     split: Sequence[bool],
     names: Sequence[str],
+    servers: int,
 ) -> None:
     """Raise unless servers that have parts can make an update each for itself.
+
+    The update is traced in any case, so what it raises itself comes here, and not when a server makes it.
 
     Args:
       update: the update.
@@ -83,12 +86,15 @@ def check_by_parts(
       owners: for each of these, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
       split: which parameters are in several parts.
       names: of the parameters.
+      servers: on how many they are; one can make any update.
 
     Raises:
       ValueError: it needs whole parameters that are split, or several parameters together.
     """
     gradients = list(parameters)
     traced = jax.make_jaxpr(update)(gradients, list(parameters), list(state))
+    if servers == 1:
+        return
     own = [_From(frozenset({i})) for i in range(len(parameters))]
     slots = [_From() if o is None else _From(frozenset({o})) for o in owners]
     found, _ = _Dependences(_From()).run(traced.jaxpr, [*own, *own, *slots], final=True)

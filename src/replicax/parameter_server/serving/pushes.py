@@ -24,7 +24,8 @@ class Push:
       gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
       added: what is added to each variable: an array, or rows.
       assigned: the new value of each variable.
-      finished_below: all functions with smaller numbers have ended, and will not be run again.
+      finished_below: all functions with smaller numbers have ended, and will not be run again. So steps of several
+        functions that end below it are whole, and the servers make their updates.
     """
 
     function: int

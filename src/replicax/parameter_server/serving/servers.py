@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import Actor, Reply, all_results, wait_for
+from replicax.parameter_server.engine.actors import Actor, Reply, all_results
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
 
@@ -19,10 +19,14 @@ class Servers:
 
     Args:
       actors: one for each server, in their order.
+
+    Attributes:
+      finished_below: gives the number below which all functions have ended; see :class:`Push`.
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
         self.actors = tuple(actors)
+        self.finished_below: Callable[[], int] = lambda: 0
         self._versions: dict[int, dict[int, int]] = {}
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
@@ -32,7 +36,7 @@ class Servers:
             self._versions.pop(number, None)
             for server, part in shards.parts(value).items():
                 calls.setdefault(server, {})[number] = np.asarray(part), aggregation
-        self._all("put", {server: (parts,) for server, parts in calls.items()})
+        self._all("put", {server: (parts, self.finished_below()) for server, parts in calls.items()})
 
     def define(self, parts: Mapping[int, OptimizerPart]) -> None:
         """Tell each server of an optimizer."""
@@ -55,18 +59,20 @@ class Servers:
         Returns:
           The values, and how many updates each server had made.
         """
+        known = self._versions  # others, from when servers have gone back
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
-            versions = self._versions.get(number, {})
+            versions = known.get(number, {})
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
                 calls.setdefault(server, {})[number] = versions.get(server, -1)
-        pulled: dict[int, Pulled] = self._all("pull", {server: (asked,) for server, asked in calls.items()})
+        below = self.finished_below()
+        pulled: dict[int, Pulled] = self._all("pull", {server: (asked, below) for server, asked in calls.items()})
         values = {}
         for number, shards in wanted.items():
             fresh = {server: got.values[number] for server, got in pulled.items() if number in got.values}
             if not fresh:
                 continue
-            self._versions.setdefault(number, {}).update({server: version for server, (version, _) in fresh.items()})
+            known.setdefault(number, {}).update({server: version for server, (version, _) in fresh.items()})
             parts = {server: part for server, (_, part) in fresh.items()}
             if shards.is_split and len(parts) < len(shards.bounds):
                 old = np.asarray(present(number))
@@ -88,7 +94,8 @@ class Servers:
             asked = asked or {shards.servers[0]: indices}  # of no rows the dtype is wanted
         else:
             masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
-        found = self._all("rows", {server: (number, mine) for server, mine in asked.items()})
+        below = self.finished_below()
+        found = self._all("rows", {server: (number, mine, below) for server, mine in asked.items()})
         updates = {server: count for server, (count, _) in found.items()}
         parts = {server: rows for server, (_, rows) in found.items()}
         if not masks:
@@ -103,21 +110,22 @@ class Servers:
         """Send what each server is to change; returns the largest staleness."""
         return max(self._all("push", {server: (push,) for server, push in pushes.items()}).values(), default=0)
 
-    def end_step(self, keep: bool) -> None:
-        """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.end_step`."""
-        self._all("end_step", dict.fromkeys(range(len(self.actors)), (keep,)))
+    def break_off(self, below: int) -> None:
+        """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
+        self._all("break_off", dict.fromkeys(range(len(self.actors)), (below,)))
 
     def replace(self, actors: Sequence[Actor]) -> None:
         """Other processes are the servers now, or have other values than before."""
         self.actors = tuple(actors)
-        self._versions.clear()
+        self._versions = {}
 
     def snapshots(self) -> list[Reply]:
-        """The state of each; nothing is copied to this process."""
-        replies = [actor.call("snapshot") for actor in self.actors]
-        for server, reply in enumerate(replies):
-            wait_for(reply, f"parameter server {server}")
-        return replies
+        """The state of each, which a neighbour has in memory, too; nothing is copied to this process."""
+        states = [actor.call("snapshot", self.finished_below()) for actor in self.actors]
+        neighbours = [*self.actors[1:], *self.actors[:1]]
+        kept = [neighbour.call("keep", state) for neighbour, state in zip(neighbours, states, strict=True)]
+        all_results(kept, lambda i: f"parameter server {i}, or its neighbour that keeps its state,")
+        return states
 
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""

@@ -22,7 +22,9 @@ class ShardServer:
     Args:
       index: its number.
       groups: how many functions are one step together. With 1 each push is an update of its own. Otherwise the pushes
-        of functions ``k * groups`` to ``(k + 1) * groups - 1`` are put together first.
+        of functions ``k * groups`` to ``(k + 1) * groups - 1`` are put together, and wait until all of these functions
+        have ended. Until then all of them read the values before the step, also one that has to be run again. Nobody
+        says so in a call of its own: each call says which functions have ended.
       settings: of JAX, that it has in common with the coordinator.
     """
 
@@ -38,6 +40,7 @@ class ShardServer:
         self._seen: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], dict[int, Push]] = {}
         self._updates = 0
+        self._kept: ServerState | None = None
 
     def ready(self) -> int:
         """The process's number; answers once it has started."""
@@ -45,8 +48,9 @@ class ShardServer:
 
     # --- setting up -------------------------------------------------------------------------------------
 
-    def put(self, values: Mapping[int, tuple[Part, str]]) -> None:
+    def put(self, values: Mapping[int, tuple[Part, str]], finished_below: int) -> None:
         """Set parts of variables; each comes with how it combines what several replicas assign."""
+        self._finish(finished_below)
         for number, (value, aggregation) in values.items():
             self._set(number, np.array(value))
             self._aggregations[number] = Aggregation(aggregation)
@@ -64,9 +68,10 @@ class ShardServer:
 
     # --- the state as a whole ---------------------------------------------------------------------------
 
-    def snapshot(self) -> ServerState:
+    def snapshot(self, finished_below: int) -> ServerState:
         """All that it knows."""
-        values = {number: np.array(value) for number, value in self._values.items()}
+        self._finish(finished_below)
+        values = {number: np.asarray(value) for number, value in self._values.items()}
         parts = [part for part, _ in self._optimizers.values()]
         waiting = {step: dict(together) for step, together in self._waiting.items()}
         return ServerState(
@@ -84,25 +89,32 @@ class ShardServer:
         for part in state.optimizers:
             self.define(part)
 
+    def keep(self, state: ServerState) -> None:
+        """Have the state of a neighbour in memory, instead of what was kept before."""
+        self._kept = state
+
     # --- the traffic ------------------------------------------------------------------------------------
 
-    def pull(self, known: Mapping[int, int]) -> Pulled:
+    def pull(self, known: Mapping[int, int], finished_below: int) -> Pulled:
         """The parts of these variables that are newer than the versions that the caller knows (-1: none)."""
+        self._finish(finished_below)
         found = {}
         for number, version in known.items():
             if number in self._values and self._versions[number] != version:
                 found[number] = self._versions[number], np.asarray(self._values[number])
         return Pulled(self._updates, found)
 
-    def rows(self, number: int, indices: np.ndarray) -> tuple[int, np.ndarray]:
+    def rows(self, number: int, indices: np.ndarray, finished_below: int) -> tuple[int, np.ndarray]:
         """How many updates there have been, and some rows of its part of a variable."""
+        self._finish(finished_below)
         return self._updates, np.asarray(self._values[number])[indices]
 
     def push(self, push: Push) -> int:
-        """Change the parts; returns how many updates there were between reading and changing.
+        """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
 
         A push that has come before changes nothing.
         """
+        self._finish(push.finished_below)
         key = push.function, push.number
         if push.finished_below:
             self._seen = {seen for seen in self._seen if seen[0] >= push.finished_below}
@@ -113,35 +125,33 @@ class ShardServer:
         if self._groups == 1:
             self._update([push])
             return staleness
-        step = push.function // self._groups, push.number
-        together = self._waiting.setdefault(step, {})
-        together[push.function] = push
-        if len(together) == self._groups:
-            self._update_by_step(step)
+        self._waiting.setdefault((push.function // self._groups, push.number), {})[push.function] = push
         return staleness
 
-    def end_step(self, keep: bool) -> None:
-        """No more functions come for the step in progress: make its update with what there is, or leave it out."""
-        for step in sorted(self._waiting):
-            if keep:
-                self._update_by_step(step)
+    def break_off(self, below: int) -> None:
+        """A step has failed: what waits is forgotten, but for steps of functions below this number, which are whole."""
+        self._finish(below)
         self._waiting.clear()
 
     # --- updates ----------------------------------------------------------------------------------------
 
-    def _update_by_step(self, step: tuple[int, int]) -> None:
-        together = self._waiting.pop(step)
-        self._update([together[function] for function in sorted(together)])
+    def _finish(self, below: int) -> None:
+        """Functions below this number have ended: make the updates of steps that are whole."""
+        whole = sorted(step for step in self._waiting if (step[0] + 1) * self._groups <= below)
+        for step in whole:
+            together = self._waiting.pop(step)
+            self._update([together[function] for function in sorted(together)])
 
     def _update(self, pushes: Sequence[Push]) -> None:
         """One update, by the pushes of one step, in the order of their replicas."""
         self._updates += 1
         for number in dict.fromkeys(n for push in pushes for n in push.gradients):
             self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
-        for number in dict.fromkeys(n for push in pushes for n in push.added):
+        known = self._values  # without variables that the program has dropped in the meantime
+        for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
             value, delta = np.asarray(self._values[number]), [p.added[number] for p in pushes if number in p.added]
             self._set(number, _with_added(value, self._combined(number, delta)))
-        for number in dict.fromkeys(n for push in pushes for n in push.assigned):
+        for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
             self._set(number, value)  # the memory that it came in: values are replaced, and never written to
 

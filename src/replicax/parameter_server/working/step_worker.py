@@ -23,6 +23,7 @@ from replicax.parameter_server.definitions import (
     CallOutcome,
     DatasetDefinition,
     Failure,
+    Forgotten,
     FunctionCall,
     OptimizerDefinition,
     ServersDefinition,
@@ -155,6 +156,7 @@ class StepWorker:
         self._dataset_fns: dict[int, bytes] = {}
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[int, WorkerIterator] = {}
+        self._inputs: Mapping[int, Any] = {}
 
     @property
     def _collection(self) -> WorkerCollection:
@@ -172,6 +174,9 @@ class StepWorker:
         """Run a scheduled function."""
         try:
             self._learn(call.definitions)
+            self._inputs = call.inputs
+            for digest in call.old_functions:
+                del self._functions[digest]
             if call.fn is not None:
                 self._functions[call.digest] = loads(call.fn, self._find)
             args, kwargs = loads(call.arguments, self._find)
@@ -179,7 +184,9 @@ class StepWorker:
             for iterator in self._iterators.values():
                 iterator.begin()
             with self.strategy.scope():
-                value = _fetched(self.strategy, self._functions[call.digest](*args, **kwargs))
+                returned = self._functions[call.digest](*args, **kwargs)
+                self.elsewhere.end()
+                value = _fetched(self.strategy, returned)
             return CallOutcome(value, self.elsewhere.staleness())
         except NotBuiltError as needed:
             for iterator in self._iterators.values():
@@ -191,7 +198,7 @@ class StepWorker:
             return CallOutcome(failure=_failure(error))
 
     def _learn(self, definitions: Sequence[Any]) -> None:
-        for one in definitions:
+        for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # others refer to them
             if isinstance(one, VariableDefinition):
                 self._definitions[one.number] = one
                 self.elsewhere.shards[one.number] = one.shards
@@ -199,9 +206,22 @@ class StepWorker:
                 self.elsewhere.know_built(one.number, loads(one.variables, self._find))
             elif isinstance(one, ServersDefinition):
                 self.elsewhere.servers.replace(one.actors)
+            elif isinstance(one, Forgotten):
+                self._forget(one)
             else:
                 assert isinstance(one, DatasetDefinition)
                 self._dataset_fns[one.number] = one.dataset_fn
+
+    def _forget(self, gone: Forgotten) -> None:
+        if gone.kind == "variable":
+            variable = self._variables.pop(gone.number, None)
+            self._definitions.pop(gone.number, None)
+            self.elsewhere.forget(gone.number, variable)
+        elif gone.kind == "dataset":
+            self._dataset_fns.pop(gone.number, None)
+            self._datasets.pop(gone.number, None)
+        else:
+            self._iterators.pop(gone.number, None)
 
     # --- what functions refer to ------------------------------------------------------------------------
 
@@ -218,6 +238,8 @@ class StepWorker:
             return self._optimizers[number]
         if kind == "dataset":
             return self._dataset(*rest)
+        if kind == "value":
+            return self._inputs[rest[0]]
         assert kind == "iterator", kind
         iterator, dataset = rest
         if iterator not in self._iterators:

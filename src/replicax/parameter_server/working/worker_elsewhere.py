@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from replicax import context
+from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.parameter_server.serving.pushes import Push
 from replicax.parameter_server.serving.servers import Servers, shared_out
@@ -38,6 +39,7 @@ class WorkerElsewhere:
 
     def __init__(self, servers: Servers, groups: int) -> None:
         self.servers = servers
+        servers.finished_below = lambda: self._finished_below
         self._groups = groups
         self.shards: dict[int, Shards] = {}
         self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
@@ -45,6 +47,7 @@ class WorkerElsewhere:
         self._function = self._pushes = self._finished_below = 0
         self._updates: dict[int, int] = {}
         self._staleness: list[int] = []
+        self._changed: set[int] = set()
         self._parts = threading.local()
 
     @property
@@ -57,12 +60,24 @@ class WorkerElsewhere:
         """A scheduled function begins."""
         self._function, self._pushes, self._finished_below = function, 0, finished_below
         self._updates, self._staleness = {}, []
+        self._changed = set()
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
+
+    def end(self) -> None:
+        """The function has ended; of variables that it returns the servers' values are wanted, changed or not."""
+        self._changed = set()
 
     def staleness(self) -> tuple[int, ...]:
         """Of each push of the function."""
         return tuple(self._staleness)
+
+    def forget(self, number: int, variable: WorkerVariable | None) -> None:
+        """A variable is gone."""
+        self.shards.pop(number, None)
+        if variable is not None:
+            for slot in [slot for slot, (_, of, _) in self.roles.items() if of is variable]:
+                del self.roles[slot]
 
     def know_built(self, optimizer: int, variables: Any) -> None:
         """An optimizer has been built, for the variables of this pytree."""
@@ -90,12 +105,28 @@ class WorkerElsewhere:
                 wanted[variable.number_on_servers] = variable
         if not wanted:
             return
+        for variable in wanted.values():
+            self.check_readable(variable)
         shards = {number: self.shards[number] for number in wanted}
         values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
         self._updates.update(updates)
         for number, value in values.items():
             variable = wanted[number]
             variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
+
+    def check_readable(self, variable: WorkerVariable) -> None:
+        """Raise if a function that is a part of a step reads what it has changed: that is changed after the step.
+
+        Raises:
+          ContextError: it does.
+        """
+        if self._groups > 1 and variable.number_on_servers in self._changed:
+            raise ContextError(
+                f"a scheduled function has changed {variable.describe()}, and now reads it. With mode='sync' a "
+                "function is one part of one step, and what it changes is changed when all functions of the step have "
+                "ended. Call strategy.run once in a function, and schedule a function for each step; read the variable "
+                "before the change, in a later function, or in the program that schedules."
+            )
 
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
         """Rows of a variable, each of which comes once: ``[*indices.shape, *shape[1:]]``."""
@@ -137,6 +168,7 @@ class WorkerElsewhere:
         assigned: Mapping[int, Any] | None = None,
     ) -> None:
         """Push a change, by numbers of optimizers and variables."""
+        self._changed.update(*(gradients or {}).values(), added or {}, assigned or {})
         shared = shared_out(self.shards, gradients or {}, added or {}, assigned or {})
         pushes = {
             server: Push(

@@ -89,6 +89,7 @@ class WorkerVariable(Variable):
         if rows is None:
             return super().__getitem__(index)
         check_rows(rows, self.shape, f"{self.describe()}[index]")
+        self.elsewhere.check_readable(self)
         return jnp.asarray(self.elsewhere.rows(self.number_on_servers, np.where(rows < 0, rows + self.shape[0], rows)))
 
     def assign(self, value: Any) -> Variable:

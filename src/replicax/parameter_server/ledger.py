@@ -1,0 +1,78 @@
+"""The ledger: what the program has sent the servers since the last snapshot, and would be lost with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+Key = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Entry:
+    what: Any
+    is_assigned: bool
+
+
+class Ledger:
+    """What has been sent, by kind and number: the last of each.
+
+    A snapshot may be taken by one thread while another sends something. So an entry is made before the sending, and
+    goes when a snapshot has been begun after it. The lock is held for a moment only, and nothing is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[Key, _Entry] = {}
+        self._arrived: dict[Key, _Entry] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def sending(self, kind: str, what: Mapping[int, Any], assigned: Iterable[int] = ()) -> Iterator[None]:
+        """Inside, these things are sent, by number; after it, they have arrived.
+
+        Args:
+          kind: of all of them.
+          what: by number.
+          assigned: which of them replace something that functions have used.
+        """
+        again = set(assigned)
+        entries = {(kind, number): _Entry(one, number in again) for number, one in what.items()}
+        with self._lock:
+            self._sent.update(entries)
+        yield
+        with self._lock:
+            self._arrived.update(entries)
+
+    def arrived(self) -> Mapping[Key, _Entry]:
+        """What the servers have by now."""
+        with self._lock:
+            return dict(self._arrived)
+
+    def clear(self, saved: Mapping[Key, _Entry]) -> None:
+        """What had arrived at some time (:meth:`arrived`) is in a snapshot."""
+        with self._lock:
+            for known in (self._sent, self._arrived):
+                for key, entry in saved.items():
+                    if known.get(key) is entry:
+                        del known[key]
+
+    def forget(self, variables: Collection[int]) -> None:
+        """These variables are gone."""
+        with self._lock:
+            for number in variables:
+                self._sent.pop(("value", number), None)
+                self._arrived.pop(("value", number), None)
+
+    def sent(self, kind: str) -> dict[int, Any]:
+        """What is to be sent again if the servers go back to the last snapshot."""
+        with self._lock:
+            return {number: entry.what for (of, number), entry in self._sent.items() if of == kind}
+
+    @property
+    def has_assigned(self) -> bool:
+        """Whether something replaces what functions have used."""
+        with self._lock:
+            return any(entry.is_assigned for entry in self._sent.values())
