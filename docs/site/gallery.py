@@ -19,6 +19,7 @@ import matplotlib.ticker
 Curves = dict[str, Any]
 """What ``curves.json`` has of a program: ``by``, "step" or "epoch", and ``losses``, by where it ran."""
 
+PICTURES = (".svg", ".png")
 CURVES = Path(__file__).with_name("curves.json")
 _GROUPS = {
     "": "Replicax alone",
@@ -102,10 +103,17 @@ def drawn(curves: Curves) -> bytes:
 
 
 def gallery(root: Path, linked: set[Path]) -> dict[str, bytes]:
-    """All files of the gallery but its first page: the programs, what pages link to, and pictures."""
+    """All files of the gallery but its first page: the programs, and what pages link to, pictures too."""
     paths = {path for group in programs_of(root / "examples").values() for path in group} | linked
     known = known_curves()
-    return {f"files/{path.relative_to(root).as_posix()}.md": program_page(path, root, known).encode() for path in paths}
+    files = {}
+    for path in paths:
+        name = f"files/{path.relative_to(root).as_posix()}"
+        if path.suffix in PICTURES:
+            files[name] = path.read_bytes()
+        else:
+            files[f"{name}.md"] = program_page(path, root, known).encode()
+    return files
 
 
 def known_curves() -> dict[str, Curves]:
