@@ -8,6 +8,7 @@ import importlib.util
 import pathlib
 import re
 import tempfile
+import tomllib
 
 import jax
 import pytest
@@ -51,6 +52,12 @@ def test_links_lead_somewhere(path: pathlib.Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = (ROOT / "docs" / "install.md").read_text()
+    assert extras.keys() - {"dev"} == set(re.findall(r"`replicax\[(\w+)\]`", text))
 
 
 def test_the_reference_lists_every_public_name() -> None:

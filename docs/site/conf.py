@@ -56,3 +56,8 @@ html_theme_options = {
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app):
+    """An attribute of a class that is a class itself is no member to describe."""
+    app.connect("autodoc-skip-member", lambda app, what, name, value, skip, options: isinstance(value, type) or None)

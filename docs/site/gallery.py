@@ -10,10 +10,16 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.figure
+import matplotlib.ticker
 
+Curves = dict[str, Any]
+"""What ``curves.json`` has of a program: ``by``, "step" or "epoch", and ``losses``, by where it ran."""
+
+PICTURES = (".svg", ".png")
 CURVES = Path(__file__).with_name("curves.json")
 _GROUPS = {
     "": "Replicax alone",
@@ -46,14 +52,22 @@ def title_of(path: Path) -> str:
     return words[0].upper() + words[1:]
 
 
-def program_page(path: Path, root: Path) -> str:
-    """A file as a page: what it says of itself, and all of it."""
+def program_page(path: Path, root: Path, known: dict[str, Curves]) -> str:
+    """A file as a page: its curves, and all of it."""
     name, text = path.relative_to(root).as_posix(), path.read_text()
     language = {".py": "python", ".md": "markdown"}.get(path.suffix, "text")
-    return f"---\norphan: true\n---\n\n# {name}\n\n`````{language}\n{text.rstrip()}\n`````\n"
+    picture = ""
+    if (example := name.removeprefix("examples/")) in known:
+        picture = f"![Its losses, on one device and on four replicas](/{picture_of(example)})\n\n"
+    return f"---\norphan: true\n---\n\n# {name}\n\n{picture}`````{language}\n{text.rstrip()}\n`````\n"
 
 
-def cards(examples: Path, curves: dict[str, dict[str, list[float]]]) -> tuple[str, dict[str, bytes]]:
+def picture_of(name: str) -> str:
+    """Where the picture of a program is."""
+    return f"curves/{name.replace('/', '-')}.svg"
+
+
+def cards(examples: Path, curves: dict[str, Curves]) -> tuple[str, dict[str, bytes]]:
     """The list of all programs, and the pictures in it."""
     lines: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -63,23 +77,23 @@ def cards(examples: Path, curves: dict[str, dict[str, list[float]]]) -> tuple[st
             name = path.relative_to(examples).as_posix()
             lines += [f":::{{grid-item-card}} {path.stem}", f":link: files/examples/{name}", ":link-type: doc"]
             if name in curves:
-                picture = f"curves/{name.replace('/', '-')}.svg"
-                pictures[picture] = drawn(curves[name])
-                lines += [f":img-top: {picture}"]
+                pictures[picture_of(name)] = drawn(curves[name])
+                lines += [f":img-top: {picture_of(name)}"]
             lines += ["", title_of(path), ":::"]
         lines += ["::::", ""]
     return "\n".join(lines), pictures
 
 
-def drawn(curves: dict[str, list[float]]) -> bytes:
-    """Losses by the step, as SVG: a thin curve on a thick one shows that they are the same."""
+def drawn(curves: Curves) -> bytes:
+    """Losses by the step or the epoch, as SVG: a thin curve on a thick one shows that they are the same."""
     figure = matplotlib.figure.Figure(figsize=(_WIDTH, _WIDTH * 0.55), layout="constrained")
     axes = figure.add_subplot()
     colors = ["#9ecbff", "#0b5cad", "#c2410c"]
-    for i, (name, losses) in enumerate(curves.items()):
+    for i, (name, losses) in enumerate(curves["losses"].items()):
         axes.plot(range(1, len(losses) + 1), losses, color=colors[i], linewidth=5 if i == 0 else 1.5, label=name)
-    axes.set_xlabel("step")
+    axes.set_xlabel(curves["by"])
     axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     file = io.BytesIO()
@@ -89,11 +103,19 @@ def drawn(curves: dict[str, list[float]]) -> bytes:
 
 
 def gallery(root: Path, linked: set[Path]) -> dict[str, bytes]:
-    """All files of the gallery but its first page: the programs, what pages link to, and pictures."""
+    """All files of the gallery but its first page: the programs, and what pages link to, pictures too."""
     paths = {path for group in programs_of(root / "examples").values() for path in group} | linked
-    return {f"files/{path.relative_to(root).as_posix()}.md": program_page(path, root).encode() for path in paths}
+    known = known_curves()
+    files = {}
+    for path in paths:
+        name = f"files/{path.relative_to(root).as_posix()}"
+        if path.suffix in PICTURES:
+            files[name] = path.read_bytes()
+        else:
+            files[f"{name}.md"] = program_page(path, root, known).encode()
+    return files
 
 
-def known_curves() -> dict[str, dict[str, list[float]]]:
+def known_curves() -> dict[str, Curves]:
     """The curves that were measured, by program."""
     return json.loads(CURVES.read_text()) if CURVES.exists() else {}

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gallery import cards, gallery, known_curves
+from gallery import PICTURES, cards, gallery, known_curves
 from reference import linked, reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def assemble(folder: Path) -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     for path in DOCS.rglob("*"):
-        if path.suffix in (".svg", ".png"):
+        if path.suffix in PICTURES:
             _write_all(folder, {str(path.relative_to(DOCS)): path.read_bytes()})
     programs: set[Path] = set()
     for origin, place in pages():
@@ -73,7 +73,7 @@ def contents(index: str) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
 
 
 def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
-    """A document as a page at ``place``; programs that it links to are added to ``programs``."""
+    """A document as a page at ``place``; programs and pictures that it links to are added to ``programs``."""
     places = dict(pages()) | {ROOT / "README.md": Path("index.md")}
 
     def on_the_site(match: re.Match[str]) -> str:
@@ -88,7 +88,14 @@ def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
             words = title_of(path) if words in (target, target.rpartition("/")[2]) else words
         elif path.is_relative_to(DOCS):
             where = path.relative_to(DOCS)
+        elif path.suffix in PICTURES:
+            programs.add(path)
+            where = Path("files", path.relative_to(ROOT))
         elif path.is_file():
+            if anchor:
+                raise LookupError(
+                    f"{origin.relative_to(ROOT)} has a link to a heading of {target}: list it in docs/index.md"
+                )
             programs.add(path)
             where = Path("files", f"{path.relative_to(ROOT)}.md")
         else:

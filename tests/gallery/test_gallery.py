@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,11 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "pytrees.two_tower": {"steps": 3},
 }
 """How short each is here."""
+
+GALLERY = pathlib.Path(__file__).parents[2] / "examples" / "gallery"
+FILES = sorted(GALLERY.glob("*/*.py"))
+OURS = re.compile(r"\breplicax\.\w|\bstrategy\.\w")
+FOR_EVERYONE = re.compile(r"strategy\.distribute_dataset\(|=replicax\.REPLICA_AXIS|= replicax\.REPLICA_AXIS")
 
 
 def losses(name: str, strategy: replicax.Strategy, **shorter: Any) -> list[float]:
@@ -51,3 +59,22 @@ def test_it_learns(name: str) -> None:
     longer = {"epochs": 2, "steps": None} if name == "nnx.cnn" else {"steps": 60}
     found = losses(name, strategy_of(4), **longer)
     assert np.mean(found[-5:]) < 0.95 * np.mean(found[:5]) or found[-1] < found[0] / 2
+
+
+def test_the_list_has_every_program() -> None:
+    listed = re.findall(r"^\| \[(.+?)\]\(", (GALLERY / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == [path.relative_to(GALLERY).as_posix() for path in FILES]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_lines_that_are_changed_are_marked_and_counted(path: pathlib.Path) -> None:
+    text = path.read_text()
+    statements = [node for node in ast.parse(text).body[1:] if not isinstance(node, ast.If)]  # no docstring, no command
+    lines = [text.splitlines()[number - 1] for node in statements for number in range(node.lineno, node.end_lineno + 1)]
+    marked = [line for line in lines if "# Replicax" in line]
+    assert [line for line in lines if OURS.search(line) and line not in marked and not FOR_EVERYONE.search(line)] == []
+    name = path.relative_to(GALLERY).as_posix()
+    [row] = [line for line in (GALLERY / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]")]
+    counted = row.split("|")[4].split(",")[0]
+    assert len(marked) == int(counted)
+    assert len(marked) <= 2 or path.parent.name == "pytrees"

@@ -1,7 +1,8 @@
 """Keras: a convolutional network with batch normalization and dropout, on handwritten digits.
 
-After Keras' example "Simple MNIST convnet". It shows that nothing in a model changes: it is made and compiled in the
-strategy's scope, and ``fit``, with a validation and callbacks, and ``evaluate`` do the rest.
+After Keras' example "Simple MNIST convnet". The model is made and compiled in the strategy's scope, and ``fit``, with a
+validation and callbacks, and ``evaluate`` do the rest. One line is Replicax's, marked so; and the normalization is over
+all replicas (``synchronized=True``), so that it is that of one device.
 
     KERAS_BACKEND=jax python examples/gallery/keras/cnn.py
 
@@ -26,7 +27,7 @@ def build(dropout):
         [
             keras.Input((8, 8, 1)),
             layers.Conv2D(16, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(synchronized=True),
             layers.ReLU(),
             layers.MaxPooling2D(),
             layers.Conv2D(32, 3, padding="same", activation="relu"),

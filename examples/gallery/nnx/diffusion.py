@@ -99,8 +99,8 @@ def main(strategy, steps=1200):
     optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
     losses = []
     for batch in strategy.distribute_dataset(list(batches(steps))):
-        share = strategy.run(train_step, args=(model, average, optimizer, batch))  # Replicax
-        losses.append(float(strategy.reduce("sum", share)))
+        loss = strategy.reduce("sum", strategy.run(train_step, args=(model, average, optimizer, batch)))  # Replicax
+        losses.append(float(loss))
     return losses, average
 
 

@@ -1,8 +1,8 @@
 """Flax NNX: a vision transformer on handwritten digits.
 
 After "Vision Transformer" of the JAX AI stack's tutorials. It shows patches, a class token that is a bare parameter,
-blocks in a list, and parameters that are split over the replicas: give ``main`` a ``ShardedStrategy``, and nothing else
-changes. Two lines are Replicax's, marked so.
+and blocks in a list. Two lines are Replicax's, marked so. With a ``ShardedStrategy``, and with model and optimizer made
+in its ``scope()``, the parameters are split over the replicas.
 
     python examples/gallery/nnx/vit.py
 
@@ -69,9 +69,8 @@ def main(strategy, steps=250):
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     labels = labels.astype(np.int32)
-    with strategy.scope():
-        model = ViT(rngs=nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+    model = ViT(rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
 
     rng = np.random.default_rng(0)
     data = [(images[rows], labels[rows]) for rows in rng.integers(0, 1500, (steps, BATCH))]

@@ -51,30 +51,31 @@ def embedded(tower, ids):
 
 
 def loss_fn(params, users, items):
-    replica = replicax.get_replica_context()
-    candidates = replica.all_gather(embedded(params["item"], items), axis=0)  # Replicax: the items of all replicas
-    numbers = replica.all_gather(items, axis=0)
+    replica = replicax.get_replica_context()  # Replicax
+    mine = embedded(params["item"], items), items
+    candidates, numbers = replica.all_gather(mine, axis=0)  # Replicax: the items of all replicas
     logits = 4 * embedded(params["user"], users) @ candidates.T
-    mine = replica.replica_id_in_sync_group * len(users) + jnp.arange(len(users))
-    twice = (numbers == items[:, None]) & (jnp.arange(len(numbers)) != mine[:, None])  # the same item, chosen by others
-    losses = optax.softmax_cross_entropy_with_integer_labels(jnp.where(twice, -1e9, logits), mine)
+    places = replica.replica_id_in_sync_group * len(users) + jnp.arange(len(users))  # Replicax
+    twice = (numbers == items[:, None]) & (jnp.arange(len(numbers)) != places[:, None])  # chosen by others, too
+    losses = optax.softmax_cross_entropy_with_integer_labels(jnp.where(twice, -1e9, logits), places)
     return replicax.compute_average_loss(losses)  # Replicax
 
 
 def main(strategy, steps=300):
     """Train, and return the loss of each step and the share of choices among the best 10."""
-    with strategy.scope():
+    with strategy.scope():  # Replicax
         params = replicax.as_variables(initial(jax.random.key(0)))  # Replicax
         optimizer = replicax.Optimizer(optax.adam(1e-2))  # Replicax
 
     def train_step(users, items):
         loss, grads = replicax.value_and_grad(loss_fn, params)(params, users, items)  # Replicax
         optimizer.apply_gradients(grads, params)  # Replicax
-        return replicax.get_replica_context().all_reduce("sum", loss)
+        return loss
 
-    data = [choices(BATCH, seed) for seed in range(steps)]
-    losses = [float(strategy.run(train_step, args=batch)) for batch in strategy.distribute_dataset(data)]  # Replicax
-    trained = replicax.as_arrays(params)
+    losses = []
+    for batch in strategy.distribute_dataset([choices(BATCH, seed) for seed in range(steps)]):
+        losses.append(float(strategy.reduce("sum", strategy.run(train_step, args=batch))))  # Replicax
+    trained = replicax.as_arrays(params)  # Replicax
     users, items = choices(1000, steps)
     scores = embedded(trained["user"], users) @ embedded(trained["item"], np.arange(ITEMS)).T
     best = np.argsort(-np.asarray(scores), 1)[:, :10]
