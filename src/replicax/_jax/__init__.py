@@ -15,7 +15,7 @@ from replicax._jax.collective_params import (
     scattered_along,
     senders,
 )
-from replicax._jax.contractions import is_convolution, summed_up, sums_up
+from replicax._jax.contractions import summed_up, sums_up
 from replicax._jax.control_flow import (
     Branches,
     Scan,
@@ -189,7 +189,6 @@ __all__ = [
     "input_primitive",
     "interpret",
     "is_absent",
-    "is_convolution",
     "is_function",
     "is_host_callback",
     "is_mutable",

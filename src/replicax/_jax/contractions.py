@@ -1,7 +1,8 @@
 """Matrix products and convolutions: their dims, several as one, and the order of dims that XLA on CPU computes fast.
 
-The sum of several products or convolutions is one with a longer contraction. For convolutions of one order of dims XLA
-on CPU has fast code.
+The sum of several products or convolutions is one with a longer contraction. XLA on CPU brings the dims of a
+convolution into the one order for which it has fast code, but only of those at the top of a program. In a branch or
+loop, a gradient by the filter is 20 times slower. So there the order is made here.
 """
 
 from __future__ import annotations
@@ -48,20 +49,14 @@ def convolution_dimensions(params: Mapping[str, Any]) -> ConvolutionDimensions:
     return ConvolutionDimensions(lhs[0], lhs[1], rhs[1], rhs[0], out[0], *groups)
 
 
-def is_convolution(equation: Equation) -> bool:
-    """Whether an operation is a convolution."""
-    return equation.primitive.name in CONVOLUTIONS
-
-
-def is_in_fast_order(equation: Equation) -> bool:
-    """Whether an operation is no convolution, or its dims are in the order for which XLA on CPU has fast code."""
-    return not is_convolution(equation) or _dims(equation) == _fast_order(len(_dims(equation)[0]))
-
-
-def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    """The results of a convolution, computed in the order of dims for which XLA on CPU has fast code."""
-    lhs, rhs, out = _dims(equation)
-    order = _fast_order(len(lhs))
+def bind_in_branch(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """The results of an operation, which stands in a branch or loop of a program for the CPU."""
+    if equation.primitive.name not in CONVOLUTIONS:
+        return bind(equation, operands)
+    lhs, rhs, out = equation.params["dimension_numbers"]
+    n = len(lhs)
+    middle = tuple(range(1, n - 1))
+    order = lax.ConvDimensionNumbers((0, n - 1, *middle), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *middle))
     [result] = bind(
         equation,
         [
@@ -70,20 +65,10 @@ def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]
         ],
         {**equation.params, "dimension_numbers": order},
     )
-    back = [0] * len(out)
-    for position, dim in zip(out, order.out_spec, strict=True):
+    back = [0] * n
+    for position, dim in zip(out, (0, n - 1, *middle), strict=True):
         back[position] = dim
     return [lax.transpose(result, back)]
-
-
-def _dims(equation: Equation) -> Any:
-    return equation.params["dimension_numbers"]
-
-
-def _fast_order(n: int) -> lax.ConvDimensionNumbers:
-    """Of arrays with ``n`` dims: examples, space, channels; and of the filter: space, operand's, result's channels."""
-    space = tuple(range(1, n - 1))
-    return lax.ConvDimensionNumbers((0, n - 1, *space), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *space))
 
 
 def sums_up(equation: Equation) -> bool:
@@ -113,7 +98,7 @@ def summed_up(equation: Equation, lhs: Any, rhs: Any, dtype: Any, *, on_cpu: boo
         return bind(equation, [lhs, rhs], params)[0]
     dims = convolution_dimensions(params)
     operands = [_merged(lhs, dims.channels), _merged(rhs, dims.filter_inputs)]
-    return bind(equation, operands, params)[0]
+    return (bind_in_branch if on_cpu else bind)(equation.replace(params=params), operands)[0]
 
 
 def _merged(array: Any, dim: int) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.automatic_axes import AutomaticAxes
+from replicax.execution.compiled.automatic_axes import adapted
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
@@ -30,9 +30,7 @@ from replicax.execution.compiled.local_values import (
     wrapped,
     zeros_like,
 )
-from replicax.execution.compiled.loop_convolutions import LoopConvolutions
 from replicax.execution.compiled.placement_report import PlacementReport
-from replicax.execution.compiled.replacement import Replacement
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
@@ -283,8 +281,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
     settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
-    last = replacements_for(program.jaxpr, mesh)
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, last, care.donates, settings)
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -329,43 +326,28 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def replacements_for(jaxpr: _jax.Jaxpr, mesh: Mesh) -> list[Replacement]:
-    """What of ``jaxpr`` is to be said in another way to the compiler for these devices."""
-    logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    found: list[Replacement] = [AutomaticAxes(logical, on_cpu)] if logical else []
-    if on_cpu and _jax.contains(jaxpr, _jax.is_convolution):
-        found.append(LoopConvolutions())
-    return found
-
-
 def over_replicas_of(
     mesh: Mesh,
     run: Callable[..., Groups[Any]],
     layouts_in: Groups[Layout],
     layouts_out: Groups[Layout],
     name: str,
-    replacements: Sequence[Replacement],
     donates: bool,
     settings: Mapping[str, str] | None = None,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 
-    The ``replacements`` are applied to it. The arrays of its first group are donated, if ``donates`` says so. The
-    compiler gets the ``settings``.
+    The arrays of its first group are donated, if ``donates`` says so. The compiler gets the ``settings``.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
 
-    last: Callable[..., Any] = body
-    for replacement in replacements:
-        last = replacement.applied(last)
     specs_in, specs_out = (
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )
     mapped = jax.shard_map(
-        _named(last, name),
+        _named(adapted(body, mesh), name),
         mesh=mesh,
         in_specs=specs_in,
         out_specs=specs_out,

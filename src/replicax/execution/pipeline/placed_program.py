@@ -18,7 +18,7 @@ from replicax.errors import PlacementError
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
-from replicax.execution.compiled.replicate import care_for, over_replicas_of, replacements_for, where_examples_are
+from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
@@ -292,12 +292,11 @@ class _Planner:
             return (evaluated_for_each(jaxpr, values, layouts, local, self.pieces),)
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
-        name, mesh = f"{self.program.name}_on_{device}", self.meshes[device]
-        last = replacements_for(jaxpr, mesh)
+        name = f"{self.program.name}_on_{device}"
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(mesh, run, layouts_in, (layouts,), name, last, donates=True),
+            jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name, donates=True),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),
