@@ -2,7 +2,7 @@
 
 The sum of several products or convolutions is one with a longer contraction. XLA on CPU brings the dims of a
 convolution into the one order for which it has fast code, but only of those at the top of a program. In a branch or
-loop, a gradient by the filter is 20 times slower. So there the order is made here.
+loop, a gradient by the filter is 20 times slower.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ def convolution_dimensions(params: Mapping[str, Any]) -> ConvolutionDimensions:
     return ConvolutionDimensions(lhs[0], lhs[1], rhs[1], rhs[0], out[0], *groups)
 
 
-def bind_in_branch(equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    """The results of an operation, which stands in a branch or loop of a program for the CPU."""
-    if equation.primitive.name not in CONVOLUTIONS:
-        return bind(equation, operands)
+def is_in_fast_order(equation: Equation) -> bool:
+    """Whether the dims of a convolution are in the order for which XLA on CPU has fast code."""
+    order: lax.ConvDimensionNumbers = equation.params["dimension_numbers"]
+    return order == _fast_order(len(order.lhs_spec))
+
+
+def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """The results of a convolution, which is made one with its dims in that order."""
     lhs, rhs, out = equation.params["dimension_numbers"]
-    n = len(lhs)
-    middle = tuple(range(1, n - 1))
-    order = lax.ConvDimensionNumbers((0, n - 1, *middle), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *middle))
+    order = _fast_order(len(lhs))
     [result] = bind(
         equation,
         [
@@ -65,10 +67,16 @@ def bind_in_branch(equation: Equation, operands: Sequence[Any]) -> list[Any]:
         ],
         {**equation.params, "dimension_numbers": order},
     )
-    back = [0] * n
-    for position, dim in zip(out, (0, n - 1, *middle), strict=True):
+    back = [0] * len(out)
+    for position, dim in zip(out, order.out_spec, strict=True):
         back[position] = dim
     return [lax.transpose(result, back)]
+
+
+def _fast_order(n: int) -> lax.ConvDimensionNumbers:
+    """Examples, space, channels; of the filter space, what it takes and what it gives."""
+    middle = tuple(range(1, n - 1))
+    return lax.ConvDimensionNumbers((0, n - 1, *middle), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *middle))
 
 
 def sums_up(equation: Equation) -> bool:
@@ -98,7 +106,7 @@ def summed_up(equation: Equation, lhs: Any, rhs: Any, dtype: Any, *, on_cpu: boo
         return bind(equation, [lhs, rhs], params)[0]
     dims = convolution_dimensions(params)
     operands = [_merged(lhs, dims.channels), _merged(rhs, dims.filter_inputs)]
-    return (bind_in_branch if on_cpu else bind)(equation.replace(params=params), operands)[0]
+    return bind(equation, operands, params)[0]
 
 
 def _merged(array: Any, dim: int) -> Any:

@@ -45,6 +45,29 @@ def untouched_dims(params: Params) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PoolingWindows:
+    """The windows of the gradient of a pooling, dim by dim.
+
+    Attributes:
+      sizes: how many elements a window has.
+      strides: how far it is from one window to the next.
+      padding: how many elements there are before and after those of the operand, which are chosen last.
+      largest: whether a window chooses its largest element, and not its smallest; of equal ones the first.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    largest: bool
+
+
+def pooling_windows(params: Params) -> PoolingWindows:
+    """Those of the gradient of a pooling with these params."""
+    sizes, strides, padding = (params[name] for name in ("window_dimensions", "window_strides", "padding"))
+    return PoolingWindows(sizes, strides, padding, params["select_prim"] is lax.ge_p)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DotDimensions:
     """The dims of a product of matrices; the result has those of the batch, then what is left of each operand.
 

@@ -117,6 +117,9 @@ WINDOWED = primitives_named(
 )
 """They put something between, before or after the elements, or go over windows of them."""
 
+POOLING_GRADIENTS = primitives_named("select_and_scatter_add")
+"""They hand each window's cotangent to the element that the window has chosen."""
+
 IOTAS = primitives_named("iota")
 """Each element is its own position along a dim."""
 

@@ -9,13 +9,12 @@ has left its split behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from replicax import _jax, communication
 from replicax._jax.primitive_families import (
@@ -23,59 +22,20 @@ from replicax._jax.primitive_families import (
     BRANCHES,
     HOST_CALLS,
     PURE_HOST_CALLS,
-    SHARD_MAPS,
     SPLITS,
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.compiled.program_rewriting import Rewriting, inside, traced
 
 
-def adapted(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """``fn``, which computes with one replica's values, so that it can be compiled for ``mesh``."""
-    logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
-    if not logical:
-        return fn
-    rewrite = _Rewrite(logical, mesh.devices.flat[0].platform == "cpu")
-
-    def call(*args: Any) -> Any:
-        flat, tree = jax.tree_util.tree_flatten(args)
-        program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
-            *flat
-        )
-        results = _jax.evaluate(rewrite.rewritten(program.jaxpr), [*program.consts, *flat])
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
-
-    return call
-
-
-class _Rewrite:
-    """The pass over one program, and those inside it."""
+class AutomaticAxes(Rewriting):
+    """The pass, for a replica whose logical devices are along the axes ``logical``."""
 
     def __init__(self, logical: tuple[str, ...], on_cpu: bool) -> None:
+        super().__init__()
         self.logical = logical
         self.on_cpu = on_cpu
-        self._concerned: dict[int, tuple[Any, bool]] = {}
-
-    def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        """``jaxpr``, with its constants among its inputs."""
-        opened = _jax.opened(jaxpr)
-        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, opened.invars)):
-            return opened
-        return _traced(lambda *values: self.run(opened, values), opened.invars)
-
-    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
-        return _jax.interpret(jaxpr, values, self.equation)
-
-    def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
-        """Whether there is anything to rewrite."""
-        known = self._concerned.get(id(jaxpr))
-        if known is None:
-            found = any(
-                self.is_ours(e) or (e.primitive.name not in SHARD_MAPS and any(map(self.concerns, _jax.sub_jaxprs(e))))
-                for e in jaxpr.eqns
-            )
-            known = self._concerned[id(jaxpr)] = jaxpr, found
-        return known[1]
 
     def is_ours(self, equation: Any) -> bool:
         if equation.primitive.name in HOST_CALLS:
@@ -90,22 +50,15 @@ class _Rewrite:
     def is_narrow(self, equation: Any) -> bool:
         return self.on_cpu and any(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
 
-    def equation(self, equation: Any, operands: list[Any]) -> list[Any]:
-        if self.is_ours(equation):
-            if equation.primitive.name in HOST_CALLS:
-                return self.on_first(equation, operands)
-            if equation.primitive is all_reduce_p:
-                program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
-                return self.run(program, operands)
-            if equation.primitive.name in BRANCHES:
-                return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.branch)))
-            return self.widened(equation, operands)
-        if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
-            return _jax.bind(equation, operands)
-        called = _jax.called_program(equation)
-        if called is not None and _jax.has_rules(equation):  # has been differentiated
-            return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
-        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, _inside(self.rewritten)))
+    def replaced(self, equation: Any, operands: list[Any]) -> list[Any]:
+        if equation.primitive.name in HOST_CALLS:
+            return self.on_first(equation, operands)
+        if equation.primitive is all_reduce_p:
+            program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
+            return self.run(program, operands)
+        if equation.primitive.name in BRANCHES:
+            return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, inside(self.branch)))
+        return self.widened(equation, operands)
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
         """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
@@ -144,31 +97,13 @@ class _Rewrite:
             results = _jax.evaluate(inner, values)
             return list(lax.optimization_barrier(results)) if results else []
 
-        return inner if any(map(_jax.is_mutable, inner.invars)) else _traced(neutral, inner.invars)
+        return inner if any(map(_jax.is_mutable, inner.invars)) else traced(neutral, inner.invars)
 
     def widened(self, equation: Any, operands: list[Any]) -> list[Any]:
         """In float32, as XLA on CPU would compute it anyway."""
         wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
         results = _jax.bind(equation, wide)
         return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
-
-
-def _inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:
-    """``rewrite`` for a program inside another, whose constants stay where they are."""
-
-    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        program, n = rewrite(jaxpr), len(jaxpr.constvars)
-        return program.replace(constvars=program.invars[:n], invars=program.invars[n:])
-
-    return rewritten
-
-
-def _traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
-    """The program of ``fn``, of values like these of another program."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
-    closed = jax.make_jaxpr(fn)(*avals)
-    assert not closed.consts
-    return closed.jaxpr
 
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:

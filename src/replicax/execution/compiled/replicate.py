@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.automatic_axes import adapted
+from replicax.execution.compiled.automatic_axes import AutomaticAxes
+from replicax.execution.compiled.cpu_operations import CpuOperations
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
@@ -31,6 +32,7 @@ from replicax.execution.compiled.local_values import (
     zeros_like,
 )
 from replicax.execution.compiled.placement_report import PlacementReport
+from replicax.execution.compiled.program_rewriting import Rewriting
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
@@ -281,7 +283,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
     settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, settings)
+    rewritings = rewritings_for(program.jaxpr, mesh)
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewritings, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -326,6 +329,16 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
+def rewritings_for(jaxpr: _jax.Jaxpr, mesh: Mesh) -> list[Rewriting]:
+    """What says operations in another way, one after the other, where ``jaxpr`` is compiled for ``mesh``."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
+    found: list[Rewriting] = [AutomaticAxes(logical, on_cpu)] if logical else []
+    if on_cpu and (slow := CpuOperations(pooling=not logical)).concerns(jaxpr):
+        found.append(slow)
+    return found
+
+
 def over_replicas_of(
     mesh: Mesh,
     run: Callable[..., Groups[Any]],
@@ -333,21 +346,26 @@ def over_replicas_of(
     layouts_out: Groups[Layout],
     name: str,
     donates: bool,
+    rewritings: Sequence[Rewriting],
     settings: Mapping[str, str] | None = None,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 
-    The arrays of its first group are donated, if ``donates`` says so. The compiler gets the ``settings``.
+    The arrays of its first group are donated, if ``donates`` says so. What comes out of all other passes is gone
+    through by the ``rewritings``. The compiler gets the ``settings``.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
 
+    rewritten: Callable[..., Groups[jax.Array]] = body
+    for rewriting in rewritings:
+        rewritten = rewriting.applied_to(rewritten)
     specs_in, specs_out = (
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )
     mapped = jax.shard_map(
-        _named(adapted(body, mesh), name),
+        _named(rewritten, name),
         mesh=mesh,
         in_specs=specs_in,
         out_specs=specs_out,

@@ -18,7 +18,12 @@ from replicax.errors import PlacementError
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
-from replicax.execution.compiled.replicate import care_for, over_replicas_of, where_examples_are
+from replicax.execution.compiled.replicate import (
+    care_for,
+    over_replicas_of,
+    rewritings_for,
+    where_examples_are,
+)
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
@@ -282,7 +287,8 @@ class _Planner:
         jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         localities = self.found if self.pieces else None
-        count, on_cpu = self.program.replicas, self.mesh.devices.flat[0].platform == "cpu"
+        count, mesh = self.program.replicas, self.meshes[device]
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             values = [*first, *second]
@@ -296,7 +302,7 @@ class _Planner:
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(self.meshes[device], run, layouts_in, (layouts,), name, donates=True),
+            jitted=over_replicas_of(mesh, run, layouts_in, (layouts,), name, True, rewritings_for(jaxpr, mesh)),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),

@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.contractions import bind_in_branch
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.replica_values import largest_of
@@ -59,10 +58,9 @@ class Assembly:
     Args:
       parts: what it is made of.
       outputs: what it gives.
-      on_cpu: whether it is for CPUs.
     """
 
-    def __init__(self, parts: Parts, outputs: Sequence[Joint], on_cpu: bool) -> None:
+    def __init__(self, parts: Parts, outputs: Sequence[Joint]) -> None:
         self.parts = parts
         self.numbers = parts.numbers
         self.outputs = outputs
@@ -79,7 +77,6 @@ class Assembly:
         self.values: dict[int, Any] = {}
         self.joint: dict[Joint, Any] = {}
         self.carried: dict[tuple[int, int], Any] = {}  # by size and number
-        self.bind_own: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
 
     def _stretches(self, line: Straight) -> list[list[StraightOperation]]:
         """What is the size's own, before each collective and at the end."""
@@ -181,7 +178,7 @@ class Assembly:
                     return self.numbers.literals[v] if v in self.numbers.literals else env[v]
 
                 for operation in own[k]:
-                    results = self.bind_own(operation.equation, [read(v) for v in operation.operands])
+                    results = _jax.bind(operation.equation, [read(v) for v in operation.operands])
                     env.update(zip(operation.results, results, strict=True))
                 return [
                     jnp.zeros(shape.shape, shape.dtype) if v is None else _with_room(read(v), shape)

@@ -161,7 +161,7 @@ class _Joining:
             results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
-        assembly = Assembly(self.parts, outputs, self.replicas.devices[0].platform == "cpu")
+        assembly = Assembly(self.parts, outputs)
         traced = traced_inside(
             self.replicas.mesh,
             self.replicas.count,

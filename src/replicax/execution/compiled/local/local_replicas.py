@@ -136,7 +136,7 @@ class LocalReplicas:
             number, arrays = mine
             [number] = turn_p.bind(number)
             local = {**shared, **dict(zip(given, arrays, strict=True))}
-            OneReplica(number, self.on_cpu).go(stage.alone, local)
+            OneReplica(number).go(stage.alone, local)
             return (
                 [[local[v] for v in t.parts] for t in terms],
                 [local[v] for v in stage.alike],

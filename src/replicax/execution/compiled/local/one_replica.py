@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.contractions import bind_in_branch
 from replicax.execution.compiled.local.entered_programs import BareWalk, enter
 from replicax.execution.compiled.local.replica_stages import asks_for_position
 
@@ -16,16 +14,14 @@ class OneReplica(BareWalk):
 
     Args:
       number: the replica's.
-      on_cpu: whether it is for CPUs.
     """
 
-    def __init__(self, number: Any, on_cpu: bool) -> None:
+    def __init__(self, number: Any) -> None:
         self.number = number
-        self.bind: Callable[..., list[Any]] = bind_in_branch if on_cpu else _jax.bind
 
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if asks_for_position(equation):
             return [self.number]
         if any(_jax.contains(inner, asks_for_position) for inner in _jax.sub_jaxprs(equation)):
             return enter(self, equation, operands)
-        return self.bind(equation, operands)
+        return _jax.bind(equation, operands)

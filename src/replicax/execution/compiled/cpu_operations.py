@@ -1,0 +1,120 @@
+"""Operations that XLA on CPUs is slow at, said in another way, with the same results.
+
+The gradient of max-pooling is a loop there, over windows and the elements of each (``select-and-scatter``). It becomes
+elementwise operations: which element each window chooses, by the same comparisons in the same order, so that of equal
+ones it is the same; and for each element the sum of what windows hand to it, in the order of the windows. So the bits
+are the same, but for the sign of zeros.
+
+Convolutions are fast in one order of their dims. XLA brings them into it, but only at the top of a program. In a branch
+or a loop, of which ``run_steps`` is one, a gradient by the filter takes 20 times as long. So their order is made here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _jax
+from replicax._jax.contractions import bind_in_fast_order, is_in_fast_order
+from replicax._jax.operation_params import PoolingWindows, pooling_windows
+from replicax._jax.primitive_families import CONVOLUTIONS, POOLING_GRADIENTS
+from replicax.execution.compiled.program_rewriting import Rewriting
+
+LARGEST_WINDOW = 16
+"""Elements of a window, or from one to the next: each is a slice of its own in the compiled program."""
+
+
+class CpuOperations(Rewriting):
+    """The pass.
+
+    Args:
+      pooling: whether for the gradient of pooling, too. Not where the compiler decides how values are split.
+    """
+
+    def __init__(self, pooling: bool = True) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        if equation.primitive.name in CONVOLUTIONS:
+            return not is_in_fast_order(equation)
+        return self.pooling and equation.primitive.name in POOLING_GRADIENTS and _is_simple(equation)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        with _jax.from_line_of(equation):
+            if equation.primitive.name in CONVOLUTIONS:
+                return bind_in_fast_order(equation, operands)
+            return [_pooling_gradient(pooling_windows(equation.params), *operands)]
+
+
+def _is_simple(equation: _jax.Equation) -> bool:
+    operand: Any = equation.invars[1].aval
+    has_infinities = jnp.issubdtype(operand.dtype, jnp.floating) and operand.dtype.itemsize > 1
+    windows = pooling_windows(equation.params)
+    return has_infinities and max(math.prod(windows.sizes), math.prod(windows.strides)) <= LARGEST_WINDOW
+
+
+def _pooling_gradient(windows: PoolingWindows, cotangent: Any, operand: Any) -> Any:
+    """For each element of the operand the sum of the cotangents of the windows that have chosen it."""
+    count = cotangent.shape
+    lowest = operand.dtype.type(-math.inf if windows.largest else math.inf)
+    padded = lax.pad(operand, lowest, [(before, after, 0) for before, after in windows.padding])
+    places = list(itertools.product(*map(range, windows.sizes)))
+    number = _chosen([_at(place, padded, count, windows) for place in places], windows.largest)
+
+    # Elements are a number of strides apart, or have nothing to do with each other. A place of a window is a number of
+    # strides, and what is left over.
+    zero = lax.full_like(cotangent, 0)
+    extents = [-(-size // stride) for size, stride in zip(padded.shape, windows.strides, strict=True)]
+    sums: dict[tuple[int, ...], Any] = {}
+    for i, place in reversed(list(enumerate(places))):  # the last place belongs to the first window
+        part = lax.select(lax.eq(number, lax.full_like(number, i)), cotangent, zero)
+        steps, rest = zip(*map(divmod, place, windows.strides), strict=True)
+        around = [(before, e - before - n, 0) for before, e, n in zip(steps, extents, count, strict=True)]
+        part = lax.pad(part, zero.dtype.type(0), around)
+        sums[rest] = sums[rest] + part if rest in sums else part
+
+    whole = _interleaved(sums, windows.strides, jnp.zeros(extents, cotangent.dtype))
+    around = [
+        (-before, before + size - n, 0)
+        for (before, _), size, n in zip(windows.padding, operand.shape, whole.shape, strict=True)
+    ]
+    return lax.pad(whole, zero.dtype.type(0), around)
+
+
+def _at(place: Sequence[int], padded: Any, count: Sequence[int], windows: PoolingWindows) -> Any:
+    """The element at this place of each window."""
+    ends = [p + (n - 1) * s + 1 for p, n, s in zip(place, count, windows.strides, strict=True)]
+    return lax.slice(padded, place, ends, windows.strides)
+
+
+def _chosen(elements: Sequence[Any], largest: bool) -> Any:
+    """Which of its elements each window chooses."""
+    chosen, *others = elements
+    number = jnp.zeros(chosen.shape, jnp.int8)
+    for i, other in enumerate(others, 1):
+        stay = lax.ge(chosen, other) if largest else lax.le(chosen, other)
+        chosen, number = lax.select(stay, chosen, other), lax.select(stay, number, lax.full_like(number, i))
+    return lax.optimization_barrier(number)  # or the compiler finds it out anew for each element of the result
+
+
+def _interleaved(parts: Mapping[tuple[int, ...], Any], strides: Sequence[int], zeros: Any) -> Any:
+    """The array whose elements from ``rest`` on, a stride apart, are ``parts[rest]``, or else ``zeros``."""
+
+    def whole(rest: tuple[int, ...]) -> Any:
+        dim = len(rest)
+        if dim == len(strides):
+            return parts.get(rest, zeros)
+        arrays = [whole((*rest, r)) for r in range(strides[dim])]
+        if len(arrays) == 1:
+            return arrays[0]
+        shape = arrays[0].shape
+        merged = (*shape[:dim], shape[dim] * len(arrays), *shape[dim + 1 :])
+        return lax.reshape(jnp.stack(arrays, dim + 1), merged)
+
+    return whole(())

@@ -1,0 +1,97 @@
+"""Rewriting: a pass that says some operations of a traced program in another way, wherever in it they are.
+
+It goes through what is about to be compiled, with loops, branches and calls. So the passes before it need not know.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax import _jax
+from replicax._jax.primitive_families import SHARD_MAPS
+
+
+class Rewriting(abc.ABC):
+    """The pass over one program, and those inside it."""
+
+    def __init__(self) -> None:
+        self._concerned: dict[int, tuple[Any, bool]] = {}
+
+    # --- what a subclass says -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        """Whether an operation is to be said in another way."""
+
+    @abc.abstractmethod
+    def replaced(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        """The results of one that is."""
+
+    # --- programs -----------------------------------------------------------------------------------------
+
+    def applied_to(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, whose operations are said in the other way as part of whatever traces it."""
+
+        def call(*args: Any) -> Any:
+            flat, tree = jax.tree_util.tree_flatten(args)
+            program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
+                *flat
+            )
+            results = _jax.evaluate(self.rewritten(program.jaxpr), [*program.consts, *flat])
+            return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
+
+        return call
+
+    def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        """``jaxpr``, with its constants among its inputs."""
+        opened = _jax.opened(jaxpr)
+        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, opened.invars)):
+            return opened
+        return traced(lambda *values: self.run(opened, values), opened.invars)
+
+    def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
+        """The results of a program without constants."""
+        return _jax.interpret(jaxpr, values, self._equation)
+
+    def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
+        """Whether there is anything to rewrite."""
+        known = self._concerned.get(id(jaxpr))
+        if known is None:
+            found = any(
+                self.is_ours(e) or (e.primitive.name not in SHARD_MAPS and any(map(self.concerns, _jax.sub_jaxprs(e))))
+                for e in jaxpr.eqns
+            )
+            known = self._concerned[id(jaxpr)] = jaxpr, found
+        return known[1]
+
+    def _equation(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        if self.is_ours(equation):
+            return self.replaced(equation, operands)
+        if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
+            return _jax.bind(equation, operands)
+        called = _jax.called_program(equation)
+        if called is not None and _jax.has_rules(equation):  # has been differentiated
+            return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
+        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, inside(self.rewritten)))
+
+
+def inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:
+    """``rewrite`` for a program inside another, whose constants stay where they are."""
+
+    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        program, n = rewrite(jaxpr), len(jaxpr.constvars)
+        return program.replace(constvars=program.invars[:n], invars=program.invars[n:])
+
+    return rewritten
+
+
+def traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
+    """The program of ``fn``, of values like these of another program."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
+    closed = jax.make_jaxpr(fn)(*avals)
+    assert not closed.consts
+    return closed.jaxpr

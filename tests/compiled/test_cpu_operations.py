@@ -1,0 +1,211 @@
+"""What XLA on CPUs is slow at is said in another way, and computes the same bits."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import replicax
+from replicax._jax import contains
+from replicax.execution.compiled.cpu_operations import CpuOperations
+from tests.conftest import shared_strategy, strategy_of
+
+POOLS = {
+    "2x2": ((1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+    "a remainder": ((1, 3, 3, 1), (1, 3, 3, 1), "VALID"),
+    "padding on one side": ((1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
+    "padding on both sides": ((1, 3, 2, 1), (1, 3, 2, 1), ((0, 0), (2, 2), (1, 1), (0, 0))),
+    "windows of padding alone": ((1, 2, 2, 1), (1, 2, 2, 1), ((0, 0), (2, 4), (0, 0), (0, 0))),
+    "gaps": ((1, 2, 1, 1), (1, 3, 2, 1), "VALID"),
+    "examples and channels": ((2, 1, 2, 3), (2, 1, 2, 3), "VALID"),
+    "overlap": ((1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+    "much overlap": ((1, 4, 4, 1), (1, 1, 1, 1), "VALID"),
+    "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
+}
+LARGE = ((1, 5, 5, 1), (1, 5, 5, 1), "VALID")
+
+
+def pooling(op: str, window: Any, dtype: Any) -> Any:
+    """The gradient of a pooling as a function of its operand and the cotangent."""
+    sizes, strides, padding = window
+    start, reduce = (-jnp.inf, lax.max) if op == "max" else (jnp.inf, lax.min)
+
+    def gradient(x: Any) -> Any:
+        pooled, back = jax.vjp(lambda x: lax.reduce_window(x, dtype.type(start), reduce, sizes, strides, padding), x)
+        seeds = np.random.default_rng(1).normal(size=pooled.shape)
+        return back(jnp.asarray(seeds, dtype))[0]
+
+    return gradient
+
+
+def operand(kind: str, dtype: Any) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 7, 8, 3))
+    if kind == "ties":
+        x = rng.integers(0, 2, size=x.shape).astype(float)
+    elif kind == "strange":
+        x = rng.choice([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan], size=x.shape)
+    return jnp.asarray(x, dtype)
+
+
+def chooses(jaxpr: Any) -> bool:
+    return contains(jaxpr, lambda e: e.primitive.name == "select_and_scatter_add")
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "dtype"),
+    [*((name, "max", "float32") for name in POOLS), ("overlap", "min", "float32"), ("a remainder", "max", "bfloat16")],
+)
+def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> None:
+    fn = pooling(op, POOLS[name], jnp.dtype(dtype))
+    ours = CpuOperations().applied_to(fn)
+    operands = [operand(kind, dtype) for kind in ("numbers", "ties", "strange")]
+    assert chooses(jax.make_jaxpr(fn)(operands[0]).jaxpr)
+    assert not chooses(jax.make_jaxpr(ours)(operands[0]).jaxpr)
+    first, second = jax.jit(ours), jax.jit(fn)
+    for x in operands:
+        np.testing.assert_array_equal(first(x), second(x))
+
+
+def test_large_windows_are_left_alone() -> None:
+    fn, x = pooling("max", LARGE, jnp.dtype("float32")), operand("numbers", "float32")
+    assert chooses(jax.make_jaxpr(CpuOperations().applied_to(fn))(x).jaxpr)
+
+
+# --- convolutions ---------------------------------------------------------------------------------------
+
+
+def gradients(x: Any, kernel: Any) -> Any:
+    """By both operands of a convolution, whose dims are in an order that is slow on CPUs."""
+
+    def loss(x: Any, kernel: Any) -> Any:
+        strides = (1,) * (x.ndim - 2)
+        return jnp.sin(lax.conv(jnp.sin(x), kernel, strides, "SAME")).sum()
+
+    return jax.grad(loss, (0, 1))(x, kernel)
+
+
+def in_a_loop(x: Any, kernel: Any) -> Any:
+    def turn(carry: Any, _: Any) -> Any:
+        dx, dkernel = gradients(*carry)
+        return (x + 0.1 * dx, kernel + 0.1 * dkernel), None
+
+    return lax.scan(turn, (x, kernel), None, length=2)[0]
+
+
+def in_a_branch(x: Any, kernel: Any) -> Any:
+    return lax.cond(x.sum() < 1e9, gradients, lambda x, kernel: (x, kernel), x, kernel)
+
+
+SLOW = "bf01_oi01"
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (gradients, (2, 3, 9, 8)),
+        (in_a_branch, (2, 3, 9, 8)),
+        (in_a_loop, (2, 3, 7)),
+        (in_a_loop, (2, 3, 9, 8)),
+        (in_a_loop, (2, 3, 4, 5, 6)),
+    ],
+)
+def test_convolutions_have_the_fast_order_wherever_they_are(fn: Any, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=shape), "float32")
+    kernel = jnp.asarray(rng.normal(size=(4, 3, *[3] * (len(shape) - 2))), "float32")
+    ours = jax.jit(CpuOperations().applied_to(fn))
+    for found, expected in zip(ours(x, kernel), jax.jit(fn)(x, kernel), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert orders(ours.lower(x, kernel).as_text(dialect="hlo")) == {fast(len(shape) - 2)}
+
+
+def orders(text: str) -> set[str]:
+    """The orders of dims of a program's convolutions."""
+    return set(re.findall(r"dim_labels=(\S+?)[,\s]", text))
+
+
+def fast(dims: int) -> str:
+    space = "012"[:dims]
+    return f"b{space}f_{space}io->b{space}f"
+
+
+@pytest.mark.parametrize("groups", [{"feature_group_count": 2}, {"batch_group_count": 2}])
+def test_groups_and_dilation_stay(groups: dict[str, int]) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), "float32") for shape in ((4, 4, 9, 8), (6, 4, 3, 2)))
+    kernel = kernel[:, : 4 // groups.get("feature_group_count", 1)]
+
+    def fn(x: Any, kernel: Any) -> Any:
+        return lax.conv_general_dilated(x, kernel, (2, 1), ((1, 2), (0, 3)), (1, 2), (2, 1), **groups)
+
+    np.testing.assert_allclose(CpuOperations().applied_to(fn)(x, kernel), fn(x, kernel), rtol=1e-5, atol=1e-5)
+
+
+# --- in programs of a strategy --------------------------------------------------------------------------
+
+
+def training(strategy: replicax.Strategy) -> tuple[Any, list[replicax.Variable]]:
+    """A step of a CNN with max-pooling, and its variables."""
+    rng = np.random.default_rng(0)
+    with strategy.scope():
+        kernels = [
+            replicax.Variable(rng.normal(size=shape).astype(np.float32) / 4) for shape in ((3, 3, 2, 4), (3, 3, 4, 3))
+        ]
+
+    def loss_fn(x: Any) -> Any:
+        for kernel in kernels:
+            x = lax.conv_general_dilated(x, kernel.value, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = lax.reduce_window(jnp.tanh(x), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return replicax.compute_average_loss(jnp.square(x).sum((1, 2, 3)))
+
+    def step(x: Any) -> None:
+        _, gradients = replicax.value_and_grad(lambda: loss_fn(x), kernels)()
+        context = replicax.get_replica_context()
+        for kernel, gradient in zip(kernels, context.all_reduce("sum", gradients), strict=True):
+            kernel.assign_sub(0.1 * gradient)
+
+    return step, kernels
+
+
+IMAGES = np.random.default_rng(1).normal(size=(8, 8, 12, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("strategy", [strategy_of(1), strategy_of(2), shared_strategy(4, 2)], ids=["1", "2", "4 on 2"])
+def test_training_is_that_of_plain_jax(strategy: replicax.Strategy) -> None:
+    step, kernels = training(strategy)
+    [batch] = strategy.distribute_dataset([IMAGES])
+    values = [jnp.asarray(k.numpy()) for k in kernels]
+
+    @jax.jit
+    @jax.grad
+    def gradients(values: Any) -> Any:
+        x = jnp.asarray(IMAGES)
+        for kernel in values:
+            x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = lax.reduce_window(jnp.tanh(x), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.square(x).sum((1, 2, 3)).mean()
+
+    for _ in range(4):
+        values = [v - 0.1 * g for v, g in zip(values, gradients(values), strict=True)]
+    strategy.run(step, args=(batch,))
+    strategy.run_steps(lambda ctx, x: step(x), iter(strategy.distribute_dataset([IMAGES] * 3)), 3)
+    for kernel, value in zip(kernels, values, strict=True):
+        np.testing.assert_allclose(kernel.numpy(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_of_steps_has_convolutions_in_the_fast_order_and_no_search_in_windows() -> None:
+    step, _ = training(strategy := strategy_of(2))
+    [batch] = strategy.distribute_dataset([IMAGES])
+    program = strategy.extended.trace(step, args=(batch,))
+    assert chooses(program.program.jaxpr)
+    for executable in (program, program.repeated(3)):
+        text = executable.call.lower(*executable.inputs()).as_text(dialect="hlo")
+        assert orders(text) == {fast(2)}
+        assert "select-and-scatter" not in text
