@@ -35,6 +35,7 @@ from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
+    composite_primitive,
     identity_primitive,
     input_primitive,
     linear_primitive,
@@ -159,6 +160,7 @@ __all__ = [
     "closed_over",
     "collective_primitive",
     "comes_from",
+    "composite_primitive",
     "constants_of",
     "contains",
     "control_flow_of",
