@@ -3,6 +3,7 @@
     python benchmarks/reproducible.py --bits            # the proof; exit code 1 if any bit differs
     python benchmarks/reproducible.py --bits --quick    # the same with 4 steps
     python benchmarks/reproducible.py [--quick]         # the cost
+    python benchmarks/reproducible.py --cases 'MLP:*' 'CNN:1-*'   # of some cases
 
 The proof trains an MLP, the digits' CNN and a transformer with dropout, each with Adam or AdamW and clipping by the
 global norm, as eight replicas: on 8, 4, 2 and 1 devices, with mirrored and with split variables, on one worker and on
@@ -10,14 +11,16 @@ two, without a break and through a checkpoint from which another placement goes 
 own, with as many devices as it needs, or two. Compared are all bits of the parameters, of Adam's slots and of the
 number of steps.
 
-The cost is that of a step in a fixed order against one in the free order, called in turn. Writes
-``results/reproducible.json``. See README.md.
+The cost is that of a step in a fixed order against one in the free order, called in turn. Cases are named
+``model:devices-split`` and ``model:devices-mirrored``. Writes ``results/reproducible.json``, if all are measured. See
+README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 import pathlib
 import subprocess
@@ -157,12 +160,21 @@ def prove(steps: int) -> bool:
 # --- what it costs --------------------------------------------------------------------------------------
 
 
-def cost_here(placement: Placement, seconds: float) -> list[dict[str, Any]]:
+COSTS = [Placement(8), Placement(2), Placement(1), Placement(8, split=True), Placement(2, split=True)]
+"""Where the cost is measured."""
+
+
+def case_of(model: str, placement: Placement) -> str:
+    """Its name."""
+    return f"{model}:{placement.devices}-{'split' if placement.split else 'mirrored'}"
+
+
+def cost_here(placement: Placement, models: list[str], seconds: float) -> list[dict[str, Any]]:
     """Times of a step in a fixed order (A) and in the free order (B), of each model."""
     fix_arithmetic(REPLICAS)  # for both
     replicax.use_cpu_devices(placement.devices)
     found = []
-    for name in _trainings.MODELS:
+    for name in models:
         calls = []
         for reproducible in (True, False):
             training = _trainings.Training.of(name, placement.strategy(reproducible))
@@ -178,11 +190,18 @@ def cost_here(placement: Placement, seconds: float) -> list[dict[str, Any]]:
     return found
 
 
-def measure(seconds: float) -> dict[str, Any]:
-    """Print the table of costs."""
+def measure(seconds: float, wanted: list[str]) -> dict[str, Any]:
+    """Print the table of costs, of the cases that one of the patterns names."""
     cases: list[dict[str, Any]] = []
-    for placement in (Placement(8), Placement(2), Placement(1), Placement(8, split=True), Placement(2, split=True)):
-        cases += _measure.in_subprocess("reproducible.py", f"--cost={placement.code}", f"--seconds={seconds}")
+    for placement in COSTS:
+        named = [m for m in _trainings.MODELS if any(fnmatch.fnmatch(case_of(m, placement), w) for w in wanted)]
+        if named:
+            options = f"--cost={placement.code}", f"--models={','.join(named)}", f"--seconds={seconds}"
+            cases += _measure.in_subprocess("reproducible.py", *options)
+    if not cases:
+        raise SystemExit(
+            f"no case is named {' or '.join(wanted)}: {[case_of(m, p) for p in COSTS for m in _trainings.MODELS]}"
+        )
     table = Table(title=f"A step of 8 replicas: reproducible (A), and in the free order (B); bar {BAR:.2f}")
     for column in ("model", "placement", "A", "B", "A / B", "95%"):
         table.add_column(column, justify="left" if column in ("model", "placement") else "right")
@@ -204,7 +223,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", action="store_true", help="the proof instead of the cost")
     parser.add_argument("--quick", action="store_true", help="fewer steps, or less time")
-    for hidden in ("--train", "--cost", "--checkpoints", "--out"):  # of a process of this benchmark
+    parser.add_argument(
+        "--cases", nargs="+", metavar="PATTERN", help="of which the cost is measured, such as 'MLP:8-*'"
+    )
+    for hidden in ("--train", "--cost", "--models", "--checkpoints", "--out"):  # of a process of this benchmark
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
@@ -215,11 +237,13 @@ def main() -> None:
         if options.train:
             train(Placement.of(options.train), options.steps, options.checkpoints, options.goes_on, options.out)
         elif options.cost:
-            print(json.dumps(cost_here(Placement.of(options.cost), options.seconds)))
+            print(json.dumps(cost_here(Placement.of(options.cost), options.models.split(","), options.seconds)))
         elif options.bits:
             sys.exit(0 if prove(4 if options.quick else 20) else 1)
         else:
-            _measure.write("reproducible.json", measure(3 if options.quick else 20))
+            costs = measure(3 if options.quick else 20, options.cases or ["*"])
+            if not options.cases:
+                _measure.write("reproducible.json", costs)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ DECLARED = [primitive_table.parameters(version) for version in primitive_table.V
 PARAMETERS = frozenset(parameter for known in DECLARED for found in known.values() for parameter in found)
 OWN_PARAMETERS = frozenset(
     {
+        "along",
         "back",
         "device",
         "in_order",

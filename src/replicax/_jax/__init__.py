@@ -36,6 +36,7 @@ from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
+    composite_primitive,
     identity_primitive,
     input_primitive,
     linear_primitive,
@@ -162,6 +163,7 @@ __all__ = [
     "closed_over",
     "collective_primitive",
     "comes_from",
+    "composite_primitive",
     "constants_of",
     "contains",
     "control_flow_of",

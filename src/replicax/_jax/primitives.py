@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,6 +142,26 @@ def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
         return primitive.bind(jax.numpy.moveaxis(args[0], dims[0], -1), **params), None
 
     _batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def composite_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
+    """A primitive that stands for several operations, for passes that know a better way to do them; not differentiable.
+
+    Args:
+      name: its name.
+      compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compute)
+
+    def shapes(*avals: Any, **params: Any) -> list[ShapedArray]:
+        operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return [ShapedArray(x.shape, x.dtype) for x in jax.eval_shape(functools.partial(compute, **params), *operands)]
+
+    primitive.def_abstract_eval(shapes)
+    _mlir.register_lowering(primitive, _mlir.lower_fun(compute, multiple_results=True))
     return primitive
 
 

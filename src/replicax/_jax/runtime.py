@@ -296,12 +296,17 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
     return None
 
 
-SAME_BITS_ON_CPU = {"xla_disable_hlo_passes": "cse,dot-library-rewriter"}
+SAME_BITS_ON_CPU = {
+    "xla_disable_hlo_passes": "cse",
+    "xla_cpu_experimental_ynn_fusion_type": (
+        "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    ),
+}
 """Settings of the compiler for CPUs with which one step has the same bits on one device and on several.
 
 A program for several devices is freed of what it computes twice before it is simplified, and one for one device after
-that; and then other simplifications apply. A library adds up large arrays in an order that depends on what else is
-computed beside. Without these two passes programs are alike.
+that; and then other simplifications apply. So that pass is left out. A library gets matrix products and convolutions,
+each by itself: it would add up large arrays together with what is computed beside, in an order that depends on that.
 """
 
 SUMS_APART_ON_CPU = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}

@@ -9,6 +9,8 @@ itself, and one that has ``d * 2**h`` replicas, with an odd d, adds up d blocks.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,47 +35,95 @@ def elements_in_order(array: Any, dims: Sequence[int]) -> Any:
     """The sum of an array's elements along ``dims``, in an order that depends on the sizes of all dims only.
 
     A compiler adds up in an order that suits it: it depends on how the array lies in memory, and on what is computed
-    beside. Here each addition is one of two arrays, element by element.
+    beside. Here each addition is one of two arrays, element by element. The largest of ``dims`` comes last: whoever has
+    only a piece of the array along that one adds up as much as everybody else, and then no more than a vector is left.
     """
-    kept = [d for d in range(array.ndim) if d not in dims]
+    [total] = elements_p.bind(array, along=tuple(dims))
+    return total
+
+
+def last_of(shape: Sequence[int], dims: Sequence[int]) -> int | None:
+    """The dim along which elements are added last; ``None`` if they are not added at all."""
+    return max(dims, key=lambda d: (shape[d], -d), default=None)
+
+
+def all_but_last(array: Any, dims: Sequence[int], last: int | None) -> Any:
+    """The sum along all of ``dims`` but the ``last`` one; these keep a size of 1.
+
+    Args:
+      array: the array, or a piece of it along the last one.
+      dims: along which it is added up.
+      last: that of :func:`last_of`.
+    """
     array = lax.optimization_barrier(array)
-    terms = lax.transpose(array, [*dims, *kept]).reshape(-1, *(array.shape[d] for d in kept))
-    while terms.shape[0] > 1:
-        fan = min(_FAN, 1 << (terms.shape[0].bit_length() - 1))
-        each, rest = divmod(terms.shape[0], fan)
-        rows = [lax.slice_in_dim(terms, i * each, (i + 1) * each) for i in range(fan)]
+    shape = [1 if d in dims and d != last else n for d, n in enumerate(array.shape)]
+    # Neighbouring dims along which it is added are one.
+    runs = itertools.groupby(range(array.ndim), key=lambda d: -1 if d in dims and d != last else d)
+    groups = [(key == -1, math.prod(array.shape[d] for d in run)) for key, run in runs]
+    array = array.reshape([size for _, size in groups])
+    for axis, (is_added, _) in reversed([*enumerate(groups)]):
+        array = added_along(array, axis) if is_added else array
+    return array.reshape(shape)
+
+
+def added_along(array: Any, axis: int) -> Any:
+    """The sum along a dim, which keeps a size of 1."""
+    while (size := array.shape[axis]) > 1:
+        fan = min(_FAN, 1 << (size.bit_length() - 1))
+        each = size // fan
+        rows = [lax.slice_in_dim(array, i * each, (i + 1) * each, axis=axis) for i in range(fan)]
         while len(rows) > 1:
             rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
-        terms = jnp.concatenate([rows[0], terms[fan * each :]]) if rest else rows[0]
-    return lax.index_in_dim(terms, 0, keepdims=False) if terms.shape[0] else jnp.zeros(terms.shape[1:], terms.dtype)
+        left = lax.slice_in_dim(array, fan * each, size, axis=axis)
+        array = jnp.concatenate([rows[0], left], axis) if left.size else rows[0]
+    return array if array.size else jnp.zeros([1 if d == axis else n for d, n in enumerate(array.shape)], array.dtype)
 
 
 _FAN = 8  # a power of two: so many terms are added in one go through memory
+
+
+def _all_elements(array: Any, *, along: tuple[int, ...]) -> list[Any]:
+    last = last_of(array.shape, along)
+    total = all_but_last(array, along, last)
+    return [lax.squeeze(total if last is None else added_along(total, last), along)]
+
+
+elements_p = _jax.composite_primitive("replicax_elements", _all_elements)
+"""``y = elements[along=…] x``: the sum along these dims, in their order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocks:
     """How the terms of a device are added up, of which there is one after the other.
 
+    A loop keeps the sums of pairs. When there are four of them, they are added up, and their sum is a term for another
+    such array; so in a loop over ``8**i`` terms there are ``i`` arrays. All are updated where they lie.
+
     Attributes:
-      height: of the largest blocks of which the device has all: they are of ``2**height`` terms.
-      count: how many of them it has.
+      fans: how many terms each array is for: powers of two, and last an odd number, if that is more than 1.
     """
 
-    height: int
-    count: int
+    fans: tuple[int, ...]
 
     @classmethod
     def of(cls, terms: int) -> Blocks:
         """Those of so many neighbouring terms, on each device."""
-        height = (terms & -terms).bit_length() - 1
-        return cls(height, terms >> height)
+        fans = []
+        while terms % 2 == 0:
+            fans.append(min(terms & -terms, _FAN))
+            terms //= fans[-1]
+        return cls((*fans, terms) if terms > 1 else tuple(fans))
 
-    def no_terms(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """What is known before the first term: room for a sum of each height, and for those of whole blocks."""
-        return jnp.zeros((self.height + self.count, *shape), dtype)
+    @property
+    def count(self) -> int:
+        """How many of the largest blocks the device has all terms of: an odd number."""
+        return self.fans[-1] if self.fans and self.fans[-1] % 2 else 1
 
-    def with_term(self, known: Sequence[Any], terms: Sequence[Any], number: Any) -> list[Any]:
+    def no_terms(self, shape: tuple[int, ...], dtype: Any) -> Known:
+        """What is known before the first term: room for sums of pairs, of terms and of blocks."""
+        return [jnp.zeros((fan if fan % 2 else fan // 2, *shape), dtype) for fan in self.fans]
+
+    def with_term(self, known: Sequence[Known], terms: Sequence[Any], number: Any) -> list[Known]:
         """What is known after one more term of each sum: sums of blocks that are complete are added to these.
 
         Args:
@@ -81,24 +131,37 @@ class Blocks:
           terms: the next term of each.
           number: how many have come before.
         """
+        fan, *rest = self.fans
+        paired = [_with_term(k[0], term, number % fan, fan % 2 == 0) for k, term in zip(known, terms, strict=True)]
+        if not rest:
+            return [[pairs] for pairs in paired]
 
-        def completes(state: tuple[Any, list[Any]]) -> Any:
-            return (state[0] < self.height) & (jnp.right_shift(number, state[0]) & 1 == 1)
+        def add(state: tuple[Any, list[Known]]) -> tuple[Any, list[Known]]:
+            totals = [added_in_pairs(pairs) for pairs in paired]
+            return jnp.bool_(False), Blocks(tuple(rest)).with_term(state[1], totals, number // fan)
 
-        def complete(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
-            height, sums = state
-            before = [lax.dynamic_index_in_dim(k, height, keepdims=False) for k in known]
-            return height + 1, [b + s for b, s in zip(before, sums, strict=True)]
+        # No branch: its results would be copied.
+        complete = number % fan == fan - 1
+        _, larger = lax.while_loop(lambda state: state[0], add, (complete, [k[1:] for k in known]))
+        return [[pairs, *k] for pairs, k in zip(paired, larger, strict=True)]
 
-        height, sums = jnp.int32(0), list(terms)
-        if self.height:
-            height, sums = lax.while_loop(completes, complete, (height, sums))
-        place = jnp.where(height < self.height, height, self.height + jnp.right_shift(number, self.height))
-        return [lax.dynamic_update_index_in_dim(k, s, place, 0) for k, s in zip(known, sums, strict=True)]
-
-    def sums(self, known: Any) -> Any:
+    def sums(self, known: Known) -> Any:
         """``[count, *shape]``: the sums of the blocks, when all terms have come."""
-        return lax.slice_in_dim(known, self.height, self.height + self.count)
+        return known[-1] if self.count > 1 else added_in_pairs(known[-1])[None]
+
+
+Known = list[Any]
+"""What a device knows of a sum: an array for each of the fans."""
+
+
+def _with_term(sums: Any, term: Any, number: Any, in_pairs: bool) -> Any:
+    """Sums of pairs after one more term; or the terms."""
+    if not in_pairs:
+        return lax.dynamic_update_index_in_dim(sums, term, number, 0)
+    # One index, which is not negative, of both: so that the compiler sees that they are in the same place.
+    place = [(number // 2).astype(jnp.uint32), *[jnp.uint32(0)] * term.ndim]
+    before = lax.dynamic_slice(sums, place, (1, *term.shape))
+    return lax.dynamic_update_slice(sums, jnp.where(number % 2 == 1, before + term[None], term[None]), place)
 
 
 def sum_in_order(blocks: Any, replicas: int) -> Any:

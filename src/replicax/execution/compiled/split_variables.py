@@ -31,10 +31,12 @@ from replicax._jax.primitive_families import (
     SUMS,
 )
 from replicax.collectives import all_reduce_p
+from replicax.devices.summation_order import added_along, all_but_last, elements_p, last_of
 from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, wanted_sums
 from replicax.execution.compiled.pieces import (
     Gathers,
     Piece,
+    gathered,
     own_piece,
     stacked_parts,
     start_of_own,
@@ -157,6 +159,8 @@ class Partition:
             return [_Later(equation, operands)]
         if name in SUMS | IDEMPOTENT_REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
+        if equation.primitive is elements_p and isinstance(operands[0], Piece):
+            return [self.elements(equation, operands[0])]
         if name in SCATTERS and self.all_mirrored(equation) and _changes_rows(equation, operands[0]):
             return [self.changed_rows(equation, operands)]
         return self.on_whole(equation, operands)
@@ -206,6 +210,16 @@ class Partition:
         parts = stacked_parts(_jax.bind(equation, [array])[0], split)
         filled = -(-split.size // split.piece)  # the others have nothing but filling
         return _jax.bind(equation, [parts[:filled]], reduced_along(equation.params, [0]))[0]
+
+    def elements(self, equation: Any, operand: Piece) -> Any:
+        """A sum of elements in order: what has been added up of each piece is gathered, before the last dim is."""
+        split, dims = operand.split, equation.params["along"]
+        if split.dim not in dims:
+            return Piece(_jax.bind(equation, [operand.array])[0], without_dims(split, dims))
+        if split.dim != last_of(_shape(equation.invars[0]), dims):
+            return self.on_whole(equation, [operand])[0]
+        part = gathered(all_but_last(operand.array, dims, split.dim), split)
+        return lax.squeeze(added_along(part, split.dim), dims)
 
     def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
         """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
