@@ -14,6 +14,7 @@ import pytest
 from keras import layers
 
 import replicax
+from replicax.models.keras.model_state import StateCell
 
 X = np.random.default_rng(0).normal(size=(35, 8)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 3, size=35)
@@ -140,3 +141,22 @@ def test_weights_that_somebody_sets_between_steps() -> None:
         return model.fit(X, Y, epochs=1, verbose=0, shuffle=False).history, model.get_weights()
 
     check(use)
+
+
+def test_variables_in_pieces_are_put_together_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    whole = StateCell._whole
+    monkeypatch.setattr(StateCell, "_whole", lambda self, stored: made.append(self.keras.path) or whole(self, stored))
+    with replicax.ShardedStrategy(["cpu:0", "cpu:1"]).scope():
+        model = classifier()
+    kernel, seen = model.layers[0].kernel.path, []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                seen.append(self.model.get_weights()[0])
+
+    model.fit(X, Y, batch_size=8, epochs=1, verbose=0, callbacks=[Looks()])  # 5 batches
+    assert made.count(kernel) == 2
+    assert seen[0].shape == (8, 16)
+    assert not np.array_equal(seen[0], model.get_weights()[0])

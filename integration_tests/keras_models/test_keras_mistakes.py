@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import keras
@@ -59,8 +61,11 @@ def test_state_that_replicas_disagree_about() -> None:
     with two().scope():
         model = keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(1)])
         model.compile("sgd", "mse")
+    before = model.get_weights()
     with pytest.raises(replicax.LocalityError, match=r"variable '.*last'.* differs between replicas"):
         model.fit(X, Y, verbose=0)
+    for a, b in zip(model.get_weights(), before, strict=True):  # which the loop has given back
+        np.testing.assert_array_equal(a, b)
 
 
 def test_state_that_says_how_it_is_combined() -> None:
@@ -102,3 +107,36 @@ def test_a_function_of_the_models_own_making() -> None:
         model.compile("sgd", "mse")
     with pytest.raises(TypeError, match="override train_step instead"):
         model.fit(X, Y, verbose=0)
+
+
+def test_batches_of_ever_other_sizes() -> None:
+    with two().scope():
+        model = dense()
+        model.compile("sgd", "mse")
+    x = np.ones((40, 3), "float32")
+    for size in range(2, 22, 2):
+        model.train_on_batch(x[:size], x[:size, :1])
+    with pytest.warns(
+        replicax.RetraceWarning, match=r"train_step has been traced 11 times.*\(10, 10\).*now .*\(11, 11\)"
+    ) as warned:
+        model.train_on_batch(x[:22], x[:22, :1])
+    assert [w.filename for w in warned] == [__file__]
+
+
+IMPORTED_LATE = """
+import replicax
+
+replicax.use_cpu_devices(2)
+with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+print(type(model.make_train_function.__self__).__module__)
+"""
+
+
+def test_imported_in_a_scope() -> None:
+    command = [sys.executable, "-c", IMPORTED_LATE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "replicax.models.keras.scoped_models"

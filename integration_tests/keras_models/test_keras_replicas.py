@@ -186,7 +186,59 @@ def test_an_optimizer_that_is_applied_by_hand_and_a_log_that_nobody_has_combined
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+class TwoOptimizers(keras.Model):
+    """A step with an optimizer for each half of the weights, and a metric whose weight is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = layers.Dense(4, activation="tanh"), layers.Dense(1)
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.other = keras.optimizers.SGD(0.3, clipnorm=0.1)
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        return [self.tracker]
+
+    def call(self, x: Any) -> Any:
+        return self.outer(self.inner(x))
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, others, slots, metrics = state
+        x, y = data
+
+        def loss_of(trainable: Any) -> Any:
+            return ops.mean((self.stateless_call(trainable, others, x)[0] - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(trainable)
+        first, slots = self.optimizer.stateless_apply(slots, gradients[:2], trainable[:2])
+        own = [v.value for v in self.other.variables]
+        second, _ = self.other.stateless_apply(own, gradients[2:], trainable[2:])
+        metrics = self.tracker.stateless_update_state(metrics, loss, sample_weight=3.0)
+        return {"loss": self.tracker.stateless_result(metrics)}, (first + second, others, slots, metrics)
+
+
+@pytest.mark.parametrize("batch", [4, 11])  # the last has 1 row, for 2 replicas
+def test_two_optimizers_and_a_constant_weight(batch: int) -> None:
+    def trained() -> Any:
+        keras.utils.set_random_seed(0)
+        model = TwoOptimizers()
+        model(X)
+        model.compile(keras.optimizers.SGD(0.1))
+        model.optimizer.build(model.trainable_variables[:2])
+        model.other.build(model.trainable_variables[2:])
+        history = model.fit(X, Y, batch_size=batch, epochs=3, verbose=0, shuffle=False).history
+        return history["loss"], model.get_weights()
+
+    expected = trained()
+    with two().scope():
+        found = trained()
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_keras_is_itself_again() -> None:
+    stateless_apply = keras.optimizers.Optimizer.stateless_apply
     before = loss_module.reduce_weighted_values, keras.random.SeedGenerator.next, layers.BatchNormalization._moments
     with two().scope():
         model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -195,7 +247,7 @@ def test_keras_is_itself_again() -> None:
     after = loss_module.reduce_weighted_values, keras.random.SeedGenerator.next, layers.BatchNormalization._moments
     assert before == after
     assert "_losses_override" not in vars(layers.Layer)
-    assert "stateless_apply" not in vars(model.optimizer)
+    assert keras.optimizers.Optimizer.stateless_apply is stateless_apply
     assert all("update_state" not in vars(metric) for metric in model.metrics)
     alone = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     alone.compile("sgd", "mse")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -308,7 +307,7 @@ class Scope(contextlib.ContextDecorator):
 
     def __enter__(self) -> Any:
         check_may_enter(self._replicas)
-        _adopt_models()
+        _watch_for_models()
         frame = _Frame(self._replicas, None)
         self._entered.append(frame)
         _stack.frames.append(frame)
@@ -320,10 +319,9 @@ class Scope(contextlib.ContextDecorator):
         _leave(self._entered.pop(), is_failing=kind is not None)
 
 
-def _adopt_models() -> None:
-    """See to it that models of Keras belong to the strategy in whose scope they are made, if Keras is loaded."""
-    if "keras.src.trainers.trainer" in sys.modules:
-        importlib.import_module("replicax.models.keras.scoped_models").install()
+def _watch_for_models() -> None:
+    """See to it that models of Keras belong to the strategy in whose scope they are made, once Keras is loaded."""
+    importlib.import_module("replicax.models.import_watch").watch()
 
 
 def state_of_contexts() -> Callable[[], None]:
@@ -436,7 +434,7 @@ def set_strategy(strategy: Strategy | None) -> None:
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"
         )
-    _adopt_models()
+    _watch_for_models()
     _stack.base = (
         None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
     )

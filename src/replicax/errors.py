@@ -151,6 +151,7 @@ def stack_level() -> int:
 
 
 _UNKNOWN = "an unknown line"
+_LIBRARIES = "replicax", "jax", "contextlib", "keras"  # a model of Keras is the user's where `fit` is called
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of Replicax's own source."""
@@ -164,4 +165,4 @@ def _users_frame() -> tuple[types.FrameType | None, int]:
 
 
 def _is_users(frame: types.FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").split(".")[0] not in ("replicax", "jax", "contextlib")
+    return frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES

@@ -52,14 +52,14 @@ def factors(*values: float) -> tuple[Factor, ...]:
     ],
 )
 def test_reading(kind: Kind, values: tuple[float, ...], expected: Kind | None) -> None:
-    assert reading(Term(kind, 0, counts=(8, 48), factors=factors(*values)), REPLICAS) is expected
+    assert reading(Term(kind, 0, divisors=(8, 48), factors=factors(*values)), REPLICAS) is expected
 
 
 def test_a_mean_is_settled_before_other_numbers_come() -> None:
-    mean = settled(Term(SUM, 0, counts=(5,), factors=factors(1 / 5, 1 / 3)), 2)
+    mean = settled(Term(SUM, 0, divisors=(5,), factors=factors(1 / 5, 1 / 3)), 2)
     assert mean == Term(MEAN, 0, factors=factors(1 / 3))
     assert reading(times(mean, factors(0.1)), 2) is MEAN  # and not a sum, by 5 examples of 2 replicas
-    assert settled(Term(SUM, 0, counts=(5,), factors=factors(0.1)), 2).kind is SUM
+    assert settled(Term(SUM, 0, divisors=(5,), factors=factors(0.1)), 2).kind is SUM
 
 
 def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:
@@ -71,7 +71,7 @@ def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:
 
 @pytest.mark.parametrize("kind", [SUM, MEAN, REPEATED])
 def test_a_number_that_may_be_anything_hides_all(kind: Kind) -> None:
-    assert reading(Term(kind, 0, counts=(8,), factors=(*factors(1 / 8), ANY)), REPLICAS) is None
+    assert reading(Term(kind, 0, divisors=(8,), factors=(*factors(1 / 8), ANY)), REPLICAS) is None
 
 
 def test_factors_of_a_sum_are_those_of_any_operand_and_those_of_a_product_are_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import warnings
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
 from replicax.variables.variable import Variable
 
+_MODELS = os.path.join(PACKAGE, "models", "")
 _CAPACITY = 256
 _WARN_AT = 10
 
@@ -128,8 +130,12 @@ class ProgramCache:
 
 
 def _is_ours(code: Any) -> bool:
-    """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes."""
-    return getattr(code, "co_filename", "").startswith(PACKAGE)
+    """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes.
+
+    What adapters make of other libraries' models are steps of the user's.
+    """
+    file = getattr(code, "co_filename", "")
+    return file.startswith(PACKAGE) and not file.startswith(_MODELS)
 
 
 def _slots(executable: Executable) -> set[Slot]:

@@ -24,10 +24,10 @@ from replicax.execution.shares.terms import (
     Term,
     is_close,
     limited,
-    of_counts,
     reading,
     settled,
     times,
+    with_divisors,
 )
 from replicax.locality import Locality, R, T
 
@@ -82,7 +82,7 @@ def way_back(o: ShareOperation, locality: Locality, place: Place) -> Makeup:
 def summed(o: ShareOperation, makeup: Makeup, locality: Locality) -> Makeup:
     """What a collective makes of ``makeup`` on the way back."""
     terms = _cotangents(makeup)
-    over_examples = (t for t in makeup.terms if _of_examples(t.counts, o.shapes.rows))
+    over_examples = (t for t in makeup.terms if _of_examples(t.divisors, o.shapes.rows))
     if not terms and locality is R and not any(over_examples):
         terms = frozenset(Term(Kind.COMMON, t.begun or o.line, Level.COTANGENT) for t in makeup.terms)
     return Makeup(locality, makeup.place, terms or _unknown(o), trained=True)
@@ -105,31 +105,31 @@ def through_share(o: ShareOperation, stated: bool) -> Makeup:
 
 def met_in_turn(m: Makeup, rows: int, replicas: int, asked: bool) -> Makeup:
     """``m`` where a loop goes over the examples, one in each turn."""
-    counts = rows, rows
-    terms = (_met_examples(t, counts, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
+    divisors = rows, rows
+    terms = (_met_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
     return dataclasses.replace(m, terms=frozenset(terms))
 
 
-def _met_examples(weight: Term, counts: Iterable[int], replicas: int, asked: bool) -> Term:
+def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: bool) -> Term:
     """A weight has met examples, which may be so many."""
-    found = of_counts(dataclasses.replace(weight, level=Level.COTANGENT, counts=(), begun=0), counts)
+    found = with_divisors(dataclasses.replace(weight, level=Level.COTANGENT, divisors=(), begun=0), divisors)
     whole = math.prod(f.value for f in found.factors)
-    if asked and not any(is_close(whole * count, 1.0) for count in found.counts):
+    if asked and not any(is_close(whole * divisor, 1.0) for divisor in found.divisors):
         found = times(found, (ANY,))
     return settled(found, replicas)
 
 
-def _counts(o: ShareOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
+def _divisors(o: ShareOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
     """How many examples a weight may have met; ``is_clear``: along a dim that is known."""
-    if not is_clear and len(weight.counts) == 1:
-        return (o.shapes.rows, *weight.counts)
+    if not is_clear and len(weight.divisors) == 1:
+        return (o.shapes.rows, *weight.divisors)
     size = max(math.prod(shape) for shape in o.shapes.shapes)
-    return (o.shapes.rows, *_of_examples(weight.counts or (size,), o.shapes.rows))
+    return (o.shapes.rows, *_of_examples(weight.divisors or (size,), o.shapes.rows))
 
 
-def _of_examples(counts: Iterable[int], rows: int) -> tuple[int, ...]:
-    """Those of ``counts`` that may be numbers of all examples, or of what they consist of."""
-    return tuple(c for c in counts if rows and c % rows == 0)
+def _of_examples(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
+    """Those of ``divisors`` that may be numbers of all examples, or of what they consist of."""
+    return tuple(d for d in divisors if rows and d % rows == 0)
 
 
 def _weights(m: Makeup) -> list[Term]:
@@ -149,7 +149,7 @@ def _met(o: ShareOperation, weights: Iterable[Term]) -> frozenset[Term]:
     own = [m for m in o.own if not _weights(m)]
     if any(m.has_examples for m in own):
         is_clear = not any(isinstance(m.place, Untraceable) for m in own)
-        return frozenset(_met_examples(t, _counts(o, t, is_clear), o.replicas, o.asked) for t in weights)
+        return frozenset(_met_examples(t, _divisors(o, t, is_clear), o.replicas, o.asked) for t in weights)
     for m in own:
         kinds = {reading(t, o.replicas) for t in m.terms if t.level is Level.LOSS}
         if m.rest or len(kinds) != 1:
@@ -173,7 +173,7 @@ def _moved(o: ShareOperation, term: Term) -> Term:
             term = times(term, scale.factors if certain else (Factor(abs(scale.number or 1.0), False),))
     size = math.prod(o.shapes.results[0])
     if size > max(math.prod(shape) for shape in shapes):
-        term = of_counts(term if term.counts else dataclasses.replace(term, line=o.line), (size,))
-    elif name in _SUMMED and term.counts:
+        term = with_divisors(term if term.divisors else dataclasses.replace(term, line=o.line), (size,))
+    elif name in _SUMMED and term.divisors:
         term = times(term, (ANY,))
     return term if term.begun else dataclasses.replace(term, line=term.line or o.line, begun=o.line)

@@ -148,7 +148,7 @@ def _scaled(term: Term, scale: Scale) -> Term:
     factors = scale.factors
     if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
         return times(term, tuple(f for f in factors if f != ANY and scale.number is None))  # a learning rate
-    if ANY in factors and scale.number is not None and any(is_close(scale.number * c, 1.0) for c in term.counts):
+    if ANY in factors and scale.number is not None and any(is_close(scale.number * d, 1.0) for d in term.divisors):
         factors = (Factor(scale.number, False),)
     return times(term, factors)
 
@@ -218,10 +218,10 @@ def _sum(o: ShareOperation) -> Makeup:
 
 def _sum_over(o: ShareOperation, size: int, factors: Factors, place: Place = None) -> Makeup:
     """A sum over the examples, and over ``size`` numbers altogether."""
-    counts = {size} if place is not None and not isinstance(place, Rows) else {o.shapes.rows, size}
+    sizes = {size} if place is not None and not isinstance(place, Rows) else {o.shapes.rows, size}
     if not size:
         return NOTHING_KNOWN
-    return Makeup(T, terms=frozenset({Term(Kind.SUM, o.line, counts=tuple(sorted(counts)), factors=factors)}))
+    return Makeup(T, terms=frozenset({Term(Kind.SUM, o.line, divisors=tuple(sorted(sizes)), factors=factors)}))
 
 
 def _added(o: ShareOperation) -> Makeup:

@@ -75,8 +75,8 @@ class Term:
     line: int
     """The operation that made it, by its number."""
     level: Level = Level.LOSS
-    counts: tuple[int, ...] = ()
-    """Of a sum: how many examples it goes over, and how many numbers."""
+    divisors: tuple[int, ...] = ()
+    """Of a sum: divided by one of these it is a mean. How many examples it goes over, and how many numbers."""
     factors: Factors = ()
     begun: int = 0
     """Of a weight: the operation with which its way began, by its number."""
@@ -168,15 +168,15 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
 
 def over(term: Term, size: int) -> Term:
     """The sum of ``size`` such terms; one of the examples may go over these numbers, too."""
-    return of_counts(term, [c * size for c in term.counts])
+    return with_divisors(term, [d * size for d in term.divisors])
 
 
-def of_counts(term: Term, counts: Iterable[int]) -> Term:
+def with_divisors(term: Term, divisors: Iterable[int]) -> Term:
     """``term``, which may be a sum over so many, too."""
-    known = tuple(sorted({*term.counts, *counts}))
+    known = tuple(sorted({*term.divisors, *divisors}))
     if len(known) > _MOST_FACTORS:
         return times(term, (ANY,))
-    return dataclasses.replace(term, counts=known)
+    return dataclasses.replace(term, divisors=known)
 
 
 def times(term: Term, factors: Factors) -> Term:
@@ -193,9 +193,9 @@ def reading(term: Term, replicas: int) -> Kind | None:
         found = {
             Kind.SHARE if by_all or _has(rest, 1 / replicas) else Kind.MEAN
             for some, rest in _parts(values)
-            for count in term.counts
+            for divisor in term.divisors
             for by_all in (False, True)
-            if is_close(math.prod(some) * count * (replicas if by_all else 1), 1.0)
+            if is_close(math.prod(some) * divisor * (replicas if by_all else 1), 1.0)
         }
         return Kind.SUM if not found else found.pop() if len(found) == 1 else None
     if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON):
@@ -209,8 +209,8 @@ def settled(term: Term, replicas: int) -> Term:
     """``term``; a sum that is a mean as such, so that no number that comes later, as a learning rate, is the count."""
     if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
         for some, rest in _parts(term.factors):
-            if any(is_close(math.prod(f.value for f in some) * count, 1.0) for count in term.counts):
-                return dataclasses.replace(term, kind=Kind.MEAN, counts=(), factors=tuple(rest))
+            if any(is_close(math.prod(f.value for f in some) * divisor, 1.0) for divisor in term.divisors):
+                return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
     return term
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.models.keras.replica_step import ReplicaStep, running_step
 
@@ -84,11 +85,22 @@ def _update_with_numbers(step: ReplicaStep, update: Callable[..., Any], args: An
         leaves[i] = mean
     args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
     if weight is not None:
-        if isinstance(weight, int | float) and weight == step.own_rows:
-            kwargs["sample_weight"] = step.rows
-        else:
-            [kwargs["sample_weight"]] = step.sum([jnp.asarray(weight)])
+        kwargs["sample_weight"] = _common_weight(step, weight)
     return update(*args, **kwargs)
+
+
+def _common_weight(step: ReplicaStep, weight: Any) -> Any:
+    """The weight of the whole batch, from that of a replica's rows.
+
+    An int that is a multiple of their number has come of it, as the number of words does. Any other number is the same
+    for each batch, however many replicas have rows of it. What is computed is a sum over rows.
+    """
+    if isinstance(weight, int) and weight % step.own_rows == 0:
+        return weight // step.own_rows * step.rows
+    if isinstance(weight, int | float | np.generic):
+        return weight
+    [total] = step.sum([jnp.asarray(weight)])
+    return total
 
 
 def _is_computed(leaf: Any) -> bool:

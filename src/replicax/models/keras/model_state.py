@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import jax
 
+from replicax.devices.arrays import here
 from replicax.strategy import Strategy
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
 
 
 class StateCell:
-    """The variable that a Keras variable has, and the array of it that Keras' loop has.
+    """The variable that a Keras variable has, and the array of it that Keras has.
 
     Keras' loop passes arrays from step to step, and gives its variables theirs back when somebody wants to see them. So
     an array that comes back is the one that went out, or else somebody has assigned another.
@@ -29,17 +30,57 @@ class StateCell:
 
     def take(self, array: Any) -> None:
         """Before a step: ``array`` is the variable's value."""
-        if array is not self.show():
+        stored = self.variable.slot.array
+        if array is not stored and (array is not self._shown or stored is not self._stored):
             self.variable.assign(array)
+        self._shown = self._stored = None  # of a variable in pieces it is the whole, which nobody needs any more
 
     def show(self) -> Any:
-        """The variable's value, as one array. The next program may overwrite it, as Keras' own do."""
-        array, layout = self.variable.slot.array, self.variable.layout
-        if type(layout) is Mirrored or not isinstance(array, jax.Array):
-            return array
-        if array is not self._stored:
-            self._stored, self._shown = array, layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
+        """The variable's value, as this worker's one array. The next program may overwrite it, as Keras' own do.
+
+        Raises:
+          VariableLostError: it has none any more.
+          DeadlockError: its pieces are on several workers, and not all of them are here.
+        """
+        stored = self.variable.stored()
+        if self._shown is None or stored is not self._stored:
+            self._stored, self._shown = stored, self._whole(stored)
         return self._shown
+
+    def _whole(self, stored: jax.Array) -> Any:
+        layout = self.variable.layout
+        if type(layout) is Mirrored:
+            return here(stored)
+        if self.variable.is_spread:
+            return here(self.variable.read_value())
+        return layout.whole(layout.from_stored(stored, self.variable.replicas.mesh))
+
+
+class ShownGroup(Sequence[Any]):
+    """The arrays of some variables, as Keras' loop passes them from step to step.
+
+    Between two steps nobody looks at them. So they are made when somebody does: variables stay in pieces until then.
+    """
+
+    def __init__(self, cells: Sequence[StateCell]) -> None:
+        self.cells = cells
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [cell.show() for cell in self.cells[index]]
+        return self.cells[index].show()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (cell.show() for cell in self.cells)
 
 
 class ModelState:
@@ -48,23 +89,13 @@ class ModelState:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._cells: dict[int, StateCell] = {}
-        self._shown: Any = None
 
-    def take(self, keras_variables: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> list[list[StateCell]]:
+    def take(self, keras_variables: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> tuple[ShownGroup, ...]:
         """The cells of these variables of Keras, whose values are ``state``."""
-        return [
-            [self._taken(keras, array) for keras, array in zip(variables, arrays, strict=True)]
+        return tuple(
+            ShownGroup([self._taken(keras, array) for keras, array in zip(variables, arrays, strict=True)])
             for variables, arrays in zip(keras_variables, state, strict=True)
-        ]
-
-    def show(self, cells: Sequence[Sequence[StateCell]]) -> tuple[list[Any], ...]:
-        """The values of all cells, for Keras' loop."""
-        self._shown = tuple([cell.show() for cell in group] for group in cells)
-        return self._shown
-
-    def is_shown(self, state: Any) -> bool:
-        """Whether ``state`` is what was shown last, so that it need not be taken."""
-        return state is self._shown
+        )
 
     def _taken(self, keras: Any, array: Any) -> StateCell:
         cell = self._cells.get(id(keras))

@@ -17,6 +17,7 @@ import keras
 from keras.src.layers.layer import Layer
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.losses import loss as loss_module
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 
 from replicax.models.keras.batch_moments import common_moments
@@ -75,8 +76,9 @@ def replaced(model: Any) -> Iterator[None]:
     if _ACTIVITIES_ARE_SUMS:
         regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
         wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
-    if getattr(model, "optimizer", None) is not None:
-        wanted += [(model.optimizer, "stateless_apply", _common_step), (model.optimizer, "apply", _common_update)]
+    for kind in _kinds_of_optimizers():
+        steps = {"stateless_apply": _common_step, "apply": _common_update}
+        wanted += [(kind, name, common) for name, common in steps.items() if name in vars(kind)]
     with _lock:
         for owner, name, make in wanted:
             key = id(owner), name
@@ -93,6 +95,15 @@ def replaced(model: Any) -> Iterator[None]:
                 if not present.users:
                     del _present[id(owner), name]
                     present.undo()
+
+
+def _kinds_of_optimizers() -> list[type]:
+    """All classes of optimizers: a step may have several, and they others inside."""
+    kinds: list[type] = [BaseOptimizer]
+    for kind in kinds:
+        below: list[type] = kind.__subclasses__()
+        kinds += [other for other in below if other not in kinds]
+    return kinds
 
 
 def _own_seed(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +136,9 @@ def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:
     """``Optimizer.stateless_apply``, which takes the gradients of the whole batch."""
 
     @functools.wraps(apply)
-    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         with _of_whole_batch(grads) as common:
-            return apply(optimizer_variables, common, trainable_variables)
+            return apply(self, optimizer_variables, common, trainable_variables)
 
     return stateless_apply
 
@@ -136,9 +147,9 @@ def _common_update(update: Callable[..., Any]) -> Callable[..., Any]:
     """``Optimizer.apply``, which takes the gradients of the whole batch."""
 
     @functools.wraps(update)
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         with _of_whole_batch(grads) as common:
-            return update(common, trainable_variables)
+            return update(self, common, trainable_variables)
 
     return apply
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.callbacks.callback import Callback
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.trainers.trainer import Trainer
 
 from replicax import context
+from replicax.models.keras import several_workers
 from replicax.models.keras.divided_batches import Feed
 from replicax.models.keras.model_state import ModelState
 from replicax.models.keras.step_functions import GROUPS, StepFunction
@@ -62,6 +64,7 @@ def install() -> None:
         (Trainer, "__init__", _made_in_scope),
         (Trainer, "compile", _compiled_in_scope),
         (BatchNormalization, "__init__", _may_be_synchronized),
+        (Callback, "set_model", _may_be_silent),
     ):
         wrapper = wrap(getattr(owner, name))
         setattr(wrapper, _NAME, True)
@@ -113,6 +116,19 @@ def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def _may_be_silent(set_model: Callable[..., None]) -> Callable[..., None]:
+    """``Callback.set_model``: one of several workers writes the files of callbacks."""
+
+    @functools.wraps(set_model)
+    def wrapper(self: Any, model: Any) -> None:
+        set_model(self, model)
+        functions = getattr(model, _NAME, None)
+        if functions is not None and several_workers.is_silent(functions.strategy.extended.replicas):
+            several_workers.silence(self)
+
+    return wrapper
+
+
 def _strategy_here() -> Strategy | None:
     """The strategy in whose scope the caller is."""
     if not context.has_strategy() or not context.in_cross_replica_context():
@@ -126,6 +142,7 @@ def _give(model: Any, strategy: Strategy) -> None:
     object.__setattr__(model, _NAME, functions)  # Keras keeps a record of what is assigned to a model
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         object.__setattr__(model, name, getattr(functions, name))
+    several_workers.adapt(model, strategy.extended.replicas)
 
 
 def _check_backend() -> None:

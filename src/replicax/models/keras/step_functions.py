@@ -14,9 +14,10 @@ from keras.src.layers.normalization.batch_normalization import BatchNormalizatio
 from replicax.execution.many_steps.loop import Step, run_steps
 from replicax.execution.run import RunOptions
 from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
-from replicax.models.keras.model_state import ModelState, StateCell
+from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell
 from replicax.models.keras.replaced_parts import replaced
 from replicax.models.keras.replica_step import ReplicaStep
+from replicax.models.keras.several_workers import check_same
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
 
@@ -52,14 +53,17 @@ class StepFunction:
         self._method = method
         self._names = groups
         self._variables: list[list[Any]] = []
-        self._cells: list[list[StateCell]] = []
+        self._groups: tuple[ShownGroup, ...] = ()
+        self._is_to_compare = False
         self._statistics: set[int] = set()
         self._options = RunOptions("per_replica") if model.run_eagerly else None
 
         def step(batch: Batch) -> Any:
             return self._step(batch)
 
+        # Retraces are counted by code, and those of another model are none of this one.
         step.__name__ = f"{model.name}.{method}"
+        step.__code__ = step.__code__.replace(co_name=step.__name__)
         self._fn = step
         self._steps = _Steps(step)
 
@@ -71,10 +75,24 @@ class StepFunction:
 
         Raises:
           StopIteration: there is no batch any more.
+          ValueError: batches can't be divided, or workers have different ones.
+          LocalityError, DeadlockError: see :meth:`replicax.Strategy.run`. The model's variables are as they were.
         """
-        if not self._cells or not self._state.is_shown(state):
-            self._take(state)
+        present = state
+        try:
+            if state is not self._groups:
+                self._take(state)
+            present = self._groups
+            return self._results(iterator), present
+        except BaseException:
+            self._give_back(present)
+            raise
+
+    def _results(self, iterator: Iterator[Any]) -> Any:
         batches = taken(iter(iterator), self._model.steps_per_execution)
+        if self._is_to_compare:
+            check_same(batches[0], self._strategy.extended.replicas.lockstep)
+            self._is_to_compare = False
         if self._method == "predict_step":
             result = self._predicted(batches)
         elif len(batches) == 1 or self._options is not None:
@@ -86,7 +104,7 @@ class StepFunction:
             result = run_steps(programs, self._steps, groups, len(batches), None).last_step_outputs
         if self._method != "predict_step" and self._strategy.extended.replicas.count > 1:
             result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
-        return result, self._state.show(self._cells)
+        return result
 
     def _run(self, data: Any) -> Any:
         return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
@@ -124,7 +142,15 @@ class StepFunction:
             self._variables = [list(self._keras_variables(name)) for name in self._names]
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
-        self._cells = self._state.take(self._variables, state)
+        self._groups = ()
+        self._groups = self._state.take(self._variables, state)
+        self._is_to_compare = self._strategy.extended.replicas.lockstep.several  # as at the beginning of each epoch
+
+    def _give_back(self, state: Sequence[Sequence[Any]]) -> None:
+        """Give the model's variables their arrays, which Keras' loop has taken from them: the step has failed."""
+        self._model._jax_state = dict(zip(self._names, state, strict=True))
+        self._model._jax_state_synced = False
+        self._model.jax_state_sync()
 
     def _keras_variables(self, name: str) -> Sequence[Any]:
         if name == "optimizer_variables":
@@ -136,7 +162,7 @@ class StepFunction:
     def _step(self, batch: Batch) -> Any:
         """The step, as each replica runs it."""
         step = ReplicaStep(batch)
-        given = [[cell.variable.value for cell in group] for group in self._cells]
+        given = [[cell.variable.value for cell in group.cells] for group in self._groups]
         with step.running(), replaced(self._model):
             state = tuple(list(group) for group in given)
             result, new = getattr(self._model, self._method)(state, batch.data)
@@ -150,8 +176,8 @@ class StepFunction:
     def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
         """Assign what the step has changed; a layer's statistics of the batch are those of all rows."""
         own: list[tuple[StateCell, Any]] = []
-        for group, before, after in zip(self._cells, given, new, strict=True):
-            for cell, old, value in zip(group, before, after, strict=True):
+        for group, before, after in zip(self._groups, given, new, strict=True):
+            for cell, old, value in zip(group.cells, before, after, strict=True):
                 if value is old:
                     continue
                 value = getattr(value, "value", value)  # a Keras variable, where a metric has not been updated

@@ -1,0 +1,91 @@
+"""What differs with several workers: all read the data in the chief's order, and the chief alone writes files.
+
+Each worker runs Keras' loop on the same data, and its replicas have their rows of each batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from replicax.workers.fingerprints import fingerprint
+from replicax.workers.lockstep import Lockstep
+from replicax.workers.replicas import Replicas
+
+WRITERS = ("save", "save_weights", "export")
+"""Methods of a model that write files."""
+
+
+def is_silent(replicas: Replicas) -> bool:
+    """Whether this worker writes no files: it is not the chief."""
+    lockstep = replicas.lockstep
+    return lockstep.several and lockstep.workers.index > 0
+
+
+def adapt(model: Any, replicas: Replicas) -> None:
+    """Have ``model.fit`` shuffle as the chief does, and another worker's ``model.save`` write nothing."""
+    if not replicas.lockstep.several:
+        return
+    object.__setattr__(model, "fit", _shuffling_alike(model.fit, replicas.lockstep))
+    if is_silent(replicas):
+        for name in WRITERS:
+            object.__setattr__(model, name, _silent(getattr(model, name)))
+
+
+def _shuffling_alike(fit: Callable[..., Any], lockstep: Lockstep) -> Callable[..., Any]:
+    """``fit`` on the chief's random state: Keras shuffles arrays by NumPy's, and other datasets by Python's, too."""
+
+    @functools.wraps(fit)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        chiefs = lockstep.share("calls fit", (random.getstate(), np.random.get_state()))[0]
+        random.setstate(chiefs[0])
+        np.random.set_state(chiefs[1])
+        return fit(*args, **kwargs)
+
+    return wrapper
+
+
+def _silent(method: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return nothing
+
+
+def silence(callback: Any) -> None:
+    """Have a callback of Keras write nothing. What it does besides goes on, as on the chief."""
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        callback._save_model = functools.partial(_see_model, callback)
+        callback.delete_checkpoint = False
+    elif isinstance(callback, keras.callbacks.CSVLogger):
+        callback.filename = os.devnull
+
+
+def _see_model(callback: Any) -> None:
+    """Have the model's variables show their arrays: if these are in pieces, all workers do it together."""
+    assert callback.model is not None
+
+
+def check_same(data: Any, lockstep: Lockstep) -> None:
+    """Raise unless all workers have the same batch.
+
+    Raises:
+      ValueError: they have not.
+      DeadlockError: some have none.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(data)
+    differing = lockstep.agree("has a batch for a Keras model", (str(tree), *map(fingerprint, leaves)))
+    if differing is not None:
+        raise ValueError(
+            f"worker {differing[1]} has another batch for the Keras model than worker 0. Each worker takes the rows of "
+            "its replicas, so all must be given the same data in the same order. Seed what makes or shuffles them "
+            "alike on all workers (keras.utils.set_random_seed), or don't shuffle."
+        )
