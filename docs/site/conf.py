@@ -47,6 +47,7 @@ html_logo = "static/logo.svg"
 html_favicon = "static/logo.svg"
 html_copy_source = False
 html_show_sphinx = False
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 html_theme_options = {
     "navbar_persistent": [],  # one search field is enough
     "show_toc_level": 2,

@@ -21,7 +21,7 @@ from pages import ROOT
 
 import replicax
 
-STEPS = 40
+STEPS = 120
 DIGITS = 4  # of a loss
 _QUIET = {"dropout": 0.0, "verbose": 0}  # where a program has them
 

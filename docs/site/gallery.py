@@ -22,14 +22,14 @@ Curves = dict[str, Any]
 PICTURES = (".svg", ".png")
 CURVES = Path(__file__).with_name("curves.json")
 _GROUPS = {
-    "": "Replicax alone",
     "nnx": "Flax NNX",
     "equinox": "Equinox",
     "linen": "Flax Linen",
     "pytrees": "Plain pytrees",
     "keras": "Keras",
+    "": "Replicax alone",
 }
-_HELPERS = re.compile(r"_(demo|pictures)$|^(__init__|data|_.*)$")
+_HELPERS = re.compile(r"_(demo|pictures|tensorflow)$|^(__init__|data|_.*)$")
 _WIDTH = 4.0  # inches; a card is about as wide
 
 
