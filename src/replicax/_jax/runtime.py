@@ -298,15 +298,15 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
 
 SAME_BITS_ON_CPU = {
     "xla_disable_hlo_passes": "cse",
-    "xla_cpu_experimental_ynn_fusion_type": (
-        "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    "xla_cpu_experimental_ynn_fusion_type": ",".join(
+        f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
     ),
 }
 """Settings of the compiler for CPUs with which one step has the same bits on one device and on several.
 
 A program for several devices is freed of what it computes twice before it is simplified, and one for one device after
-that; and then other simplifications apply. So that pass is left out. A library gets matrix products and convolutions,
-each by itself: it would add up large arrays together with what is computed beside, in an order that depends on that.
+that; and then other simplifications apply. So that pass is left out. A library gets products and convolutions, each by
+itself, and sums over elements with what their operands are computed from: which is the same wherever a replica is.
 """
 
 SUMS_APART_ON_CPU = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}

@@ -132,13 +132,11 @@ class LocalReplicas:
         together = self.at_once > 1 and can_be_together(stage, self.differs)
         terms = terms_of(stage, self.differs) if together else [ReplicaTerm(v) for v in stage.summed]
 
-        in_order = self.sums.blocks is not None
-
         def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
             number, arrays = mine
             [number] = turn_p.bind(number)
             local = {**shared, **dict(zip(given, arrays, strict=True))}
-            OneReplica(number, self.on_cpu, in_order).go(stage.alone, local)
+            OneReplica(number).go(stage.alone, local)
             return (
                 [[local[v] for v in t.parts] for t in terms],
                 [local[v] for v in stage.alike],

@@ -28,28 +28,19 @@ class OnceForAll(BareWalk):
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if not self.in_order:
             return _jax.bind(equation, operands)
-        if adds_up(equation):
-            return added_in_order(equation, operands[0])
-        if is_entered(equation) and any(_jax.contains(inner, adds_up) for inner in _jax.sub_jaxprs(equation)):
+        if _adds_up(equation):
+            array = jnp.asarray(operands[0])
+            total = elements_in_order(wide(array), dims_along(equation.params, array.ndim))
+            return [total.astype(array.dtype)]
+        is_entered = _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
+        if is_entered and any(_jax.contains(inner, _adds_up) for inner in _jax.sub_jaxprs(equation)):
             return enter(self, equation, operands)
         return _jax.bind(equation, operands)
 
 
-def adds_up(equation: _jax.Equation) -> bool:
+def _adds_up(equation: _jax.Equation) -> bool:
     """Whether it adds up elements of an array, and rounds."""
     return equation.primitive.name in SUMS and jnp.issubdtype(_dtype(equation.invars[0]), jnp.inexact)
-
-
-def added_in_order(equation: _jax.Equation, operand: Any) -> list[Any]:
-    """The result of such an operation."""
-    array = jnp.asarray(operand)
-    total = elements_in_order(wide(array), dims_along(equation.params, array.ndim))
-    return [total.astype(array.dtype)]
-
-
-def is_entered(equation: _jax.Equation) -> bool:
-    """Whether it is a loop, a branch or a call, whose program can be gone through."""
-    return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
 
 
 def _dtype(atom: Any) -> Any:
