@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +47,6 @@ class WorkerAtWork:
 
     Attributes:
       is_ready: whether its process has started.
-      since: when it was begun to start.
       running: the function that it has.
     """
 
@@ -60,7 +58,6 @@ class WorkerAtWork:
         """Another process takes its place."""
         self.actor = actor
         self.is_ready = False
-        self.since = time.monotonic()
         self.definitions = 0
         self._functions: dict[str, None] = {}
         self.running: Scheduled | None = None
