@@ -25,6 +25,9 @@ class ThreadActors:
         self.actors.append(actor)
         return actor
 
+    def check(self) -> None:
+        """There is no engine that could end."""
+
     def stop(self) -> None:
         for actor in self.actors:
             actor.kill()

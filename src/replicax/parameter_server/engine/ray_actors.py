@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from replicax.parameter_server.engine import local_processes
 from replicax.parameter_server.engine.actors import ActorDiedError, Reply
 
 _QUIET = {
@@ -23,6 +25,8 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
 _OBJECT_STORE = 512 << 20
 _ATTEMPTS = 3
+_LOOK = 2.0
+_NEEDED = ("gcs_server", "raylet")
 
 
 class RayActors:
@@ -47,6 +51,7 @@ class RayActors:
         self._ray = ray
         self._actors: list[Any] = []
         self._is_ours = not ray.is_initialized()
+        self._processes: set[local_processes.Process] = set()
         if self._is_ours:
             _start(ray)
 
@@ -54,7 +59,11 @@ class RayActors:
         options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": dict(env)}}
         handle: Any = self._ray.remote(kind).options(**options).remote(*args)
         self._actors.append(handle)
+        self._note_processes()
         return RayActor(handle)
+
+    def check(self) -> None:
+        _check_ray()
 
     def stop(self) -> None:
         actors, self._actors = self._actors, []
@@ -64,7 +73,14 @@ class RayActors:
             with contextlib.suppress(Exception):  # it has ended already
                 self._ray.kill(handle)
         if self._is_ours:
+            self._note_processes()
             self._ray.shutdown()
+            local_processes.end(self._processes)  # if Ray's own have died, others go on for minutes
+
+    def _note_processes(self) -> None:
+        if self._is_ours:
+            of_ray = {info.process.pid for infos in _node().all_processes.values() for info in infos}
+            self._processes |= local_processes.of(of_ray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +129,16 @@ class RayReply:
     def result(self, timeout: float) -> Any:
         import ray
 
+        deadline = time.monotonic() + timeout
         try:
-            return ray.get(self.reference, timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise TimeoutError from None
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                try:
+                    return ray.get(self.reference, timeout=min(left, _LOOK))
+                except ray.exceptions.GetTimeoutError:
+                    _check_ray()
+                    if left <= _LOOK:
+                        raise TimeoutError from None
         except ray.exceptions.RayTaskError as error:
             raise _cause_of(error) from None
         except ray.exceptions.RayError as error:
@@ -124,6 +146,26 @@ class RayReply:
 
     def when_done(self, then: Callable[[], None]) -> None:
         self.reference.future().add_done_callback(lambda _: then())
+
+
+def _check_ray() -> None:
+    """Raise if Ray is not there any more. Of a Ray that was started elsewhere only its connection can be looked at.
+
+    Raises:
+      ActorDiedError: it has ended; says which process.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        raise ActorDiedError("Ray has been shut down")
+    dead = [f"{kind} (exit code {process.poll()})" for kind, process in _node().dead_processes() if kind in _NEEDED]
+    if dead:
+        raise ActorDiedError(f"Ray has ended: its process {' and '.join(dead)} is gone")
+
+
+def _node() -> Any:
+    """What this process has started of Ray: nothing, if it is connected to one that was there."""
+    return importlib.import_module("ray._private.worker")._global_node
 
 
 def _first_line(error: Exception) -> str:
@@ -153,7 +195,7 @@ def _start(ray: Any) -> None:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
-                    num_cpus=1,
+                    num_cpus=max(2, os.cpu_count() or 1),  # so many processes start at the same time
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE,
                     _node_ip_address="127.0.0.1",
