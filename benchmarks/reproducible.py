@@ -122,8 +122,8 @@ def digests_of(placement: Placement, steps: int, checkpoints: pathlib.Path, goes
         command = [sys.executable, *script]
         if placement.workers > 1:
             each = placement.devices // placement.workers
-            options = [f"--workers={placement.workers}", f"--devices-per-worker={each}", f"--log-dir={folder}/logs"]
-            command = [*LAUNCH, *options, *script]
+            options = [f"--workers={placement.workers}", f"--devices-per-worker={each}", "--max-restarts=0"]
+            command = [*LAUNCH, *options, f"--log-dir={folder}/logs", *script]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"the training on {placement} failed with exit code {done.returncode}:\n{done.stdout}")
@@ -135,7 +135,7 @@ def prove(steps: int) -> bool:
     """Print a row for each placement; whether all bits are the same."""
     console = Console(width=120, highlight=False)
     console.print(f"The bits after {steps} steps of {REPLICAS} replicas (digests)", style="bold")
-    console.print(f"{'':58}" + "".join(f"{name:18}" for name in _trainings.MODELS))
+    console.print(f"{'':64}" + "".join(f"{name:18}" for name in _trainings.MODELS))
     first: dict[str, str] = {}
     same = True
 
@@ -145,7 +145,7 @@ def prove(steps: int) -> bool:
         alike = {name: digest == first[name] for name, digest in digests.items()}
         same = same and all(alike.values())
         cells = (digest if alike[name] else f"[red]{digest}[/]" for name, digest in digests.items())
-        console.print(f"{what:58}" + "  ".join(cells))
+        console.print(f"{what:64}" + "  ".join(cells))
 
     with tempfile.TemporaryDirectory() as folder:
         for placement in PLACEMENTS:
