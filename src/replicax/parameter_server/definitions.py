@@ -107,6 +107,9 @@ class FunctionCall:
       arguments: ``(args, kwargs)``, pickled.
       definitions: those that the worker does not know yet.
       finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+      place: among the calls of this worker's process, from 0.
+      failures: how many functions that have failed in this process the coordinator knew of. If there are more, this
+        one is not to be run.
     """
 
     number: int
@@ -116,6 +119,8 @@ class FunctionCall:
     arguments: bytes
     definitions: Sequence[Any]
     finished_below: int
+    place: int
+    failures: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """How a call has ended; at most one of the last three is set.
+    """How a call has ended; at most one of failure, to_build and lost is set.
 
     Attributes:
       value: what the function returned.
@@ -140,6 +145,10 @@ class CallOutcome:
       to_build: an optimizer that it needs, and the pytree of the variables that it is for, pickled.
       lost: the worker or a server has died; how.
       is_server: whether that was a server, so that others can try it again.
+      seconds: how long the function has computed.
+      failures: how many functions have failed in this process; with a failure.
+      is_called_off: whether it was not run, because a function has failed in this process that the coordinator did not
+        know of when it made the call.
     """
 
     value: Any = None
@@ -148,3 +157,6 @@ class CallOutcome:
     to_build: tuple[int, bytes] | None = None
     lost: str | None = None
     is_server: bool = False
+    seconds: float | None = None
+    failures: int = 0
+    is_called_off: bool = False

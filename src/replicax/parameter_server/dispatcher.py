@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import pickle
 import queue
 import threading
 import time
@@ -15,46 +13,14 @@ from replicax.parameter_server.definitions import CallOutcome, Definitions, Fail
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
+from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run
 from replicax.parameter_server.work_report import WorkLog
 
 _MOST_DEATHS = 3
 _MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
-
-
-@dataclasses.dataclass(eq=False)
-class Scheduled:
-    """A function that is to be run once."""
-
-    number: int
-    name: str
-    digest: str
-    fn: bytes
-    arguments: bytes
-    value: RemoteValue
-    deaths: int = 0
-    beside: int = 0
-    """How many other functions were running when it was sent, and have been sent since."""
-
-    @property
-    def title(self) -> str:
-        """The function in a message."""
-        return f"{self.name} (scheduled function {self.number})"
-
-
-class _Worker:
-    """A worker, as the dispatcher sees it."""
-
-    def __init__(self, index: int, actor: Actor) -> None:
-        self.index = index
-        self.replace(actor)
-
-    def replace(self, actor: Actor) -> None:
-        """Another process takes its place."""
-        self.actor = actor
-        self.definitions = 0
-        self.functions: set[str] = set()
-        self.running: Scheduled | None = None
+_LEAST_SECONDS = 1e-4
+"""What takes less time than this is not told apart."""
 
 
 class Dispatcher:
@@ -92,7 +58,7 @@ class Dispatcher:
         self._lost_in_vain = 0
         self._groups = groups
         self._max_staleness = max_staleness
-        self._workers = [_Worker(index, start(index)) for index in range(workers)]
+        self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
         self._queue: collections.deque[Scheduled] = collections.deque()
         self._unfinished: set[int] = set()
         self._next = 0
@@ -100,7 +66,7 @@ class Dispatcher:
         self._broken_off: WorkerError | None = None  # why the present step of several functions will not count
         self._closed: str | None = None
         self._changed = threading.Condition()
-        self._inbox: queue.SimpleQueue[tuple[_Worker, Actor, Scheduled, Reply] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[WorkerAtWork, Actor, Scheduled, Reply] | None] = queue.SimpleQueue()
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
@@ -193,7 +159,7 @@ class Dispatcher:
             raise WorkerError(self._closed)
 
     def _describe(self) -> str:
-        running = [f"worker {w.index} runs {w.running.title}" for w in self._workers if w.running is not None]
+        running = [f"worker {w.index} runs {w.in_flight[0].title}" for w in self._workers if w.in_flight]
         return "; ".join([*running, f"{len(self._queue)} functions wait"])
 
     # --- sending ----------------------------------------------------------------------------------------
@@ -201,16 +167,39 @@ class Dispatcher:
     def _send(self) -> None:
         """Send what can be sent to workers that have nothing to do."""
         if self._has_lost_server or self._recovery.is_due(len(self._since_snapshot)):
-            if any(worker.running is not None for worker in self._workers):
+            if self._running:
                 return
             self._go_back() if self._has_lost_server else self._snapshot()
-        for worker in self._workers:
-            if worker.running is None and self._queue and self._closed is None and self._may_begin(self._queue[0]):
-                self._send_to(worker, self._queue.popleft())
+        for may_have in (self._is_free, self._may_have_next):
+            for worker in self._workers:
+                if self._queue and self._closed is None and may_have(worker) and self._may_begin(self._queue[0]):
+                    self._send_to(worker, self._queue.popleft())
         self._changed.notify_all()
 
+    @property
+    def _running(self) -> list[Scheduled]:
+        """What workers have."""
+        return [scheduled for worker in self._workers for scheduled in worker.in_flight]
+
+    def _is_free(self, worker: WorkerAtWork) -> bool:
+        return not worker.in_flight
+
+    def _may_have_next(self, worker: WorkerAtWork) -> bool:
+        """Whether a worker that runs a function may have the next one, so that it pulls while it computes.
+
+        Not if another worker would begin it sooner; nor where one of the two may be what has ended a process.
+        """
+        if len(worker.in_flight) != 1 or self._groups > 1:
+            return False
+        running, scheduled = worker.in_flight[0], self._queue[0]
+        seconds = worker.seconds.get(running.digest)
+        if seconds is None or scheduled.digest not in worker.seconds or running.deaths or scheduled.deaths:
+            return False
+        others = [other.seconds.get(running.digest, seconds) for other in self._workers]
+        return len(self._queue) >= sum(seconds / max(other, _LEAST_SECONDS) for other in others)
+
     def _may_begin(self, scheduled: Scheduled) -> bool:
-        running = [w.running for w in self._workers if w.running is not None]
+        running = self._running
         if self._groups > 1:
             step = scheduled.number // self._groups
             return all(other.number // self._groups == step for other in running)
@@ -218,8 +207,8 @@ class Dispatcher:
             return True
         return len(running) <= self._max_staleness and all(r.beside < self._max_staleness for r in running)
 
-    def _send_to(self, worker: _Worker, scheduled: Scheduled) -> None:
-        others = [w.running for w in self._workers if w.running is not None]
+    def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
+        others = self._running
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
@@ -233,8 +222,11 @@ class Dispatcher:
             scheduled.arguments,
             new,
             min(self._unfinished),
+            worker.calls,
+            worker.failures,
         )
-        worker.running = scheduled
+        worker.in_flight.append(scheduled)
+        worker.calls += 1
         worker.functions.add(scheduled.digest)
         worker.definitions += len(new)  # the program may be defining more at this moment
         actor = worker.actor
@@ -253,7 +245,7 @@ class Dispatcher:
 
     def _lose_server(self) -> None:
         self._has_lost_server = True
-        if all(worker.running is None for worker in self._workers):
+        if not self._running:
             self._go_back()
             self._send()
 
@@ -288,21 +280,27 @@ class Dispatcher:
             except Exception as error:  # of our own: nobody waits for ever
                 outcome = CallOutcome(lost=f"{type(error).__name__}: {error}")
             with self._changed:
-                worker.running = None
-                self._conclude(worker, scheduled, outcome)
+                # A process that has died takes along all that it had.
+                ended = [scheduled] if worker.actor is actor else list(worker.in_flight)
+                for one in reversed(ended):
+                    worker.in_flight.remove(one)
+                    self._conclude(worker, one, outcome if one is scheduled else None)
                 self._send()
 
-    def _outcome(self, worker: _Worker, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
+    def _outcome(self, worker: WorkerAtWork, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
         """How a call has ended; ``None`` if it is to be made again."""
         try:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
-            scheduled.deaths += 1
+            for one in worker.in_flight:  # one of them, perhaps, is the reason
+                one.deaths += 1
             self.log.deaths += 1
             worker.replace(self._start(worker.index))
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
+        if outcome.seconds is not None:
+            worker.seconds[scheduled.digest] = outcome.seconds
         if outcome.to_build is None:
             return outcome
         try:
@@ -313,7 +311,7 @@ class Dispatcher:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
         return None
 
-    def _conclude(self, worker: _Worker, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
+    def _conclude(self, worker: WorkerAtWork, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
         if outcome is not None and outcome.is_server:
             self._has_lost_server = True
             outcome = None
@@ -323,10 +321,13 @@ class Dispatcher:
             return
         self._unfinished.discard(scheduled.number)
         if outcome is None:
-            scheduled.value._finish(error=_not_run(scheduled, why))
+            scheduled.value._finish(error=not_run(scheduled, why))
+        elif outcome.is_called_off:
+            scheduled.value._finish(error=not_run(scheduled, worker.error))
         elif outcome.failure is not None or outcome.lost is not None:
-            error = _error_of(worker.index, scheduled, outcome)
+            error = error_of(worker.index, scheduled, outcome)
             scheduled.value._finish(error=error)
+            worker.failures, worker.error = max(worker.failures, outcome.failures), error
             if why is None:
                 self._error = error
                 self._cancel_queue(error)
@@ -338,7 +339,7 @@ class Dispatcher:
             self._lost_in_vain = 0
             self.log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
-        if self._broken_off is not None and all(worker.running is None for worker in self._workers):
+        if self._broken_off is not None and not self._running:
             self._break_off(scheduled.number // self._groups)
 
     def _break_off(self, step: int) -> None:
@@ -357,39 +358,12 @@ class Dispatcher:
     def _cancel_queue(self, why: WorkerError) -> None:
         for scheduled in self._queue:
             self._unfinished.discard(scheduled.number)
-            scheduled.value._finish(error=_not_run(scheduled, why))
+            scheduled.value._finish(error=not_run(scheduled, why))
         self._queue.clear()
 
     def _cancel_all(self, why: WorkerError) -> None:
         self._cancel_queue(why)
-        for worker in self._workers:
-            if worker.running is not None:
-                worker.running.value._finish(error=_not_run(worker.running, why))
+        for scheduled in self._running:
+            scheduled.value._finish(error=not_run(scheduled, why))
         self._unfinished.clear()
         self._changed.notify_all()
-
-
-def _not_run(scheduled: Scheduled, why: BaseException | None) -> WorkerError:
-    first = str(why).splitlines()[0] if why is not None and str(why) else "it was called off"
-    return WorkerError(f"{scheduled.title} was not run: {first}")
-
-
-def _error_of(worker: int, scheduled: Scheduled, outcome: CallOutcome) -> WorkerError:
-    if outcome.failure is None:
-        return WorkerError(f"{scheduled.title}, on worker {worker}: {outcome.lost}")
-    failure = outcome.failure
-    where = f" at {failure.line}" if failure.line else ""
-    error = WorkerError(f"{scheduled.title} failed on worker {worker}{where}: {failure.kind}: {failure.text}")
-    if failure.error is not None:
-        error.__cause__ = _unpickled(failure.error)
-    if failure.traceback:
-        error.add_note(f"On worker {worker}:\n{failure.traceback.rstrip()}")
-    return error
-
-
-def _unpickled(error: bytes) -> BaseException | None:
-    try:
-        found = pickle.loads(error)
-    except Exception:  # its class is not here
-        return None
-    return found if isinstance(found, BaseException) else None

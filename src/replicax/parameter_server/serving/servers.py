@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,39 @@ import numpy as np
 from replicax.parameter_server.engine.actors import Actor, Reply, all_results, wait_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
+
+Sent = Mapping[int, Reply]
+"""The replies of servers that have been called, by their numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What servers have said of the present values of variables.
+
+    Attributes:
+      known: which versions of each variable were known when they were asked, by server.
+      pulled: what each server has said.
+    """
+
+    known: Mapping[int, Mapping[int, int]]
+    pulled: Mapping[int, Pulled]
+
+    @property
+    def updates(self) -> dict[int, int]:
+        """How many updates each server had made."""
+        return {server: got.updates for server, got in self.pulled.items()}
+
+    def has(self, number: int) -> bool:
+        """Whether a variable has changed, or a part of it."""
+        return any(number in got.values for got in self.pulled.values())
+
+    def versions(self, number: int) -> dict[int, int]:
+        """The versions of the parts of a variable that have changed, by server."""
+        return {server: got.values[number][0] for server, got in self.pulled.items() if number in got.values}
+
+    def is_whole(self, number: int, shards: Shards) -> bool:
+        """Whether all parts of a variable have come."""
+        return len(self.versions(number)) >= (len(shards.bounds) if shards.is_split else 1)
 
 
 class Servers:
@@ -24,6 +58,7 @@ class Servers:
     def __init__(self, actors: Sequence[Actor]) -> None:
         self.actors = tuple(actors)
         self._versions: dict[int, dict[int, int]] = {}
+        self._overwritten: set[int] = set()
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
         """Set whole variables: their shards, values and aggregations."""
@@ -55,24 +90,52 @@ class Servers:
         Returns:
           The values, and how many updates each server had made.
         """
-        calls: dict[int, dict[int, int]] = {}
-        for number, shards in wanted.items():
-            versions = self._versions.get(number, {})
-            for server in shards.servers if shards.dim is not None else shards.servers[:1]:
-                calls.setdefault(server, {})[number] = versions.get(server, -1)
-        pulled: dict[int, Pulled] = self._all("pull", {server: (asked,) for server, asked in calls.items()})
+        answer = self.ask(wanted)
         values = {}
         for number, shards in wanted.items():
-            fresh = {server: got.values[number] for server, got in pulled.items() if number in got.values}
-            if not fresh:
-                continue
-            self._versions.setdefault(number, {}).update({server: version for server, (version, _) in fresh.items()})
-            parts = {server: part for server, (_, part) in fresh.items()}
-            if shards.is_split and len(parts) < len(shards.bounds):
-                old = np.asarray(present(number))
-                parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
-            values[number] = shards.whole(parts)
-        return values, {server: got.updates for server, got in pulled.items()}
+            if answer.has(number):
+                values[number] = self.whole(number, shards, answer, present)
+                self.note(number, answer)
+        return values, answer.updates
+
+    def ask(self, wanted: Mapping[int, Shards], again: Set[int] = frozenset()) -> Answer:
+        """Have the servers say which variables have changed; it makes no difference before :meth:`note`.
+
+        Args:
+          wanted: the variables.
+          again: those to be sent even if they have not changed.
+        """
+        known = {number: dict(self._versions.get(number, {})) for number in wanted}
+        again = again | self._overwritten
+        calls: dict[int, dict[int, int]] = {}
+        for number, shards in wanted.items():
+            for server in shards.servers if shards.dim is not None else shards.servers[:1]:
+                calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
+        return Answer(known, self._all("pull", {server: (asked,) for server, asked in calls.items()}))
+
+    def whole(self, number: int, shards: Shards, answer: Answer, present: Callable[[int], Any]) -> Any:
+        """The value of a variable that has changed: of new parts, and of ``present`` ones."""
+        parts = {server: got.values[number][1] for server, got in answer.pulled.items() if number in got.values}
+        if not answer.is_whole(number, shards):
+            old = np.asarray(present(number))
+            parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
+        return shards.whole(parts)
+
+    def note(self, number: int, answer: Answer) -> None:
+        """This process has got what the servers have said of a variable."""
+        self._overwritten.discard(number)
+        self._versions.setdefault(number, {}).update(answer.versions(number))
+
+    def overwrite(self, number: int) -> None:
+        """This process has changed its copy of a variable, which is no version of the servers' any more."""
+        self._overwritten.add(number)
+
+    def is_fresh(self, number: int, shards: Shards, answer: Answer) -> bool:
+        """Whether an answer still holds: this process has got nothing else of a variable since it asked."""
+        known = self._versions.get(number, {})
+        if answer.is_whole(number, shards):
+            return all(version >= known.get(server, -1) for server, version in answer.versions(number).items())
+        return number not in self._overwritten and known == answer.known[number]
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
@@ -99,9 +162,9 @@ class Servers:
             whole[masks[server]] = rows
         return whole, updates
 
-    def push(self, pushes: Mapping[int, Push]) -> int:
-        """Send what each server is to change; returns the largest staleness."""
-        return max(self._all("push", {server: (push,) for server, push in pushes.items()}).values(), default=0)
+    def push(self, pushes: Mapping[int, Push]) -> Sent:
+        """Send what each server is to change; the results will be how stale that is."""
+        return self._call("push", {server: (push,) for server, push in pushes.items()})
 
     def end_step(self, keep: bool) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.end_step`."""
@@ -124,10 +187,13 @@ class Servers:
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
 
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        replies: list[Reply] = [self.actors[server].call(method, *args) for server, args in calls.items()]
-        whom = list(calls)
-        results = all_results(replies, lambda i: f"parameter server {whom[i]}")
-        return dict(zip(calls, results, strict=True))
+        sent = self._call(method, calls)
+        whom = list(sent)
+        results = all_results(list(sent.values()), lambda i: f"parameter server {whom[i]}")
+        return dict(zip(sent, results, strict=True))
+
+    def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
+        return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
 
 
 def shared_out(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,9 @@ from replicax.parameter_server.definitions import (
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
 from replicax.parameter_server.references import Reference, References, loads
 from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
+from replicax.parameter_server.working.function_traffic import FunctionTraffic
+from replicax.parameter_server.working.turns import Ahead, Turns
+from replicax.parameter_server.working.worker_elsewhere import PulledAhead, WorkerElsewhere
 from replicax.parameter_server.working.worker_variables import (
     NotBuiltError,
     WorkerCollection,
@@ -132,12 +135,18 @@ class WorkerIterator:
 
 
 class StepWorker:
-    """Runs scheduled functions, one after the other.
+    """Runs scheduled functions, one after the other, on a thread of its own.
+
+    It may have two: what one has changed is on its way to the servers while the other one computes, and before, the
+    variables for the second come while the first one computes.
 
     Args:
       settings: of the worker.
       servers: the parameter servers, in their order.
     """
+
+    calls_at_once = 3
+    """Two functions, and a question whether it is ready."""
 
     def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
         for name, value in settings.jax.items():
@@ -148,6 +157,12 @@ class StepWorker:
         if settings.groups > 1:
             with self._collection.opened():
                 self.elsewhere.group = Variable(np.int32(0), trainable=False, name="place in the step")
+        self._turns = Turns()
+        self._failures = 0
+        self._running: str | None = None
+        self._read: dict[str, frozenset[int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._seconds_of_pull = 0.0
         self._functions: dict[str, Any] = {}
         self._definitions: dict[int, VariableDefinition] = {}
         self._variables: dict[int, WorkerVariable] = {}
@@ -169,26 +184,63 @@ class StepWorker:
     # --- running ----------------------------------------------------------------------------------------
 
     def work(self, call: FunctionCall) -> CallOutcome:
-        """Run a scheduled function."""
+        """Run a scheduled function; returns when the servers have made its changes."""
+        ahead: Ahead[PulledAhead] = Ahead()
+        turn = self._turns.queue(call.place, lambda: self._run(call, ahead))
+        if call.digest in self._read:
+            with contextlib.suppress(ActorDiedError, TimeoutError):  # the function will see
+                ahead.get(lambda: self._pull_ahead(call.digest), self._spare_seconds())
+        outcome, traffic = turn.result()
+        if traffic is None:
+            return outcome
+        try:
+            return dataclasses.replace(outcome, staleness=traffic.settle())
+        except (ActorDiedError, TimeoutError) as error:
+            return CallOutcome(lost=str(error), is_server=True)
+        except Exception as error:
+            return CallOutcome(failure=_failure(error))
+
+    def _run(self, call: FunctionCall, ahead: Ahead[PulledAhead]) -> tuple[CallOutcome, FunctionTraffic | None]:
+        """A function's turn: until all that it computes is there; what it changes is still to be sent."""
+        began = time.monotonic()
+        traffic = None
         try:
             self._learn(call.definitions)
             if call.fn is not None:
                 self._functions[call.digest] = loads(call.fn, self._find)
+            if call.failures < self._failures:
+                return CallOutcome(is_called_off=True), None
+            self._running = call.digest
             args, kwargs = loads(call.arguments, self._find)
-            self.elsewhere.begin(call.number, call.finished_below)
+            traffic = self.elsewhere.begin(call.number, call.finished_below, ahead.take())
             for iterator in self._iterators.values():
                 iterator.begin()
             with self.strategy.scope():
                 value = _fetched(self.strategy, self._functions[call.digest](*args, **kwargs))
-            return CallOutcome(value, self.elsewhere.staleness())
+            traffic.wait_until_computed()
         except NotBuiltError as needed:
             for iterator in self._iterators.values():
                 iterator.take_back()
-            return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
-        except ActorDiedError as error:
-            return CallOutcome(lost=str(error), is_server=True)
+            return CallOutcome(to_build=(needed.number, self._named(needed.variables))), traffic
+        except (ActorDiedError, TimeoutError) as error:
+            return CallOutcome(lost=str(error), is_server=True), None
         except Exception as error:
-            return CallOutcome(failure=_failure(error))
+            self._failures += 1
+            return CallOutcome(failure=_failure(error), failures=self._failures), traffic
+        self._read[call.digest] = frozenset(traffic.read)
+        self._seconds[call.digest] = seconds = time.monotonic() - began
+        return CallOutcome(value, seconds=seconds), traffic
+
+    def _spare_seconds(self) -> float:
+        """How long a pull for the next function can wait without that function having to wait for it."""
+        began, seconds = self._turns.began, self._seconds.get(self._running or "", 0.0)
+        return 0.0 if began is None else began + seconds - 2 * self._seconds_of_pull - time.monotonic()
+
+    def _pull_ahead(self, digest: str) -> PulledAhead:
+        began = time.monotonic()
+        found = self.elsewhere.pull_ahead({number: self._variables[number] for number in self._read[digest]})
+        self._seconds_of_pull = time.monotonic() - began
+        return found
 
     def _learn(self, definitions: Sequence[Any]) -> None:
         for one in definitions:
