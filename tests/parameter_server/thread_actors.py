@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,7 +42,9 @@ class ThreadActor:
     def __init__(self, kind: type, args: tuple[Any, ...]) -> None:
         self.kind = kind
         self.args = args
-        self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=kind.__name__)
+        threads = getattr(kind, "calls_at_once", 1)
+        self.executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=kind.__name__)
+        self.starting = threading.Lock()
         self.object: Any = None
         self.is_dead = False
         self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
@@ -60,8 +63,9 @@ class ThreadActor:
         return ThreadReply(self, self.executor.submit(self._called, method, sent))
 
     def _called(self, method: str, sent: bytes) -> Any:
-        if self.object is None:
-            self.object = self.kind(*self.args)
+        with self.starting:
+            if self.object is None:
+                self.object = self.kind(*self.args)
         args = cloudpickle.loads(sent)
         self.before(method, args)
         if self.is_dead:
