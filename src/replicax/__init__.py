@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from replicax.hlo.collective_instructions import Collective
     from replicax.indexed_slices import IndexedSlices
     from replicax.loop import Callback, CSVLog, EarlyStopping, TensorBoardLog, TrainingRun, train
-    from replicax.parameter_server import ClusterCoordinator, ParameterServerStrategy
+    from replicax.parameter_server import ClusterCoordinator, ParameterServerStrategy, RemoteValue, WorkReport
     from replicax.planning import Chip, Plan, plan
     from replicax.strategies import (
         CentralStorageStrategy,
@@ -169,6 +169,7 @@ __all__ = [
     "PlacementError",
     "Plan",
     "ReduceOp",
+    "RemoteValue",
     "ReplicaContext",
     "ReproducibilityWarning",
     "RetraceWarning",
@@ -192,6 +193,7 @@ __all__ = [
     "ValueContext",
     "Variable",
     "VariableLostError",
+    "WorkReport",
     "WorkerError",
     "array_records",
     "as_arrays",
@@ -274,6 +276,7 @@ _LATER = {
     "Plan": "replicax.planning",
     "REPLICA_AXIS": "replicax.devices.mesh",
     "ReduceOp": "replicax.collectives",
+    "RemoteValue": "replicax.parameter_server",
     "ReplicaContext": "replicax.context",
     "ReproducibilityWarning": "replicax.errors",
     "RetraceWarning": "replicax.errors",
@@ -297,6 +300,7 @@ _LATER = {
     "ValueContext": "replicax.data",
     "Variable": "replicax.variables",
     "VariableLostError": "replicax.errors",
+    "WorkReport": "replicax.parameter_server",
     "WorkerError": "replicax.errors",
     "array_records": "replicax.data.files",
     "as_arrays": "replicax.variables",

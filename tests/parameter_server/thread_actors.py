@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ class ThreadActors:
         actor = ThreadActor(kind, args)
         self.actors.append(actor)
         return actor
+
+    def check(self) -> None:
+        """There is no engine that could end."""
 
     def stop(self) -> None:
         for actor in self.actors:
@@ -111,3 +115,9 @@ def coordinator_of(strategy: replicax.ParameterServerStrategy) -> Iterator[tuple
         cluster_coordinator._make_actors = usual
     with coordinator:
         yield coordinator, actors
+
+
+def wait_until_ready(coordinator: Any) -> None:
+    """Until all workers have started, so that each next one that is free gets the next function."""
+    while not all(worker.is_ready for worker in coordinator._cluster.dispatcher._workers):
+        time.sleep(0.001)

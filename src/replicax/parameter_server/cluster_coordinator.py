@@ -75,9 +75,10 @@ class ClusterCoordinator:
     >>> with replicax.ClusterCoordinator(strategy) as coordinator:
     ...     numbers = iter(coordinator.create_per_worker_dataset(lambda: [4.0] * 10))
     ...     losses = [coordinator.schedule(train, args=(numbers,)) for _ in range(10)]
+    ...     gain = coordinator.schedule(lambda first, last: float(first - last), args=(losses[0], losses[1]))
     ...     report = coordinator.join()
-    ...     report.functions, float(w), float(losses[0].fetch()), float(losses[1].fetch())
-    (10, 3.99609375, 16.0, 4.0)
+    ...     report.functions, float(w), float(losses[0].fetch()), gain.fetch()
+    (11, 3.99609375, 16.0, 12.0)
     """
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
@@ -244,6 +245,7 @@ class _Cluster:
                 definitions,
                 self._build,
                 self.servers.break_off,
+                actors.check,
                 Recovery(self.servers, self.home, definitions, start_server),
                 strategy.groups,
                 strategy.max_staleness,

@@ -17,13 +17,14 @@ from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run, progress
 from replicax.parameter_server.work_report import WorkLog
+from replicax.parameter_server.worker_starts import WorkerStarts
 from replicax.variables.slots import launching
 
 _MOST_DEATHS = 3
-_MOST_STARTS = 5
 _MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
 _PAUSE = 0.01
+_LOOK = 2.0
 
 
 class Dispatcher:
@@ -36,6 +37,7 @@ class Dispatcher:
       build: builds an optimizer: its number, and the pickled pytree of its variables.
       break_off: has the servers forget a step of which a function has failed; steps of functions below the argument
         count.
+      check: raises if the engine itself has ended.
       recovery: of servers that die.
       groups: how many functions are a step; 1 if each is for itself.
       max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
@@ -48,19 +50,20 @@ class Dispatcher:
         definitions: Definitions,
         build: Callable[[int, bytes], None],
         break_off: Callable[[int], None],
+        check: Callable[[], None],
         recovery: Recovery,
         groups: int,
         max_staleness: int | None,
     ) -> None:
-        self._start = start
+        self._starts = WorkerStarts(start, lambda *started: self._inbox.put((started[0], started[1], None, started[2])))
         self._definitions = definitions
         self._build = build
         self._break_off_below = break_off
+        self._check = check
         self._recovery = recovery
         self._since_snapshot: list[Scheduled] = []
         self._has_lost_server = False
         self._lost_in_vain = 0
-        self._starts_in_vain = 0
         self._groups = groups
         self._admission = Admission(groups, max_staleness)
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
@@ -77,7 +80,7 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
         for worker in self._workers:
-            self._await_start(worker)
+            self._starts.wait_for(worker)
 
     # --- the user's side --------------------------------------------------------------------------------
 
@@ -268,13 +271,20 @@ class Dispatcher:
     # --- what comes back --------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while (message := self._inbox.get()) is not None:
+        while True:
+            try:
+                message = self._inbox.get(timeout=_LOOK)
+            except queue.Empty:
+                self._look()
+                continue
+            if message is None:
+                return
             worker, actor, scheduled, reply = message
             if worker.actor is not actor or self._closed is not None:
                 continue
             try:
                 if scheduled is None:
-                    self._note_start(worker, reply)
+                    self.log.deaths += not self._starts.note(worker, reply)
                 else:
                     outcome = self._outcome(worker, scheduled, reply)
                     with self._changed:
@@ -289,29 +299,15 @@ class Dispatcher:
                 with self._changed:
                     self._give_up(f"the coordinator can't go on: {type(error).__name__}: {error}")
 
-    def _await_start(self, worker: WorkerAtWork) -> None:
-        """Send a worker nothing before its process has started."""
-        actor = worker.actor
-        reply = actor.call("ready")
-        reply.when_done(lambda: self._inbox.put((worker, actor, None, reply)))
-
-    def _note_start(self, worker: WorkerAtWork, reply: Reply) -> None:
-        try:
-            reply.result(TIMEOUT)
-            worker.is_ready, self._starts_in_vain = True, 0
-        except ActorDiedError as error:
-            self._starts_in_vain += 1
-            if self._starts_in_vain >= _MOST_STARTS:
-                raise WorkerError(
-                    f"worker {worker.index} has died {_MOST_STARTS} times in its start: {error}"
-                ) from None
-            self._replace(worker)
-
-    def _replace(self, worker: WorkerAtWork) -> None:
-        """A worker's process has died."""
-        self.log.deaths += 1
-        worker.replace(self._start(worker.index))
-        self._await_start(worker)
+    def _look(self) -> None:
+        """Nothing has come for a while: is anything to be expected?"""
+        with self._changed:
+            try:
+                if self._closed is None:
+                    self._check()
+                    self._starts.check(self._workers)
+            except Exception as error:
+                self._give_up(f"the coordinator can't go on: {error}")
 
     def _give_up(self, why: str) -> None:
         """Nothing can be run any more; each later call says why."""
@@ -326,7 +322,8 @@ class Dispatcher:
         except ActorDiedError as error:
             for one in worker.in_flight:  # one of them, perhaps, is the reason
                 one.deaths += 1
-            self._replace(worker)
+            self.log.deaths += 1
+            self._starts.replace(worker)
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")

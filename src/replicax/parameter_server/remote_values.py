@@ -15,15 +15,7 @@ class RemoteValue(Named):
     """What a scheduled function will return; :meth:`ClusterCoordinator.schedule` returns it.
 
     Not made by users. It can be an argument of a function that is scheduled later, or a part of one; that function then
-    waits for it, and gets the value as :meth:`fetch` gives it.
-
-    >>> import replicax
-    >>> strategy = replicax.ParameterServerStrategy(num_workers=1)
-    >>> with replicax.ClusterCoordinator(strategy) as coordinator:
-    ...     first = coordinator.schedule(lambda: 20)
-    ...     second = coordinator.schedule(lambda x: x + 1, args=(first,))
-    ...     second.fetch()
-    21
+    waits for it, and gets the value as :meth:`fetch` gives it. :class:`ClusterCoordinator` shows both.
     """
 
     def __init__(self, name: str, number: int, owner: Any) -> None:

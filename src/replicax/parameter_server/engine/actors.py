@@ -58,6 +58,13 @@ class Actors(Protocol):
         Returns at once: an error of the constructor is one of the first call.
         """
 
+    def check(self) -> None:
+        """Raise if the engine itself has ended, so that nothing comes any more.
+
+        Raises:
+          ActorDiedError: says what of it has ended.
+        """
+
     def stop(self) -> None:
         """End all actors that were started here; a second call does nothing."""
 

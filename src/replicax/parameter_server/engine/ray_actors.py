@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,8 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
 _OBJECT_STORE = 512 << 20
 _ATTEMPTS = 3
+_LOOK = 2.0
+_NEEDED = ("gcs_server", "raylet")
 
 
 class RayActors:
@@ -57,6 +60,9 @@ class RayActors:
         handle: Any = self._ray.remote(kind).options(**options).remote(*args)
         self._actors.append(handle)
         return RayActor(handle)
+
+    def check(self) -> None:
+        _check_ray()
 
     def stop(self) -> None:
         actors, self._actors = self._actors, []
@@ -115,10 +121,16 @@ class RayReply:
     def result(self, timeout: float) -> Any:
         import ray
 
+        deadline = time.monotonic() + timeout
         try:
-            return ray.get(self.reference, timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise TimeoutError from None
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                try:
+                    return ray.get(self.reference, timeout=min(left, _LOOK))
+                except ray.exceptions.GetTimeoutError:
+                    _check_ray()
+                    if left <= _LOOK:
+                        raise TimeoutError from None
         except ray.exceptions.RayTaskError as error:
             raise _cause_of(error) from None
         except ray.exceptions.RayError as error:
@@ -126,6 +138,22 @@ class RayReply:
 
     def when_done(self, then: Callable[[], None]) -> None:
         self.reference.future().add_done_callback(lambda _: then())
+
+
+def _check_ray() -> None:
+    """Raise if Ray is not there any more. Of a Ray that was started elsewhere only its connection can be looked at.
+
+    Raises:
+      ActorDiedError: it has ended; says which process.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        raise ActorDiedError("Ray has been shut down")
+    node: Any = importlib.import_module("ray._private.worker")._global_node
+    dead = [f"{kind} (exit code {process.poll()})" for kind, process in node.dead_processes() if kind in _NEEDED]
+    if dead:
+        raise ActorDiedError(f"Ray has ended: its process {' and '.join(dead)} is gone")
 
 
 def _first_line(error: Exception) -> str:
@@ -155,7 +183,7 @@ def _start(ray: Any) -> None:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
-                    num_cpus=1,
+                    num_cpus=max(2, os.cpu_count() or 1),  # so many processes start at the same time
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE,
                     _node_ip_address="127.0.0.1",

@@ -1,0 +1,103 @@
+"""A program that goes on for long: what it has no more is forgotten everywhere."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replicax
+from replicax.parameter_server import scheduled, served_variables
+from replicax.parameter_server.work_report import WorkLog
+from tests.parameter_server.thread_actors import coordinator_of
+
+WAIT = 100.0
+
+
+def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduled, "_KEPT_FUNCTIONS", 3)
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
+
+    def adding(v: replicax.Variable) -> Callable[[Any], Any]:
+        return lambda iterator: strategy.run(lambda x: v.assign_add(x), args=(next(iterator),))
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        cluster = coordinator._cluster
+        for number in range(8):  # of each a new one
+            with strategy.scope():
+                v = replicax.Variable(float(number), name="v")
+            iterator = iter(coordinator.create_per_worker_dataset(lambda: [1.0] * 4))
+            coordinator.schedule(adding(v), args=(iterator,))
+            coordinator.join(WAIT)
+            assert float(v) == number + 1
+            del v, iterator
+            cluster._functions.clear()
+            cluster.dispatcher._since_snapshot.clear()
+        for number in range(2):  # the dispatcher has the last function until it has another
+            gc.collect()
+            coordinator.schedule(lambda number: number, args=(number,)).fetch(WAIT)
+        worker = actors.of("StepWorker")[0].object
+        assert max(len(known) for known in (worker._functions, worker._read, worker._seconds)) <= 3
+        assert len(cluster.dispatcher._workers[0].seconds) <= 3
+        kept = worker._iterators, worker._datasets, worker._dataset_fns, worker._variables, worker._definitions
+        assert [len(known) for known in kept] == [0] * 5
+        assert not worker.elsewhere.roles
+        assert [len(server.object._values) for server in actors.of("ShardServer")] == [0, 0]
+        coordinator.schedule(lambda: 2).fetch(WAIT)
+        assert len(cluster._definitions._all) <= 4  # what was new to the worker just now
+
+
+def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with coordinator_of(strategy) as (coordinator, actors):
+        server = actors.of("ShardServer")[0]
+
+        def scheduled_and_gone() -> Any:
+            with strategy.scope():
+                v = replicax.Variable(3.0, name="v")
+            iterator = iter(coordinator.create_per_worker_dataset(lambda: [1.0, 2.0]))
+            return coordinator.schedule(lambda v, i: v.numpy() + next(i), args=(v, iterator))
+
+        values = [scheduled_and_gone() for _ in range(5)]
+        gc.collect()
+        coordinator._cluster.home.send()
+        server.kill()  # so that they are run again
+        with strategy.scope():
+            w = replicax.Variable(2.0, name="w")
+        assert float(w) == 2.0  # and if all had been run before, the servers go back now
+        assert [float(value.fetch(WAIT)) for value in values] == [4.0] * 5
+
+
+def test_an_assignment_looks_at_its_variable_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    is_new = served_variables.ServedSlot.is_new.fget
+    assert is_new is not None
+
+    def counted(slot: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(is_new(slot))
+
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        variables = [replicax.Variable(0.0) for _ in range(30)]
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: len(variables)).fetch(WAIT)
+        monkeypatch.setattr(served_variables.ServedSlot, "is_new", property(counted))
+        for variable in variables:
+            variable.assign(1.0)
+        assert looks <= 5 * len(variables)
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5, 100, 101):
+        log, found = WorkLog(), rng.poisson(3, size)
+        for one in found:
+            log.add(0, (int(one),))
+        report = log.report()
+        expected = np.percentile(found, (50, 99))
+        np.testing.assert_allclose([report.staleness_p50, report.staleness_p99], expected)
