@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import jax
@@ -118,7 +119,9 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
 
     with coordinator_of(strategy) as (coordinator, actors):
         held = threading.Event()
-        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100)
+        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100) if method == "work" else None
+        while not all(worker.is_ready for worker in coordinator._cluster.dispatcher._workers):
+            time.sleep(0.01)
         failing = coordinator.schedule(lambda: 1 // 0)
         beside = coordinator.schedule(add, args=(100.0,))
         waiting = coordinator.schedule(add, args=(1000.0,))
