@@ -103,7 +103,7 @@ def test_a_function_that_always_ends_its_worker_is_an_error() -> None:
         actors.start = deadly
         actors.of("StepWorker")[0].kill()
         coordinator.schedule(lambda: 1)
-        with pytest.raises(replicax.WorkerError, match="it has ended its worker 3 times"):
+        with pytest.raises(replicax.WorkerError, match="it has ended its worker 10 times"):
             coordinator.join(WAIT)
         actors.start = start
         actors.of("StepWorker")[0].kill()

@@ -119,7 +119,7 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
     with coordinator_of(strategy) as (coordinator, actors):
         held = threading.Event()
         wait_until_ready(coordinator)
-        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100)
+        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100) if method == "work" else None
         failing = coordinator.schedule(lambda: 1 // 0)
         beside = coordinator.schedule(add, args=(100.0,))
         waiting = coordinator.schedule(add, args=(1000.0,))

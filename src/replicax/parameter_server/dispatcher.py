@@ -20,7 +20,7 @@ from replicax.parameter_server.work_report import WorkLog
 from replicax.parameter_server.worker_starts import WorkerStarts
 from replicax.variables.slots import launching
 
-_MOST_DEATHS = 3
+_MOST_DEATHS = 10
 _MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
 _PAUSE = 0.01

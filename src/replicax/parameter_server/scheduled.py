@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +49,6 @@ class WorkerAtWork:
 
     Attributes:
       is_ready: whether its process has started.
-      since: when it was begun to start.
       in_flight: the functions that it has. It runs the first; another one, if there is one, is next.
       seconds: how long it has computed for a function the last time, by digest.
       calls: how many functions its process has been sent.
@@ -67,7 +65,6 @@ class WorkerAtWork:
         """Another process takes its place."""
         self.actor = actor
         self.is_ready = False
-        self.since = time.monotonic()
         self.calls = self.failures = self.definitions = 0
         self._functions: dict[str, None] = {}
         self.seconds.clear()

@@ -11,6 +11,7 @@ from replicax.parameter_server.scheduled import WorkerAtWork
 
 _MOST = 5
 _SECONDS = 300.0
+_LONGEST = 5.0
 
 
 class WorkerStarts:
@@ -30,6 +31,8 @@ class WorkerStarts:
         self._start = start
         self._when_started = when_started
         self._in_vain = 0
+        self._looked = time.monotonic()
+        self._waited = 0.0
 
     def wait_for(self, worker: WorkerAtWork) -> None:
         """A worker's process has been begun to start."""
@@ -62,11 +65,13 @@ class WorkerStarts:
         return True
 
     def check(self, workers: Iterable[WorkerAtWork]) -> None:
-        """Raise if none has started for long.
+        """Raise if none has started for long. Called now and then; when it is not called, no time passes.
 
         Raises:
           TimeoutError: that is so.
         """
-        since = [time.monotonic() - worker.since for worker in workers if not worker.is_ready]
-        if len(since) == len(list(workers)) and max(since) > _SECONDS:
+        now = time.monotonic()
+        waited, self._looked = min(now - self._looked, _LONGEST), now
+        self._waited = 0.0 if any(worker.is_ready for worker in workers) else self._waited + waited
+        if self._waited > _SECONDS:
             raise TimeoutError(f"no worker has started within {_SECONDS:g} seconds")

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from replicax.parameter_server.engine import local_processes
 from replicax.parameter_server.engine.actors import ActorDiedError, Reply
 
 _QUIET = {
@@ -50,6 +51,7 @@ class RayActors:
         self._ray = ray
         self._actors: list[Any] = []
         self._is_ours = not ray.is_initialized()
+        self._processes: set[local_processes.Process] = set()
         if self._is_ours:
             _start(ray)
 
@@ -59,6 +61,7 @@ class RayActors:
         options["runtime_env"] = {"env_vars": dict(env)}
         handle: Any = self._ray.remote(kind).options(**options).remote(*args)
         self._actors.append(handle)
+        self._note_processes()
         return RayActor(handle)
 
     def check(self) -> None:
@@ -72,7 +75,14 @@ class RayActors:
             with contextlib.suppress(Exception):  # it has ended already
                 self._ray.kill(handle)
         if self._is_ours:
+            self._note_processes()
             self._ray.shutdown()
+            local_processes.end(self._processes)  # if Ray's own have died, others go on for minutes
+
+    def _note_processes(self) -> None:
+        if self._is_ours:
+            of_ray = {info.process.pid for infos in _node().all_processes.values() for info in infos}
+            self._processes |= local_processes.of(of_ray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +160,14 @@ def _check_ray() -> None:
 
     if not ray.is_initialized():
         raise ActorDiedError("Ray has been shut down")
-    node: Any = importlib.import_module("ray._private.worker")._global_node
-    dead = [f"{kind} (exit code {process.poll()})" for kind, process in node.dead_processes() if kind in _NEEDED]
+    dead = [f"{kind} (exit code {process.poll()})" for kind, process in _node().dead_processes() if kind in _NEEDED]
     if dead:
         raise ActorDiedError(f"Ray has ended: its process {' and '.join(dead)} is gone")
+
+
+def _node() -> Any:
+    """What this process has started of Ray: nothing, if it is connected to one that was there."""
+    return importlib.import_module("ray._private.worker")._global_node
 
 
 def _first_line(error: Exception) -> str:
