@@ -116,7 +116,7 @@ $(READY): pyproject.toml constraints.txt
 $(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
 	$(PYTHON) -m venv .venv-oracle
 	PIP_CONSTRAINT="constraints.txt oracle/constraints.txt" \
-	    $(ORACLE)/python -m pip install --editable . tensorflow-cpu
+	    $(ORACLE)/python -m pip install --editable '.[ray]' tensorflow-cpu
 	touch $@
 
 $(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt

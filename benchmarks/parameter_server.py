@@ -1,14 +1,19 @@
-"""What parameter servers cost, on one machine: bytes a second, calls, a slow worker.
+"""What parameter servers cost, on one machine: bytes a second, calls, overlap, a slow worker.
 
     python benchmarks/parameter_server.py            # about two minutes, on two cores
-    python benchmarks/parameter_server.py --quick
+    python benchmarks/parameter_server.py --quick    # under a minute
+    python benchmarks/parameter_server.py --only bandwidth overlap
 
-- **Bandwidth.** A function that reads and changes a variable of 4, 16 and 64 MB: what a pull and a push take, beside
-  ``ray.put`` of an array of this size, in turn in the same process. The bar is 0.7 of its bandwidth.
-- **Calls.** How often a server is called for a step: at most once to pull and once to push, whatever the number of
-  variables.
+- **Bandwidth.** What a worker needs to push and to pull a variable of 4, 16 and 64 MB, until the server has it or the
+  program can read it, beside ``ray.put`` of an array of this size, in turn in the same process. The bar is 0.7 of its
+  bandwidth.
+- **Calls.** How often each server is called in a step: once to pull and once to push at most, whatever
+  the number of variables.
+- **Overlap.** A step that computes for 50 ms, reads a variable of 4 MB and changes it: from one step to the next one,
+  beside the same program without servers, in turn. The bar is 1.1 times the computation.
 - **A slow worker.** Four workers whose functions sleep for 20 ms; then one of them for 100 ms. The other three are to
-  keep 0.95 of their rate.
+  keep 0.95 of their rate. A rate is what workers have done by the moment when nothing is waiting any more, so that it
+  does not count how long the slow one needs to end its last function.
 """
 
 from __future__ import annotations
@@ -17,14 +22,20 @@ import argparse
 import json
 import pathlib
 import statistics
+import sys
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 import replicax
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "parameter_server.json"
+LEAST_BANDWIDTH, MOST_CALLS, MOST_OVERLAP, LEAST_RATE = 0.7, 1.0, 1.1, 0.95
+SECONDS = 0.05
 
 
 def bandwidth(megabytes: int, rounds: int) -> dict[str, float]:
@@ -40,13 +51,15 @@ def bandwidth(megabytes: int, rounds: int) -> dict[str, float]:
         v: Any = served
         times: dict[str, list[float]] = {"put": [], "pull": [], "push": []}
         own, ones = np.ones(count, np.float32), np.ones(count, np.float32)
+        traffic = v.elsewhere.traffic
         for _ in range(rounds):
             began = time.perf_counter()
             reference = ray.put(own)
             times["put"].append(time.perf_counter() - began)
             del reference
             began = time.perf_counter()
-            v.elsewhere.send_change(assigned={v.number_on_servers: ones})  # what follows a step
+            traffic.change({}, {}, {v.number_on_servers: ones})  # what follows a step
+            traffic.settle()
             times["push"].append(time.perf_counter() - began)
             began = time.perf_counter()
             v.read_value().block_until_ready()
@@ -54,7 +67,7 @@ def bandwidth(megabytes: int, rounds: int) -> dict[str, float]:
         return times
 
     with replicax.ClusterCoordinator(strategy) as coordinator:
-        coordinator.schedule(measure, args=(3,)).fetch()
+        coordinator.schedule(measure, args=(5,)).fetch()
         times = coordinator.schedule(measure, args=(rounds,)).fetch()
     rates = {name: megabytes / 1024 / statistics.median(some) for name, some in times.items()}
     for name in ("pull", "push"):
@@ -63,8 +76,8 @@ def bandwidth(megabytes: int, rounds: int) -> dict[str, float]:
     return rates
 
 
-def calls(variables: int) -> dict[str, float]:
-    """Calls of each server for a step, counted on the server's side."""
+def calls(variables: int, steps: int) -> dict[str, float]:
+    """Calls of each server for a step, counted where they leave the worker."""
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
     with strategy.scope():
         vs = [replicax.Variable(np.zeros(8, np.float32)) for _ in range(variables)]
@@ -73,29 +86,89 @@ def calls(variables: int) -> dict[str, float]:
         for v in vs:
             v.assign_add(v * 0 + 1)
 
-    def run() -> tuple[int, int]:
-        from replicax.parameter_server.serving import servers
+    def run() -> None:
+        strategy.run(step)
 
-        counted: dict[str, int] = {"pull": 0, "push": 0}
-        usual = servers.Servers._all
+    def count() -> None:
+        """From now on note all calls that leave the worker."""
+        servers: Any = vs[0].elsewhere.servers  # type: ignore[attr-defined]
+        usual, servers.noted = servers._call, []
 
-        def counting(self: Any, method: str, sent: Any) -> Any:
-            counted[method] = counted.get(method, 0) + len(sent)
-            return usual(self, method, sent)
+        def noted(method: str, calls: Any) -> Any:
+            servers.noted += [(method, server) for server in calls]
+            return usual(method, calls)
 
-        servers.Servers._all = counting  # type: ignore[method-assign]
-        try:
-            strategy.run(step)
-        finally:
-            servers.Servers._all = usual  # type: ignore[method-assign]
-        return counted["pull"], counted["push"]
+        servers._call = noted
+
+    def counted() -> list[tuple[str, int]]:
+        return vs[0].elsewhere.servers.noted  # type: ignore[attr-defined,no-any-return]
 
     with replicax.ClusterCoordinator(strategy) as coordinator:
-        pulls, pushes = coordinator.schedule(run).fetch()
-    return {"variables": variables, "pulls a server": pulls / 2, "pushes a server": pushes / 2}
+        for fn in (run, count):
+            coordinator.schedule(fn).fetch()
+        for _ in range(steps):
+            coordinator.schedule(run)
+        coordinator.join()
+        noted = coordinator.schedule(counted).fetch()
+    most = {kind: max(noted.count((kind, server)) for server in range(2)) for kind in ("pull", "push")}
+    return {
+        "variables": variables,
+        **{f"calls to {kind}, for a server and step": n / steps for kind, n in most.items()},
+    }
 
 
-def slow_worker(functions: int) -> dict[str, float]:
+def overlap(functions: int, rounds: int) -> dict[str, float]:
+    """The time from one step to the next, beside that of its computation alone."""
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1)
+    count = 4 * 2**20 // 4
+    with strategy.scope():
+        v = replicax.Variable(np.zeros(count, np.float32), name="v")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def gradient(value: Any, turns: Any) -> Any:
+        """Small products, one after the other, on one core; then a gradient of the variable's size."""
+        x = jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ x), jnp.full((96, 96), 0.01))
+        return value * 0.01 + x[0, 0]
+
+    def step(turns: Any) -> None:
+        optimizer.apply_gradients([(gradient(v.read_value(), turns), v)])
+
+    def train(turns: int) -> None:
+        strategy.run(step, args=(np.int32(turns),))
+
+    def alone(turns: int, times: int) -> float:
+        value = jnp.zeros(count)
+        program = jax.jit(gradient)
+        program(value, np.int32(turns)).block_until_ready()
+        seconds = []
+        for _ in range(times):
+            began = time.perf_counter()
+            program(value, np.int32(turns)).block_until_ready()
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+
+    with replicax.ClusterCoordinator(strategy) as coordinator:
+        turns = 200
+        for _ in range(3):
+            turns = max(1, round(turns * SECONDS / coordinator.schedule(alone, args=(turns, 5)).fetch()))
+        for _ in range(3):
+            coordinator.schedule(train, args=(turns,)).fetch()
+        coordinator.join()
+        own, all_in_all = [], []
+        for _ in range(rounds):
+            own.append(coordinator.schedule(alone, args=(turns, functions)).fetch())
+            coordinator.join()
+            for _ in range(functions):
+                coordinator.schedule(train, args=(turns,))
+            all_in_all.append(coordinator.join().seconds / functions)
+    return {
+        "computation, ms": 1e3 * statistics.median(own),
+        "from step to step, ms": 1e3 * statistics.median(all_in_all),
+        "ratio": statistics.median(b / a for a, b in zip(own, all_in_all, strict=True)),
+    }
+
+
+def slow_worker(functions: int, rounds: int) -> dict[str, float]:
     """The rate of three workers of four, with and without the fourth being slow."""
     strategy = replicax.ParameterServerStrategy(num_workers=4, num_servers=1)
     with strategy.scope():
@@ -104,44 +177,68 @@ def slow_worker(functions: int) -> dict[str, float]:
     def step() -> None:
         v.assign_add(v * 0 + 1)
 
-    def work(slow: int | None) -> float:
+    def work(slow: int | None) -> tuple[int, float]:
         worker: int = replicax.get_strategy().worker_index  # type: ignore[attr-defined]
         time.sleep(0.1 if worker == slow else 0.02)
         strategy.run(step)
-        return worker
+        return worker, time.time()
+
+    def rate(coordinator: Any, slow: int | None) -> float:
+        """Functions a second of the three, between their first and their last one."""
+        results = [coordinator.schedule(work, args=(slow,)) for _ in range(functions)]
+        ended = sorted(when for worker, when in coordinator.fetch(results) if worker != 3)
+        coordinator.join()
+        return (len(ended) - 1) / (ended[-1] - ended[0])
 
     with replicax.ClusterCoordinator(strategy) as coordinator:
-        rates: dict[int | None, list[float]] = {None: [], 3: []}
-        for warm in range(3):
-            for slow in (None, 3):
-                for _ in range(functions):
-                    coordinator.schedule(work, args=(slow,))
-                report = coordinator.join()
-                if warm:
-                    others = sum(count for worker, count in report.by_worker.items() if worker != 3)
-                    rates[slow].append(others / report.seconds)
+        rate(coordinator, None)
+        pairs = [(rate(coordinator, None), rate(coordinator, 3)) for _ in range(rounds)]
     return {
-        "rate of the others, all alike": statistics.median(rates[None]),
-        "rate of the others, one slow": statistics.median(rates[3]),
-        "kept": statistics.median(b / a for a, b in zip(rates[None], rates[3], strict=True)),
+        "rate of the others, all alike": statistics.median(alike for alike, _ in pairs),
+        "rate of the others, one slow": statistics.median(slow for _, slow in pairs),
+        "kept": statistics.median(slow / alike for alike, slow in pairs),
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and noisier")
+    parser.add_argument("--only", nargs="+", choices=["bandwidth", "calls", "overlap", "slow"], default=None)
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where to write the numbers")
     args = parser.parse_args()
-    found: dict[str, Any] = {"bandwidth, GB/s": {}}
-    for megabytes in (4, 16, 64):
-        found["bandwidth, GB/s"][megabytes] = rates = bandwidth(megabytes, 5 if args.quick else 15)
-        print(f"{megabytes} MB: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items()))
-    found["calls"] = calls(20)
-    print(found["calls"])
-    found["slow worker"] = slow_worker(100 if args.quick else 300)
-    print({name: round(value, 2) for name, value in found["slow worker"].items()})
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    wanted = args.only or ["bandwidth", "calls", "overlap", "slow"]
+    found: dict[str, Any] = {}
+    rows: list[tuple[str, float, str, bool]] = []
+    if "bandwidth" in wanted:
+        found["bandwidth, GB/s"] = {}
+        for megabytes in (4, 16, 64):
+            rates = found["bandwidth, GB/s"][megabytes] = bandwidth(megabytes, 10 if args.quick else 30)
+            print(f"{megabytes} MB, GB/s: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items()))
+            for kind in ("push", "pull"):
+                ratio = rates[f"{kind} / put"]
+                rows.append((f"{kind} of {megabytes} MB / ray.put", ratio, "≥ 0.70", ratio >= LEAST_BANDWIDTH))
+    if "calls" in wanted:
+        found["calls"] = calls(20, 10)
+        for kind in ("pull", "push"):
+            each = found["calls"][f"calls to {kind}, for a server and step"]
+            rows.append((f"calls to {kind} 20 variables, for a server and step", each, "≤ 1", each <= MOST_CALLS))
+    if "overlap" in wanted:
+        found["overlap"] = overlap(20, 3 if args.quick else 7)
+        print({name: round(value, 2) for name, value in found["overlap"].items()})
+        ratio = found["overlap"]["ratio"]
+        rows.append(("a step of 50 ms / its computation", ratio, "≤ 1.10", ratio <= MOST_OVERLAP))
+    if "slow" in wanted:
+        found["slow worker"] = slow_worker(200, 2 if args.quick else 5)
+        print({name: round(value, 2) for name, value in found["slow worker"].items()})
+        kept = found["slow worker"]["kept"]
+        rows.append(("rate of three workers beside a slow one / alike", kept, "≥ 0.95", kept >= LEAST_RATE))
+    print()
+    for name, value, bar, passes in rows:
+        print(f"| {name} | {value:.2f} | {bar} | {'pass' if passes else 'MISSED'} |")
+    if args.only is None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(not all(passes for *_, passes in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

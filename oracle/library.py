@@ -20,8 +20,10 @@ class Library(abc.ABC):
       clusters: what tells of clusters: ``ClusterSpec`` and the resolvers, by the names that they have here.
       strategy: a ``MirroredStrategy``.
       replicas: how many replicas it has.
+      on_workers: a module with what functions may ask that are sent to workers of parameter servers.
     """
 
+    on_workers: Any
     distribute: Any
     clusters: Any
     strategy: Any
@@ -104,6 +106,28 @@ class Library(abc.ABC):
     @abc.abstractmethod
     def is_per_replica(self, value: Any) -> bool:
         """Whether ``value`` has a component for each replica."""
+
+    @abc.abstractmethod
+    def coordinator(self, parts: str = "whole") -> Any:
+        """A ``ClusterCoordinator`` of two workers and two parameter servers.
+
+        Args:
+          parts: how variables are split: ``"whole"``, ``"fixed"`` (two parts), ``"least"`` (16 bytes at least), or
+            ``"largest"`` (32 bytes at most). Programs that ask for the same share it, and other names give others.
+        """
+
+    @abc.abstractmethod
+    def servers_of(self, variable: Any) -> list[int]:
+        """The numbers of the servers that have its parts."""
+
+    @abc.abstractmethod
+    def shapes_of_parts(self, variable: Any) -> list[list[int]]:
+        """The shapes of the parts that servers have of it."""
+
+    @classmethod
+    @abc.abstractmethod
+    def close(cls) -> None:
+        """End the processes that were started for programs."""
 
     @abc.abstractmethod
     def towers(self) -> Any:

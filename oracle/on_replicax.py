@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 import replicax
+from oracle import workers_on_replicax
 from oracle.library import Library
 
 MOST_REPLICAS = 4
@@ -18,9 +19,18 @@ MOST_REPLICAS = 4
 replicax.use_cpu_devices(MOST_REPLICAS)
 
 
+PARTITIONERS = {
+    "fixed": replicax.FixedShardsPartitioner(2),
+    "least": replicax.MinSizePartitioner(min_shard_bytes=16, max_shards=2),
+    "largest": replicax.MaxSizePartitioner(max_shard_bytes=32),
+}
+
+
 class Replicax(Library):
     """See :class:`Library`."""
 
+    on_workers = workers_on_replicax
+    _coordinators: ClassVar[dict[str, Any]] = {}
     distribute = replicax
     clusters = replicax
 
@@ -32,6 +42,30 @@ class Replicax(Library):
 
     def is_per_replica(self, value: Any) -> bool:
         return isinstance(value, replicax.PerReplica)
+
+    def coordinator(self, parts: str = "whole") -> Any:
+        if parts not in self._coordinators:
+            strategy = replicax.ParameterServerStrategy(
+                num_workers=2, num_servers=2, variable_partitioner=PARTITIONERS.get(parts)
+            )
+            self._coordinators[parts] = replicax.ClusterCoordinator(strategy)
+        return self._coordinators[parts]
+
+    def _shards(self, variable: Any) -> Any:
+        [coordinator] = [c for c in self._coordinators.values() if c.strategy is variable.strategy]
+        coordinator.schedule(lambda: None).fetch()  # the servers have it now
+        return coordinator._cluster.home._definitions.shards[variable.number]
+
+    def servers_of(self, variable: Any) -> list[int]:
+        return list(self._shards(variable).servers)
+
+    def shapes_of_parts(self, variable: Any) -> list[list[int]]:
+        return [list(part.shape) for part in self._shards(variable).parts(variable.numpy()).values()]
+
+    @classmethod
+    def close(cls) -> None:
+        for coordinator in cls._coordinators.values():
+            coordinator.close()
 
     def towers(self) -> Any:
         from replicax.compat import v1

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from oracle import servers_on_tensorflow, workers_on_tensorflow
 from oracle.library import Library
 from oracle.script_on_tensorflow import ScriptDistribution, script
 from oracle.towers_on_tensorflow import Distribution, tower_context
@@ -29,6 +30,11 @@ AGGREGATION = {
     "mean": tf.VariableAggregation.MEAN,
     "only_first_replica": tf.VariableAggregation.ONLY_FIRST_REPLICA,
 }
+PARTITIONERS = {
+    "fixed": tf.distribute.experimental.partitioners.FixedShardsPartitioner(2),
+    "least": tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=16, max_shards=2),
+    "largest": tf.distribute.experimental.partitioners.MaxSizePartitioner(max_shard_bytes=32),
+}
 # The class of the values that it hands out has no public name with a constructor of its own.
 DISTRIBUTED = tf.distribute.DistributedValues
 
@@ -42,7 +48,9 @@ class TensorFlow(Library):
         ClusterSpec=tf.train.ClusterSpec,
         UnionClusterResolver=tf.distribute.cluster_resolver.UnionResolver,
     )
+    on_workers = workers_on_tensorflow
     _strategies: ClassVar[dict[int, Any]] = {}
+    _coordinators: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, replicas: int) -> None:
         # Strategies number their collectives alike, so that those of a second one could take those of the first
@@ -67,6 +75,23 @@ class TensorFlow(Library):
 
     def is_per_replica(self, value: Any) -> bool:
         return isinstance(value, DISTRIBUTED) and not isinstance(value, tf.Variable)
+
+    def coordinator(self, parts: str = "whole") -> Any:
+        if parts not in self._coordinators:
+            strategy = tf.distribute.ParameterServerStrategy(servers_on_tensorflow.cluster(), PARTITIONERS.get(parts))
+            self._coordinators[parts] = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        return self._coordinators[parts]
+
+    def servers_of(self, variable: Any) -> list[int]:
+        parts = getattr(variable, "variables", [variable])
+        return [tf.DeviceSpec.from_string(part.device).task for part in parts]
+
+    def shapes_of_parts(self, variable: Any) -> list[list[int]]:
+        return [part.shape.as_list() for part in getattr(variable, "variables", [variable])]
+
+    @classmethod
+    def close(cls) -> None:
+        """There are none: its servers are threads."""
 
     def towers(self) -> Any:
         return Distribution(self.strategy)

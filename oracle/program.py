@@ -25,6 +25,7 @@ class Program:
       not_yet: instead, what Replicax is meant to do as well, and does not do yet.
       executors_differ: why Replicax's own two executors do; ``None`` if they must agree with each other.
       own_process: whether it may leave a library in a state that disturbs other programs.
+      servers: whether it needs parameter servers. Such programs share a process, and the servers, with no others.
     """
 
     topic: str
@@ -35,6 +36,7 @@ class Program:
     not_yet: str | None = None
     executors_differ: str | None = None
     own_process: bool = False
+    servers: bool = False
 
     @property
     def name(self) -> str:
@@ -42,10 +44,11 @@ class Program:
 
 
 class Topic:
-    """The programs about one thing, in the order in which they are written."""
+    """The programs about one thing, in the order in which they are written; all need parameter servers, or none."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, servers: bool = False) -> None:
         self.name = name
+        self.servers = servers
         self.programs: list[Program] = []
 
     def program(
@@ -62,7 +65,7 @@ class Topic:
 
         def add(body: Body) -> Body:
             self.programs.append(
-                Program(self.name, title, body, replicas, differs, not_yet, executors_differ, own_process)
+                Program(self.name, title, body, replicas, differs, not_yet, executors_differ, own_process, self.servers)
             )
             return body
 

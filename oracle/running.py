@@ -103,8 +103,9 @@ def run_side(side: str, programs: Sequence[Program], done: Callable[[], object])
     """
     outcomes: dict[str, Outcome] = {}
     pending = [[program] for program in programs if program.own_process]
+    pending.append([p for p in programs if p.servers and not p.own_process])
     for replicas in sorted({program.replicas for program in programs}):
-        pending.append([p for p in programs if p.replicas == replicas and not p.own_process])
+        pending.append([p for p in programs if p.replicas == replicas and not (p.own_process or p.servers)])
     pending = [batch for batch in pending if batch]
     while pending:
         batch = pending.pop()

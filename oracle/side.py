@@ -29,6 +29,7 @@ def main() -> None:
     print(json.dumps({"ready": side}), file=results, flush=True)
     for name in wanted:
         print(json.dumps({"program": name, "outcome": outcome(by_name[name], library, side)}), file=results, flush=True)
+    library.close()
     # Some programs leave threads of a library in a state in which they don't end.
     os._exit(0)
 

@@ -4,6 +4,7 @@ from oracle.programs import (
     clusters,
     collectives,
     contexts,
+    coordinators,
     extended,
     gathering,
     inputs,
@@ -32,6 +33,7 @@ TOPICS = [
     inputs.topic,
     towers.topic,
     clusters.topic,
+    coordinators.topic,
 ]
 
 PROGRAMS = [program for topic in TOPICS for program in topic.programs]

@@ -13,7 +13,7 @@ import pytest
 
 import replicax
 from tests.parameter_server.regression import Regression, batches, in_parts, mirrored, regression
-from tests.parameter_server.thread_actors import coordinator_of
+from tests.parameter_server.thread_actors import coordinator_of, wait_until_ready
 
 STEPS = 20
 
@@ -118,7 +118,8 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
 
     with coordinator_of(strategy) as (coordinator, actors):
         held = threading.Event()
-        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100)
+        wait_until_ready(coordinator)
+        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100) if method == "work" else None
         failing = coordinator.schedule(lambda: 1 // 0)
         beside = coordinator.schedule(add, args=(100.0,))
         waiting = coordinator.schedule(add, args=(1000.0,))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,7 +46,9 @@ class ThreadActor:
     def __init__(self, kind: type, args: tuple[Any, ...]) -> None:
         self.kind = kind
         self.args = args
-        self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=kind.__name__)
+        threads = getattr(kind, "calls_at_once", 1)
+        self.executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=kind.__name__)
+        self.starting = threading.Lock()
         self.object: Any = None
         self.is_dead = False
         self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
@@ -63,8 +67,9 @@ class ThreadActor:
         return ThreadReply(self, self.executor.submit(self._called, method, sent))
 
     def _called(self, method: str, sent: bytes) -> Any:
-        if self.object is None:
-            self.object = self.kind(*self.args)
+        with self.starting:
+            if self.object is None:
+                self.object = self.kind(*self.args)
         args = cloudpickle.loads(sent)
         self.before(method, args)
         if self.is_dead:
@@ -110,3 +115,9 @@ def coordinator_of(strategy: replicax.ParameterServerStrategy) -> Iterator[tuple
         cluster_coordinator._make_actors = usual
     with coordinator:
         yield coordinator, actors
+
+
+def wait_until_ready(coordinator: Any) -> None:
+    """Until all workers have started, so that each next one that is free gets the next function."""
+    while not all(worker.is_ready for worker in coordinator._cluster.dispatcher._workers):
+        time.sleep(0.001)

@@ -151,6 +151,9 @@ class FunctionCall:
       finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
       old_functions: digests of functions that the worker is to forget.
       inputs: results of other functions that this one uses, by their numbers.
+      place: among the calls of this worker's process, from 0.
+      failures: how many functions that have failed in this process the coordinator knew of. If there are more, this
+        one is not to be run.
     """
 
     number: int
@@ -162,6 +165,8 @@ class FunctionCall:
     finished_below: int
     old_functions: Sequence[str]
     inputs: Mapping[int, Any]
+    place: int
+    failures: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +182,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """How a call has ended; at most one of the last three is set.
+    """How a call has ended; at most one of failure, to_build and lost is set.
 
     Attributes:
       value: what the function returned.
@@ -186,6 +191,10 @@ class CallOutcome:
       to_build: an optimizer that it needs, and the pytree of the variables that it is for, pickled.
       lost: the worker or a server has died; how.
       is_server: whether that was a server, so that others can try it again.
+      seconds: how long the function has computed.
+      failures: how many functions have failed in this process; with a failure.
+      is_called_off: whether it was not run, because a function has failed in this process that the coordinator did not
+        know of when it made the call.
     """
 
     value: Any = None
@@ -194,3 +203,6 @@ class CallOutcome:
     to_build: tuple[int, bytes] | None = None
     lost: str | None = None
     is_server: bool = False
+    seconds: float | None = None
+    failures: int = 0
+    is_called_off: bool = False

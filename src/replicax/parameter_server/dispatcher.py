@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
+from replicax.parameter_server.admission import Admission
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
-from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run
+from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run, progress
 from replicax.parameter_server.work_report import WorkLog
 from replicax.parameter_server.worker_starts import WorkerStarts
 from replicax.variables.slots import launching
@@ -64,7 +65,7 @@ class Dispatcher:
         self._has_lost_server = False
         self._lost_in_vain = 0
         self._groups = groups
-        self._max_staleness = max_staleness
+        self._admission = Admission(groups, max_staleness)
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
         self._queue: collections.deque[Scheduled] = collections.deque()
         self._unfinished: set[int] = set()
@@ -118,7 +119,7 @@ class Dispatcher:
         with self._changed:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(lambda: not self._unfinished or self._closed, left):
-                raise TimeoutError(f"join: after {timeout:g} seconds {self._describe()}")
+                raise TimeoutError(f"join: after {timeout:g} seconds {progress(self._workers, len(self._queue))}")
             self._raise_error()
             self._begin_step()
 
@@ -178,38 +179,34 @@ class Dispatcher:
         if self._closed is not None:
             raise WorkerError(self._closed)
 
-    def _describe(self) -> str:
-        running = [f"worker {w.index} runs {w.running.title}" for w in self._workers if w.running is not None]
-        starting = [f"worker {w.index} is starting" for w in self._workers if not w.is_ready]
-        return "; ".join([*running, *starting, f"{len(self._queue)} functions wait"])
-
     # --- sending ----------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         """Send what can be sent to workers that have nothing to do."""
         if self._has_lost_server or self._recovery.is_due(len(self._since_snapshot)):
-            if any(worker.running is not None for worker in self._workers):
+            if self._running:
                 return
             self._go_back() if self._has_lost_server else self._snapshot()
+        free = [worker for worker in self._workers if worker.is_ready and not worker.in_flight]
+        for worker in free:
+            if self._may_send():
+                self._send_to(worker, self._queue.popleft())
         for worker in self._workers:
-            is_free = worker.is_ready and worker.running is None
-            if is_free and self._queue and self._closed is None and self._may_begin(self._queue[0]):
+            if self._may_send() and self._admission.may_have_next(worker, self._workers, self._queue):
                 self._send_to(worker, self._queue.popleft())
         self._changed.notify_all()
 
-    def _may_begin(self, scheduled: Scheduled) -> bool:
-        if not all(value.is_finished for value in scheduled.inputs):
-            return False  # these were scheduled before, so they don't wait for this one
-        running = [w.running for w in self._workers if w.running is not None]
-        if self._groups > 1:
-            step = scheduled.number // self._groups
-            return all(other.number // self._groups == step for other in running)
-        if self._max_staleness is None:
-            return True
-        return len(running) <= self._max_staleness and all(r.beside < self._max_staleness for r in running)
+    @property
+    def _running(self) -> list[Scheduled]:
+        """What workers have."""
+        return [scheduled for worker in self._workers for scheduled in worker.in_flight]
+
+    def _may_send(self) -> bool:
+        """Whether there is a function that may begin now."""
+        return bool(self._queue) and self._closed is None and self._admission.may_begin(self._queue[0], self._running)
 
     def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
-        others = [w.running for w in self._workers if w.running is not None]
+        others = self._running
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
@@ -227,8 +224,11 @@ class Dispatcher:
             min(self._unfinished),
             old,
             {value.number: value.fetch(0) for value in scheduled.inputs},
+            worker.calls,
+            worker.failures,
         )
-        worker.running = scheduled
+        worker.in_flight.append(scheduled)
+        worker.calls += 1
         actor = worker.actor
         reply = actor.call("work", call)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
@@ -245,7 +245,7 @@ class Dispatcher:
 
     def _lose_server(self) -> None:
         self._has_lost_server = True
-        if all(worker.running is None for worker in self._workers):
+        if not self._running:
             self._go_back()
             self._send()
 
@@ -288,8 +288,11 @@ class Dispatcher:
                 else:
                     outcome = self._outcome(worker, scheduled, reply)
                     with self._changed:
-                        worker.running = None
-                        self._conclude(worker, scheduled, outcome)
+                        # A process that has died takes along all that it had.
+                        ended = [scheduled] if worker.actor is actor else list(worker.in_flight)
+                        for one in reversed(ended):
+                            worker.in_flight.remove(one)
+                            self._conclude(worker, one, outcome if one is scheduled else None)
                 with self._changed:
                     self._send()
             except Exception as error:  # of our own, or of the engine: nobody waits for ever
@@ -317,12 +320,14 @@ class Dispatcher:
         try:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
-            scheduled.deaths += 1
+            for one in worker.in_flight:  # one of them, perhaps, is the reason
+                one.deaths += 1
             self.log.deaths += 1
             self._starts.replace(worker)
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
+        worker.note(scheduled, outcome)
         if outcome.to_build is None:
             return outcome
         try:
@@ -338,6 +343,8 @@ class Dispatcher:
             self._has_lost_server = True
             outcome = None
         why = self._broken_off or self._error
+        if outcome is not None and outcome.is_called_off:
+            outcome, why = None, scheduled.called_off or why
         if outcome is None and why is None:
             self._queue.appendleft(scheduled)
             return
@@ -347,6 +354,8 @@ class Dispatcher:
         elif outcome.failure is not None or outcome.lost is not None:
             error = error_of(worker.index, scheduled, outcome)
             scheduled.value._finish(error=error)
+            for behind in worker.in_flight if outcome.failure is not None else ():
+                behind.called_off = error
             if why is None:
                 self._error = error
                 self._cancel_queue(error)
@@ -358,7 +367,7 @@ class Dispatcher:
             self._lost_in_vain = 0
             self.log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
-        if self._broken_off is not None and all(worker.running is None for worker in self._workers):
+        if self._broken_off is not None and not self._running:
             self._break_off(scheduled.number // self._groups)
 
     def _break_off(self, step: int) -> None:
@@ -382,8 +391,7 @@ class Dispatcher:
 
     def _cancel_all(self, why: WorkerError) -> None:
         self._cancel_queue(why)
-        for worker in self._workers:
-            if worker.running is not None:
-                worker.running.value._finish(error=not_run(worker.running, why))
+        for scheduled in self._running:
+            scheduled.value._finish(error=not_run(scheduled, why))
         self._unfinished.clear()
         self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Actors: the one small interface between parameter servers and the engine that runs processes.
 
-An *actor* is an object in a process of its own. Its methods are called from elsewhere, one after the other, with copies
-of their arguments, and each call has a *reply*. Nothing else of the engine is used; Ray's side is in
+An *actor* is an object in a process of its own. Its methods are called from elsewhere, with copies of their arguments,
+one after the other as a rule, and each call has a *reply*. Nothing else of the engine is used; Ray's side is in
 :mod:`replicax.parameter_server.engine.ray_actors`.
 """
 
@@ -51,6 +51,9 @@ class Actors(Protocol):
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> Actor:
         """A new actor, ``kind(*args)``, in a process with these environment variables.
+
+        Its methods are called one after the other, or, if the class has an attribute ``calls_at_once``, as many at the
+        same time, on as many threads.
 
         Returns at once: an error of the constructor is one of the first call.
         """

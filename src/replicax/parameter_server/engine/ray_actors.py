@@ -56,7 +56,9 @@ class RayActors:
             _start(ray)
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> RayActor:
-        options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": dict(env)}}
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        options["max_concurrency"] = getattr(kind, "calls_at_once", 1)
+        options["runtime_env"] = {"env_vars": dict(env)}
         handle: Any = self._ray.remote(kind).options(**options).remote(*args)
         self._actors.append(handle)
         self._note_processes()

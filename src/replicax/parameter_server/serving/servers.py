@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,53 @@ import numpy as np
 from replicax.parameter_server.engine.actors import Actor, Reply, all_results
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
+
+Sent = Mapping[int, Reply]
+"""The replies of servers that have been called, by their numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What servers have said of the present values of variables.
+
+    Attributes:
+      wanted: the variables.
+      known: which versions of each of them were known when servers were asked, by server.
+      versions_since: where versions are noted since the servers have last gone back.
+      pulled: what each server has said.
+    """
+
+    wanted: Mapping[int, Shards]
+    known: Mapping[int, Mapping[int, int]]
+    versions_since: dict[int, dict[int, int]]
+    pulled: Mapping[int, Pulled]
+
+    @property
+    def updates(self) -> dict[int, int]:
+        """How many updates each server had made."""
+        return {server: got.updates for server, got in self.pulled.items()}
+
+    def has(self, number: int) -> bool:
+        """Whether a variable has changed, or a part of it."""
+        return any(number in got.values for got in self.pulled.values())
+
+    def versions(self, number: int) -> dict[int, int]:
+        """The versions of the parts of a variable that have changed, by server."""
+        return {server: got.values[number][0] for server, got in self.pulled.items() if number in got.values}
+
+    def is_whole(self, number: int) -> bool:
+        """Whether all parts of a variable have come."""
+        shards = self.wanted[number]
+        return len(self.versions(number)) >= (len(shards.bounds) if shards.is_split else 1)
+
+    def whole(self, number: int, present: Callable[[int], Any]) -> Any:
+        """The value of a variable that has changed: of new parts, and of ``present`` ones."""
+        shards = self.wanted[number]
+        parts = {server: got.values[number][1] for server, got in self.pulled.items() if number in got.values}
+        if not self.is_whole(number):
+            old = np.asarray(present(number))
+            parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
+        return shards.whole(parts)
 
 
 class Servers:
@@ -28,6 +76,7 @@ class Servers:
         self.actors = tuple(actors)
         self.finished_below: Callable[[], int] = lambda: 0
         self._versions: dict[int, dict[int, int]] = {}
+        self._overwritten: set[int] = set()
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
         """Set whole variables: their shards, values and aggregations."""
@@ -59,26 +108,52 @@ class Servers:
         Returns:
           The values, and how many updates each server had made.
         """
-        known = self._versions  # others, from when servers have gone back
+        answer = self.ask(wanted, self.finished_below())
+        values = {}
+        for number in wanted:
+            if answer.has(number):
+                values[number] = answer.whole(number, present)
+                self.note(number, answer)
+        return values, answer.updates
+
+    def ask(self, wanted: Mapping[int, Shards], finished_below: int, again: Set[int] = frozenset()) -> Answer:
+        """Have the servers say which variables have changed; it makes no difference before :meth:`note`.
+
+        Args:
+          wanted: the variables.
+          finished_below: all functions with smaller numbers have ended.
+          again: those to be sent even if they have not changed.
+        """
+        versions = self._versions  # others, from when servers have gone back
+        known = {number: dict(versions.get(number, {})) for number in wanted}
+        again = again | self._overwritten
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
-            versions = known.get(number, {})
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
-                calls.setdefault(server, {})[number] = versions.get(server, -1)
-        below = self.finished_below()
-        pulled: dict[int, Pulled] = self._all("pull", {server: (asked, below) for server, asked in calls.items()})
-        values = {}
-        for number, shards in wanted.items():
-            fresh = {server: got.values[number] for server, got in pulled.items() if number in got.values}
-            if not fresh:
-                continue
-            known.setdefault(number, {}).update({server: version for server, (version, _) in fresh.items()})
-            parts = {server: part for server, (_, part) in fresh.items()}
-            if shards.is_split and len(parts) < len(shards.bounds):
-                old = np.asarray(present(number))
-                parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
-            values[number] = shards.whole(parts)
-        return values, {server: got.updates for server, got in pulled.items()}
+                calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
+        pulled = self._all("pull", {server: (asked, finished_below) for server, asked in calls.items()})
+        return Answer(wanted, known, versions, pulled)
+
+    def note(self, number: int, answer: Answer) -> None:
+        """This process has got what the servers have said of a variable."""
+        self._overwritten.discard(number)
+        answer.versions_since.setdefault(number, {}).update(answer.versions(number))
+
+    def overwrite(self, number: int) -> None:
+        """This process has changed its copy of a variable, which is no version of the servers' any more."""
+        self._overwritten.add(number)
+
+    def is_fresh(self, number: int, shards: Shards, answer: Answer) -> bool:
+        """Whether an answer still holds: this process has got nothing else of a variable since it asked.
+
+        And the variable has not moved, and the servers have not gone back.
+        """
+        if answer.versions_since is not self._versions or answer.wanted.get(number) != shards:
+            return False
+        known = self._versions.get(number, {})
+        if answer.is_whole(number):
+            return all(version >= known.get(server, -1) for server, version in answer.versions(number).items())
+        return number not in self._overwritten and known == answer.known[number]
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
@@ -106,9 +181,9 @@ class Servers:
             whole[masks[server]] = rows
         return whole, updates
 
-    def push(self, pushes: Mapping[int, Push]) -> int:
-        """Send what each server is to change; returns the largest staleness."""
-        return max(self._all("push", {server: (push,) for server, push in pushes.items()}).values(), default=0)
+    def push(self, pushes: Mapping[int, Push]) -> Sent:
+        """Send what each server is to change; the results will be how stale that is."""
+        return self._call("push", {server: (push,) for server, push in pushes.items()})
 
     def break_off(self, below: int) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
@@ -132,10 +207,13 @@ class Servers:
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
 
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        replies: list[Reply] = [self.actors[server].call(method, *args) for server, args in calls.items()]
-        whom = list(calls)
-        results = all_results(replies, lambda i: f"parameter server {whom[i]}")
-        return dict(zip(calls, results, strict=True))
+        sent = self._call(method, calls)
+        whom = list(sent)
+        results = all_results(list(sent.values()), lambda i: f"parameter server {whom[i]}")
+        return dict(zip(sent, results, strict=True))
+
+    def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
+        return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
 
 
 def shared_out(

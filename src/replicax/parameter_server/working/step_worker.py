@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,9 @@ from replicax.parameter_server.definitions import (
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
 from replicax.parameter_server.references import Reference, References, loads
 from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
+from replicax.parameter_server.working.function_traffic import FunctionTraffic
+from replicax.parameter_server.working.turns import Ahead, Turns
+from replicax.parameter_server.working.worker_elsewhere import PulledAhead, WorkerElsewhere
 from replicax.parameter_server.working.worker_variables import (
     NotBuiltError,
     WorkerCollection,
@@ -133,12 +136,18 @@ class WorkerIterator:
 
 
 class StepWorker:
-    """Runs scheduled functions, one after the other.
+    """Runs scheduled functions, one after the other, on a thread of its own.
+
+    It may have two: what one has changed is on its way to the servers while the other one computes, and before, the
+    variables for the second come while the first one computes.
 
     Args:
       settings: of the worker.
       servers: the parameter servers, in their order.
     """
+
+    calls_at_once = 3
+    """Two functions, and a question whether it is ready."""
 
     def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
         for name, value in settings.jax.items():
@@ -149,6 +158,12 @@ class StepWorker:
         if settings.groups > 1:
             with self._collection.opened():
                 self.elsewhere.group = Variable(np.int32(0), trainable=False, name="place in the step")
+        self._turns = Turns()
+        self._failures = 0
+        self._running: str | None = None
+        self._read: dict[str, frozenset[int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._seconds_of_pull = 0.0
         self._functions: dict[str, Any] = {}
         self._definitions: dict[int, VariableDefinition] = {}
         self._variables: dict[int, WorkerVariable] = {}
@@ -171,31 +186,70 @@ class StepWorker:
     # --- running ----------------------------------------------------------------------------------------
 
     def work(self, call: FunctionCall) -> CallOutcome:
-        """Run a scheduled function."""
+        """Run a scheduled function; returns when the servers have made its changes."""
+        ahead: Ahead[PulledAhead] = Ahead()
+        turn = self._turns.queue(call.place, lambda: self._run(call, ahead))
+        if call.digest in self._read:
+            with contextlib.suppress(Exception):  # the function will see
+                ahead.get(lambda: self._pull_ahead(call), self._spare_seconds())
+        outcome, traffic = turn.result()
+        if traffic is None:
+            return outcome
+        try:
+            return dataclasses.replace(outcome, staleness=traffic.settle())
+        except (ActorDiedError, TimeoutError) as error:
+            return CallOutcome(lost=str(error), is_server=True, failures=outcome.failures)
+        except Exception as error:  # of a server: it could not make the change
+            return outcome if outcome.failure is not None else CallOutcome(failure=_failure(error))
+
+    def _run(self, call: FunctionCall, ahead: Ahead[PulledAhead]) -> tuple[CallOutcome, FunctionTraffic | None]:
+        """A function's turn: until all that it computes is there; what it changes is still to be sent."""
+        began = time.monotonic()
+        found, traffic = ahead.take(), None
         try:
             self._learn(call.definitions)
+            traffic = self.elsewhere.begin(call.number, call.finished_below, found)
             self._inputs = call.inputs
             for digest in call.old_functions:
-                del self._functions[digest]
+                for known in (self._functions, self._read, self._seconds):
+                    known.pop(digest, None)
             if call.fn is not None:
                 self._functions[call.digest] = loads(call.fn, self._find)
+            if call.failures < self._failures:
+                return CallOutcome(is_called_off=True), None
+            self._running = call.digest
             args, kwargs = loads(call.arguments, self._find)
-            self.elsewhere.begin(call.number, call.finished_below)
             for iterator in self._iterators.values():
                 iterator.begin()
             with self.strategy.scope():
                 returned = self._functions[call.digest](*args, **kwargs)
                 self.elsewhere.end()
                 value = _fetched(self.strategy, returned)
-            return CallOutcome(value, self.elsewhere.staleness())
+            traffic.wait_until_computed()
         except NotBuiltError as needed:
             for iterator in self._iterators.values():
                 iterator.take_back()
-            return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
+            return CallOutcome(to_build=(needed.number, self._named(needed.variables))), traffic
         except ActorDiedError as error:
-            return CallOutcome(lost=str(error), is_server=True)
-        except Exception as error:
-            return CallOutcome(failure=_failure(error))
+            return CallOutcome(lost=str(error), is_server=True), traffic
+        except (Exception, SystemExit) as error:
+            self._failures += 1
+            return CallOutcome(failure=_failure(error), failures=self._failures), traffic
+        self._read[call.digest] = frozenset(traffic.read)
+        self._seconds[call.digest] = seconds = time.monotonic() - began
+        return CallOutcome(value, seconds=seconds), traffic
+
+    def _spare_seconds(self) -> float:
+        """How long a pull for the next function can wait without that function having to wait for it."""
+        began, seconds = self._turns.began, self._seconds.get(self._running or "", 0.0)
+        return 0.0 if began is None else began + seconds - 2 * self._seconds_of_pull - time.monotonic()
+
+    def _pull_ahead(self, call: FunctionCall) -> PulledAhead:
+        began = time.monotonic()
+        variables = {number: self._variables[number] for number in self._read[call.digest]}
+        found = self.elsewhere.pull_ahead(variables, call.finished_below)
+        self._seconds_of_pull = time.monotonic() - began
+        return found
 
     def _learn(self, definitions: Sequence[Any]) -> None:
         for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # others refer to them
@@ -298,7 +352,7 @@ def _fetched(strategy: Strategy, returned: Any) -> Any:
     return jax.tree_util.tree_map(on_host, known(returned), is_leaf=is_leaf)
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: BaseException) -> Failure:
     pickled: bytes | None = None
     with contextlib.suppress(Exception):  # some can't be pickled, or not read again
         data = pickle.dumps(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,14 +13,27 @@ import numpy as np
 from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.parameter_server.serving.pushes import Push
-from replicax.parameter_server.serving.servers import Servers, shared_out
+from replicax.parameter_server.serving.servers import Answer, Servers
 from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.working.function_traffic import FunctionTraffic
 from replicax.parameter_server.working.group_communicator import GroupCommunicator
 from replicax.parameter_server.working.worker_variables import WorkerVariable
 from replicax.variables.slots import Slot
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledAhead:
+    """Values that were pulled before the turn of the function that they are for.
+
+    Attributes:
+      answer: of the servers.
+      arrays: of those variables whose parts have all come, in the worker's memory.
+    """
+
+    answer: Answer
+    arrays: Mapping[int, Any]
 
 
 class WorkerElsewhere:
@@ -33,21 +47,21 @@ class WorkerElsewhere:
       shards: of each variable, by number.
       roles: what the slots of the worker's variables are for.
       group: of a worker that trains in step: a variable with its place in the present step.
+      traffic: of the function that is running.
     """
 
     group: Variable
+    traffic: FunctionTraffic
 
     def __init__(self, servers: Servers, groups: int) -> None:
         self.servers = servers
-        servers.finished_below = lambda: self._finished_below
+        servers.finished_below = lambda: self.traffic.finished_below
         self._groups = groups
         self.shards: dict[int, Shards] = {}
         self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
         self._built: dict[int, Any] = {}
-        self._function = self._pushes = self._finished_below = 0
-        self._updates: dict[int, int] = {}
-        self._staleness: list[int] = []
-        self._changed: set[int] = set()
+        self._pulled_ahead: PulledAhead | None = None
+        self._overwritten: set[int] = set()
         self._parts = threading.local()
 
     @property
@@ -56,21 +70,30 @@ class WorkerElsewhere:
 
     # --- functions --------------------------------------------------------------------------------------
 
-    def begin(self, function: int, finished_below: int) -> None:
-        """A scheduled function begins."""
-        self._function, self._pushes, self._finished_below = function, 0, finished_below
-        self._updates, self._staleness = {}, []
-        self._changed = set()
+    def begin(self, function: int, finished_below: int, ahead: PulledAhead | None) -> FunctionTraffic:
+        """A scheduled function begins, for which some variables have been pulled ahead."""
+        self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, finished_below)
+        self._pulled_ahead = ahead
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
+        return self.traffic
 
     def end(self) -> None:
         """The function has ended; of variables that it returns the servers' values are wanted, changed or not."""
-        self._changed = set()
+        self.traffic.changed.clear()
 
-    def staleness(self) -> tuple[int, ...]:
-        """Of each push of the function."""
-        return tuple(self._staleness)
+    def pull_ahead(self, variables: Mapping[int, WorkerVariable], finished_below: int) -> PulledAhead:
+        """Get the servers' present values of these variables, while another function runs on the old ones.
+
+        Args:
+          variables: by number.
+          finished_below: as the coordinator knows it for the function that they are for.
+        """
+        shards = {number: self.shards[number] for number in variables}
+        answer = self.servers.ask(shards, finished_below, self._overwritten)
+        whole = [number for number in variables if answer.has(number) and answer.is_whole(number)]
+        values = {number: answer.whole(number, lambda _: None) for number in whole}
+        return PulledAhead(answer, {number: variables[number].to_storage(value) for number, value in values.items()})
 
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
         """A variable is gone."""
@@ -97,7 +120,7 @@ class WorkerElsewhere:
         self._send(written)
 
     def bring(self, slots: Iterable[Slot]) -> None:
-        """Have the servers' present values in these slots."""
+        """Have the servers' present values in these slots, or those that have been pulled ahead."""
         wanted = {}
         for slot in slots:
             kind, variable, _ = self.roles.get(slot, (None, None, None))
@@ -107,12 +130,38 @@ class WorkerElsewhere:
             return
         for variable in wanted.values():
             self.check_readable(variable)
-        shards = {number: self.shards[number] for number in wanted}
-        values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
-        self._updates.update(updates)
-        for number, value in values.items():
-            variable = wanted[number]
-            variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
+        self.traffic.read.update(wanted)
+        ahead, self._pulled_ahead = self._pulled_ahead, None
+        based_on = dict(self._take(ahead, wanted)) if ahead is not None and not self.traffic.has_changes else {}
+        if wanted:
+            self.traffic.send()
+            shards = {number: self.shards[number] for number in wanted}
+            values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
+            for number, value in values.items():
+                variable = wanted[number]
+                variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
+            based_on = {server: min(count, based_on.get(server, count)) for server, count in updates.items()} | {
+                server: count for server, count in based_on.items() if server not in updates
+            }
+        self.traffic.updates.update(based_on)
+
+    def _take(self, ahead: PulledAhead, wanted: dict[int, WorkerVariable]) -> Mapping[int, int]:
+        """Have the values that were pulled ahead in variables, which are wanted no more.
+
+        Returns:
+          How many updates each server had made.
+        """
+        answer = ahead.answer
+        for number in [number for number in wanted if self.servers.is_fresh(number, self.shards[number], answer)]:
+            variable = wanted.pop(number)
+            if number in ahead.arrays:
+                variable.slot.array = ahead.arrays[number]
+            elif answer.has(number):
+                present = lambda number, slot=variable.slot: slot.array  # noqa: E731
+                value = answer.whole(number, present)
+                variable.slot.array = variable.to_storage(value)
+            self.servers.note(number, answer)
+        return answer.updates
 
     def check_readable(self, variable: WorkerVariable) -> None:
         """Raise if a function that is a part of a step reads what it has changed: that is changed after the step.
@@ -120,7 +169,7 @@ class WorkerElsewhere:
         Raises:
           ContextError: it does.
         """
-        if self._groups > 1 and variable.number_on_servers in self._changed:
+        if self._groups > 1 and variable.number_on_servers in self.traffic.changed:
             raise ContextError(
                 f"a scheduled function has changed {variable.describe()}, and now reads it. With mode='sync' a "
                 "function is one part of one step, and what it changes is changed when all functions of the step have "
@@ -130,9 +179,10 @@ class WorkerElsewhere:
 
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
         """Rows of a variable, each of which comes once: ``[*indices.shape, *shape[1:]]``."""
+        self.traffic.send()
         unique, places = np.unique(indices, return_inverse=True)
         rows, updates = self.servers.rows(number, self.shards[number], unique)
-        self._updates.update(updates)
+        self.traffic.updates.update(updates)
         return rows[places.reshape(indices.shape)]
 
     def _send(self, slots: Iterable[Slot]) -> None:
@@ -145,9 +195,11 @@ class WorkerElsewhere:
             if slot not in self.roles:
                 continue
             kind, variable, detail = self.roles[slot]
-            number, array = variable.number_on_servers, np.asarray(slot.array)
+            number, array = variable.number_on_servers, slot.array
             if kind == "value":
                 assigned[number] = array
+                self._overwritten.add(number)
+                self.servers.overwrite(number)
             elif kind == "added":
                 added[number] = array
             elif kind == "gradient":
@@ -159,29 +211,8 @@ class WorkerElsewhere:
         for number in added:
             assigned.pop(number, None)  # its new value is what it was, and what is added
         if gradients or added or assigned:
-            self.send_change(gradients, added, assigned)
-
-    def send_change(
-        self,
-        gradients: Mapping[int, Mapping[int, Any]] | None = None,
-        added: Mapping[int, Any] | None = None,
-        assigned: Mapping[int, Any] | None = None,
-    ) -> None:
-        """Push a change, by numbers of optimizers and variables."""
-        self._changed.update(*(gradients or {}).values(), added or {}, assigned or {})
-        shared = shared_out(self.shards, gradients or {}, added or {}, assigned or {})
-        pushes = {
-            server: Push(
-                self._function,
-                self._pushes,
-                self._updates.get(server),
-                *changes,
-                finished_below=self._finished_below,
-            )
-            for server, changes in shared.items()
-        }
-        self._pushes += 1
-        self._staleness.append(self.servers.push(pushes))
+            # The next program may be given the memory of values; what is noted is nobody else's.
+            self.traffic.change(gradients, added, {number: np.array(array) for number, array in assigned.items()})
 
     # --- collectives ------------------------------------------------------------------------------------
 

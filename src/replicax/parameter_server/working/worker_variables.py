@@ -101,7 +101,9 @@ class WorkerVariable(Variable):
         with self.elsewhere.part():
             super().assign(value)
         if self._is_outside():
-            self.elsewhere.send_change(assigned={self.number_on_servers: np.asarray(self.slot.array)})
+            self.elsewhere.servers.overwrite(self.number_on_servers)
+            self.elsewhere.traffic.change({}, {}, {self.number_on_servers: np.array(self.slot.array)})
+            self.elsewhere.traffic.send()
         else:
             self._assigned_in = _step()
         return self
@@ -110,7 +112,8 @@ class WorkerVariable(Variable):
         delta = self.checked(delta)
         signed = delta if method == "assign_add" else -delta
         if self._is_outside():
-            self.elsewhere.send_change(added={self.number_on_servers: np.asarray(signed)})
+            self.elsewhere.traffic.change({}, {self.number_on_servers: np.array(signed)}, {})
+            self.elsewhere.traffic.send()
             return self
         with self.elsewhere.part():
             mine = self._combined(signed) if self._in_replica() else signed

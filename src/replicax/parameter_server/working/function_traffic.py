@@ -1,0 +1,100 @@
+"""What one scheduled function reads from the servers, and what it sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.parameter_server.engine.actors import ActorDiedError, all_results
+from replicax.parameter_server.serving.pushes import Push
+from replicax.parameter_server.serving.servers import Sent, Servers, shared_out
+from replicax.parameter_server.serving.shards import Shards
+
+Change = tuple[Mapping[int, Mapping[int, Any]], Mapping[int, Any], Mapping[int, Any]]
+"""Gradients by optimizer and variable; what is added to variables, and what is assigned to them, by variable."""
+
+
+class FunctionTraffic:
+    """The changes that a function makes, on their way to the servers.
+
+    A change is sent before the function reads anything else, as it is to see what it has changed; the last one is sent
+    when the function has ended, and the worker computes for the next one in the meantime.
+
+    Args:
+      servers: all of them.
+      shards: of each variable, by number.
+      function: its number.
+      finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+
+    Attributes:
+      finished_below: the same.
+      read: the numbers of the variables that its programs have read.
+      changed: the numbers of those that it has changed.
+      updates: how many updates each server had made when the function last read from it.
+    """
+
+    def __init__(self, servers: Servers, shards: Mapping[int, Shards], function: int, finished_below: int) -> None:
+        self._servers = servers
+        self._shards = shards
+        self._function = function
+        self.finished_below = finished_below
+        self._pushes = 0
+        self._unsent: list[tuple[Change, dict[int, int]]] = []
+        self._sent: list[Sent] = []
+        self.read: set[int] = set()
+        self.changed: set[int] = set()
+        self.updates: dict[int, int] = {}
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the function has changed anything yet."""
+        return bool(self._unsent or self._sent)
+
+    def change(self, gradients: Mapping[int, Mapping[int, Any]], added: Any, assigned: Any) -> None:
+        """Have the servers make this change, once it is sent. Nobody writes to the memory of its arrays."""
+        self.changed.update(*gradients.values(), added, assigned)
+        self._unsent.append(((gradients, added, assigned), dict(self.updates)))
+
+    def wait_until_computed(self) -> None:
+        """Wait until the programs have ended whose results are not sent yet."""
+        jax.block_until_ready([change for change, _ in self._unsent])
+
+    def send(self) -> None:
+        """Send what is to be changed, one call for each server and change; nobody waits."""
+        unsent, self._unsent = self._unsent, []
+        for change, updates in unsent:
+            shared = shared_out(self._shards, *jax.tree_util.tree_map(np.asarray, change))
+            pushes = {
+                server: Push(self._function, self._pushes, updates.get(server), *mine, self.finished_below)
+                for server, mine in shared.items()
+            }
+            self._pushes += 1
+            self._sent.append(self._servers.push(pushes))
+
+    def settle(self) -> tuple[int, ...]:
+        """Send what is left, and wait until all changes are made, also if one of them can't be.
+
+        Returns:
+          The largest staleness of each.
+
+        Raises:
+          ActorDiedError, TimeoutError: a server has died, or does not answer.
+          Exception: what a server has raised.
+        """
+        self.send()
+        problems: list[Exception] = []
+        staleness = []
+        for sent in self._sent:
+            largest = 0
+            for server, reply in sent.items():
+                try:
+                    largest = max(largest, *all_results([reply], lambda _, server=server: f"parameter server {server}"))  # type: ignore[misc]
+                except Exception as error:  # the other servers still are to have made theirs
+                    problems.append(error)
+            staleness.append(largest)
+        for problem in sorted(problems, key=lambda error: not isinstance(error, ActorDiedError | TimeoutError)):
+            raise problem
+        return tuple(staleness)
