@@ -101,7 +101,8 @@ def _kinds_of_optimizers() -> list[type]:
     """All classes of optimizers: a step may have several, and they others inside."""
     kinds: list[type] = [BaseOptimizer]
     for kind in kinds:
-        kinds += [k for k in kind.__subclasses__() if k not in kinds]
+        below: list[type] = kind.__subclasses__()
+        kinds += [k for k in below if k not in kinds]
     return kinds
 
 
