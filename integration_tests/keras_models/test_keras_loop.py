@@ -160,3 +160,19 @@ def test_variables_in_pieces_are_put_together_when_somebody_looks(monkeypatch: p
     assert made.count(kernel) == 2
     assert seen[0].shape == (8, 16)
     assert not np.array_equal(seen[0], model.get_weights()[0])
+
+
+def test_one_replica() -> None:
+    y = Y.astype("int32")  # as devices have it: so a batch is looked at only once
+
+    def use(model: keras.Model) -> Any:
+        first = model.fit(X, y, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+        with replicax.debug():
+            debugged = model.evaluate(X[:20], y[:20], verbose=0)
+        compiled = model.evaluate(X[:20], y[:20], verbose=0)
+        model.layers[0].trainable = False
+        model.compile("sgd", LOSS)
+        last = model.fit(X, y, batch_size=11, epochs=2, verbose=0, shuffle=False).history
+        return first, debugged, compiled, last, model.predict(X, verbose=0), model.get_weights()
+
+    check(use, replicas=1)

@@ -19,6 +19,9 @@ from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.nests import known
 from replicax.workers.replicas import Replicas
 
+_AS_THEY_ARE = frozenset(map(np.dtype, (bool, np.uint8, np.int8, np.int32, np.uint32, np.float16, np.float32)))
+"""Dtypes of the host that are those of devices, whatever JAX's settings, so that no number can be out of range."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -71,6 +74,15 @@ class Feed:
         self._replicas = replicas
         self._place: Callable[[Element | Staged], Any] | None = None
         self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
+
+    def kind(self, data: Any) -> tuple[Any, list[Any]]:
+        """What batches must have in common to be run by the same program of one replica, and the arrays of this one.
+
+        The kind is ``None`` if its arrays have to be looked at.
+        """
+        leaves, (*_, structure) = self._taken_apart(data)
+        kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        return (structure, kinds) if all(dtype in _AS_THEY_ARE for _, dtype in kinds) else None, leaves
 
     def batch(self, data: Any) -> Batch:
         """One batch, of ``PerReplica`` arrays (with one replica, of plain ones)."""

@@ -102,7 +102,7 @@ def _kinds_of_optimizers() -> list[type]:
     kinds: list[type] = [BaseOptimizer]
     for kind in kinds:
         below: list[type] = kind.__subclasses__()
-        kinds += [other for other in below if other not in kinds]
+        kinds += [k for k in below if k not in kinds]
     return kinds
 
 

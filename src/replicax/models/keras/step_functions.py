@@ -12,7 +12,8 @@ from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
 from replicax.execution.many_steps.loop import Step, run_steps
-from replicax.execution.run import RunOptions
+from replicax.execution.run import COMPILED, KnownStep, RunOptions, default_options, prepare
+from replicax.execution.tracing.arguments import Arguments
 from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell
 from replicax.models.keras.replaced_parts import replaced
@@ -57,6 +58,9 @@ class StepFunction:
         self._is_to_compare = False
         self._statistics: set[int] = set()
         self._options = RunOptions("per_replica") if model.run_eagerly else None
+        replicas = strategy.extended.replicas
+        self._is_alone = replicas.count == 1 and self._options is None and not replicas.lockstep.several
+        self._known: dict[Any, KnownStep] = {}
 
         def step(batch: Batch) -> Any:
             return self._step(batch)
@@ -107,7 +111,19 @@ class StepFunction:
         return result
 
     def _run(self, data: Any) -> Any:
-        return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
+        """The step, by way of ``strategy.run``; of one replica, where that is most of a small step's time, at once."""
+        if not self._is_alone:
+            return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
+        kind, arrays = self._feed.kind(data)
+        known = self._known.get(kind)
+        if known is not None and known.is_usable:
+            return known.run(arrays)
+        batch = self._feed.batch(data)
+        result = self._strategy.run(self._fn, (batch,))
+        if kind is not None and default_options() is COMPILED:
+            programs = self._strategy.extended.programs
+            self._known[kind] = KnownStep(programs, prepare(programs, self._fn, Arguments((batch,), {})))
+        return result
 
     def _common(self, log: Any) -> Any:
         """A number of the logs that the replicas have not combined: a mean over as many rows each, such as a loss."""
@@ -139,6 +155,7 @@ class StepFunction:
 
     def _take(self, state: Sequence[Sequence[Any]]) -> None:
         if [len(group) for group in state] != [len(group) for group in self._variables]:
+            self._known.clear()
             self._variables = [list(self._keras_variables(name)) for name in self._names]
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
