@@ -101,7 +101,7 @@ def ahead(found: dict[str, Any]) -> Iterator[str]:
     for case in found["cases"]:
         for name, figures in case["peers"].items():
             low, high = figures.get("over_replicax_95", (1.0, 1.0))
-            if high < 1:
+            if high < 1 and not name.startswith("replicax"):
                 what = f"{case['problem']} on {case['replicas']} replicas"
                 ratio = figures["over_replicax"]
                 yield f"{BY_NAME[name].title} is ahead with the {what}: {ratio:.2f} of the time ({low:.2f}–{high:.2f})"
@@ -129,7 +129,7 @@ def _tables(found: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
 
 def _time(name: str, figures: dict[str, Any]) -> str:
     text = f"{figures['step_ms']:.2f}"
-    if "over_replicax" in figures and not name.startswith("replicax"):
+    if "over_replicax" in figures and name not in ("replicax", "replicax_steps"):
         low, high = figures["over_replicax_95"]
         text += f" · {figures['over_replicax']:.2f}× ({low:.2f}–{high:.2f})"
     return text
