@@ -20,7 +20,7 @@ from peers.roster import BY_NAME, REPLICAS, Peer
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
-PICTURE = RESULTS.with_suffix(".svg")
+PICTURE = ROOT / "docs" / "peers.svg"  # where the site has its pictures
 PAGE = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- written by `python -m peers`: begin -->", "<!-- written by `python -m peers`: end -->"
 
@@ -90,7 +90,7 @@ def markdown(found: dict[str, Any]) -> str:
         header, *body = rows
         lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
         parts.append(f"{title}:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines))
-    parts.append(f"![Time of a step, by model and number of replicas](results/{PICTURE.name})")
+    parts.append(f"![Time of a step, by model and number of replicas](../docs/{PICTURE.name})")
     if lines := list(ahead(found)):
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
