@@ -15,9 +15,9 @@ from peers import report, threads
 from peers.measuring import AnotherComputationError, Effort, measure
 from peers.problems import MAKERS, problem
 from peers.process import PeerFailedError
-from peers.roster import PEERS, REPLICAS, Peer
+from peers.roster import PEERS, REPLICAS, Peer, taking_part
 
-QUICK = Effort(rounds=1, turns=3, seconds=0.15)
+QUICK = Effort(rounds=1, turns=2, seconds=0.1)
 
 
 def main() -> int:
@@ -28,7 +28,8 @@ def main() -> int:
         report.write(report.read())
         return 0
     peers: Sequence[Peer] = [peer for peer in PEERS if not options.peers or peer.name in options.peers]
-    cases = [(problem(name), replicas) for name in options.problems for replicas in options.replicas]
+    numbers = options.replicas or (REPLICAS[-1:] if options.quick else REPLICAS)
+    cases = [(problem(name), replicas) for replicas in numbers for name in options.problems]
     begun = time.monotonic()
 
     def said(what: str) -> None:
@@ -37,13 +38,13 @@ def main() -> int:
     try:
         if options.tune:
             for case, replicas in cases:
-                console.print(threads.tune(peers, case, replicas, said))
+                console.print(threads.tune(taking_part(peers, replicas), case, replicas, said))
             return 0
         effort = QUICK if options.quick else Effort()
         found: list[dict[str, Any]] = []
         for case, replicas in cases:
-            settings = threads.chosen(peers, replicas, case)
-            found.append(measure(peers, case, replicas, settings, effort, said))
+            here = taking_part(peers, replicas)
+            found.append(measure(here, case, replicas, threads.chosen(here, replicas, case), effort, said))
             said(", ".join(f"{name} {p['step_ms']:.2f} ms" for name, p in found[-1]["peers"].items()))
     except (AnotherComputationError, PeerFailedError) as error:
         console.print(str(error), markup=False, highlight=False)
@@ -51,23 +52,19 @@ def main() -> int:
     results = report.results(found, effort, peers)
     report.show(console, results)
     complete = len(peers) == len(PEERS) and len(cases) == len(MAKERS) * len(REPLICAS)
-    if options.write or (complete and not options.quick):
-        if not complete:
-            console.print("not written: only a part was measured")
-            return 1
+    if complete and not options.quick:
         report.write(results)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m peers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="about half of the time, and noisier; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="on 8 replicas, and noisier; writes nothing")
     parser.add_argument("--tune", action="store_true", help="find out how many threads are best; writes threads.json")
     parser.add_argument("--report", action="store_true", help="table and picture anew from the last figures")
-    parser.add_argument("--write", action="store_true", help="with --quick: write what was found all the same")
     parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS], help="only these; writes nothing")
     parser.add_argument("--problems", nargs="+", choices=list(MAKERS), default=list(MAKERS), help="only these")
-    parser.add_argument("--replicas", nargs="+", type=int, choices=REPLICAS, default=list(REPLICAS), help="on so many")
+    parser.add_argument("--replicas", nargs="+", type=int, choices=REPLICAS, help="on so many")
     return parser.parse_args()
 
 

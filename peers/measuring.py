@@ -33,7 +33,7 @@ class Effort:
     """
 
     rounds: int = 2
-    turns: int = 5
+    turns: int = 4
     seconds: float = 0.25
 
 

@@ -19,11 +19,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     cases = {(case["problem"], case["replicas"]): case["peers"] for case in found["cases"]}
-    names = [name for name in BY_NAME if any(name in peers for peers in cases.values())]
     style = {"svg.hashsalt": "peers", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     with plt.rc_context(style):
         figure, grid = plt.subplots(len(REPLICAS), len(MAKERS), figsize=(11, 6.4), layout="constrained", squeeze=False)
         for row, replicas in zip(grid, REPLICAS, strict=True):
+            here = [peers for (_, n), peers in cases.items() if n == replicas]
+            names = [name for name in BY_NAME if any(name in peers for peers in here)]
             for axes, name in zip(row, MAKERS, strict=True):
                 axes.set_title(f"{problem(name).title}, {replicas} replicas", loc="left", fontsize=10)
                 _panel(axes, cases.get((name, replicas), {}), names, labels=name == next(iter(MAKERS)))

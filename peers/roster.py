@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from peers.libraries.training import Training
 from peers.problems import Problem
@@ -25,6 +25,7 @@ class Peer:
       packages: whose versions belong to the figures.
       threads: ``"xla"``, ``"tensorflow"`` or ``"openmp"``: what sets how many threads an operation may use.
       many: whether one dispatch has ten steps.
+      fewest: on how many replicas it takes part, at least: with fewer it is what another one is.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Peer:
     packages: tuple[str, ...]
     threads: str
     many: bool = False
+    fewest: int = 1
 
     def start(self, problem: Problem, replicas: int) -> Training:
         """Load the library, and begin."""
@@ -44,6 +46,9 @@ class Peer:
 
 PEERS = (
     Peer("replicax", "Replicax, run", "on_replicax", "run", ("jax", "optax"), "xla"),
+    Peer(
+        "replicax_shared", "Replicax, a device a core", "on_replicax", "run_on_cores", ("jax", "optax"), "xla", fewest=8
+    ),
     Peer("jax", "JAX by hand", "on_jax", "jit", ("jax", "optax"), "xla"),
     Peer("nnx", "Flax NNX, sharded", "on_nnx", "train", ("flax", "jax"), "xla"),
     Peer("keras", "Keras on JAX", "on_keras", "fit", ("keras", "jax"), "xla"),
@@ -51,7 +56,23 @@ PEERS = (
     Peer("torch", "PyTorch DDP, gloo", "on_torch", "train", ("torch",), "openmp"),
     Peer("replicax_steps", "Replicax, run_steps of 10", "on_replicax", "run_steps", ("jax", "optax"), "xla", many=True),
     Peer("jax_scan", "JAX by hand, scan of 10", "on_jax", "scan", ("jax", "optax"), "xla", many=True),
+    Peer(
+        "tensorflow_loop",
+        "TensorFlow, loop of 10",
+        "on_tensorflow",
+        "loop",
+        ("tensorflow_cpu",),
+        "tensorflow",
+        many=True,
+    ),
 )
+
+
+def taking_part(peers: Sequence[Peer], replicas: int) -> list[Peer]:
+    """Those of ``peers`` that are measured on so many replicas."""
+    return [peer for peer in peers if peer.fewest <= replicas]
+
+
 REFERENCE = Peer("reference", "one device, float64", "on_jax", "reference", (), "xla")
 BY_NAME = {peer.name: peer for peer in (*PEERS, REFERENCE)}
 

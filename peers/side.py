@@ -57,7 +57,7 @@ def block(training: Training, seconds: float) -> dict[str, Any]:
     begun = time.perf_counter()
     training.steps(training.stride)  # the others have emptied the caches
     estimate = max(time.perf_counter() - begun, 1e-5)
-    count = max(2, round(seconds / estimate)) * training.stride
+    count = max(1 if training.stride > 1 else 2, round(seconds / estimate)) * training.stride
     begun, worked = time.perf_counter(), _processor_time(training)
     training.steps(count)
     spent, worked = time.perf_counter() - begun, _processor_time(training) - worked

@@ -53,6 +53,17 @@ def test_models_in_other_words_are_the_same(name: str) -> None:
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
+def test_pooling_by_hand_is_that_of_windows() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
+    np.testing.assert_array_equal(jax_models.reshaped(x), jax_models.windowed(x))
+
+
+def test_replicas_on_a_device_for_each_core_are_measured_where_there_are_more() -> None:
+    on_two, on_eight = ({peer.name for peer in roster.taking_part(roster.PEERS, n)} for n in (2, 8))
+    assert on_eight - on_two == {"replicax_shared"}
+    assert on_eight == {peer.name for peer in roster.PEERS}
+
+
 def test_slices_are_those_of_the_global_batch() -> None:
     for case in map(problem, MAKERS):
         inputs, labels = zip(*(case.rows(i, 8) for i in range(8)), strict=True)

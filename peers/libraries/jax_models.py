@@ -1,10 +1,14 @@
 """The three models as functions of JAX, which Replicax and the hand-written programs share.
 
 Each takes the parameters by name and one replica's examples, and gives the loss of each example: ``float32[examples]``.
+The CNN pools in one of two ways. ``lax.reduce_window`` is what libraries have; on CPUs its gradient is slow in plain
+JAX, so somebody who writes by hand takes the other one.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,12 +28,23 @@ def mlp(params: Params, x: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(x, labels)
 
 
-def cnn(params: Params, x: Any, labels: Any) -> Any:
+def windowed(x: Any) -> Any:
+    """The largest of 2×2, as libraries pool."""
+    return lax.reduce_window(x, -math.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def reshaped(x: Any) -> Any:
+    """The same without windows. Its gradient divides among equal elements."""
+    n, height, width, channels = x.shape
+    return x.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))
+
+
+def cnn(params: Params, x: Any, labels: Any, pooled: Callable[[Any], Any] = windowed) -> Any:
     """See :func:`peers.problems.cnn`."""
     for i in range(2):
         kernel, bias = params[f"conv{i}.kernel"], params[f"conv{i}.bias"]
         x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        x = _pooled(jax.nn.relu(x + bias))
+        x = pooled(jax.nn.relu(x + bias))
     x = jax.nn.relu(_dense(params, "dense0", x.reshape(len(x), -1)))
     return optax.softmax_cross_entropy_with_integer_labels(_dense(params, "dense1", x), labels)
 
@@ -49,6 +64,7 @@ def transformer(params: Params, tokens: Any, labels: Any) -> Any:
 
 
 LOSSES: dict[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+BY_HAND = {**LOSSES, "cnn": functools.partial(cnn, pooled=reshaped)}
 
 
 def adam() -> optax.GradientTransformation:
@@ -58,15 +74,6 @@ def adam() -> optax.GradientTransformation:
 
 def _dense(params: Params, name: str, x: Any) -> Any:
     return x @ params[f"{name}.kernel"] + params[f"{name}.bias"]
-
-
-def _pooled(x: Any) -> Any:
-    """The largest of 2×2.
-
-    Not by ``lax.reduce_window``: with its gradient, a loop over windows on CPUs, a step takes three times as long.
-    """
-    n, height, width, channels = x.shape
-    return x.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))
 
 
 def _norm(params: Params, name: str, x: Any) -> Any:

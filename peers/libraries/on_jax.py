@@ -98,7 +98,7 @@ def reference(problem: Problem, replicas: int) -> Training:
 def _step(problem: Problem) -> Any:
     mesh = Mesh(np.array(jax.devices()), ("replica",))
     everywhere, along = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
-    tx, losses, global_batch = jax_models.adam(), jax_models.LOSSES[problem.name], len(problem.inputs)
+    tx, losses, global_batch = jax_models.adam(), jax_models.BY_HAND[problem.name], len(problem.inputs)
     params = jax.device_put(dict(problem.initial), everywhere, may_alias=False)
     state = jax.device_put((params, tx.init(params)), everywhere)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,9 @@ from peers.problems import Problem
 STRIDE = 10
 
 
-def run(problem: Problem, replicas: int) -> Training:
+def run(problem: Problem, replicas: int, devices: int | None = None) -> Training:
     """``strategy.run``, with the batch on the devices already."""
-    strategy, params, step = _step(problem, replicas)
+    strategy, params, step = _step(problem, replicas, devices or replicas)
     batch = strategy.distribute_values_from_function(lambda ctx: problem.rows(ctx.replica_id_in_sync_group, replicas))
 
     def steps(n: int) -> float:
@@ -28,9 +29,14 @@ def run(problem: Problem, replicas: int) -> Training:
     return Training(_count(params), steps)
 
 
+def run_on_cores(problem: Problem, replicas: int) -> Training:
+    """The same replicas on no more devices than the machine has cores: those of a device compute together."""
+    return run(problem, replicas, min(replicas, len(os.sched_getaffinity(0))))
+
+
 def run_steps(problem: Problem, replicas: int) -> Training:
     """``strategy.run_steps``, which takes its batches from a dataset: it reads, divides and copies each."""
-    strategy, params, step = _step(problem, replicas)
+    strategy, params, step = _step(problem, replicas, replicas)
 
     def batches() -> Iterator[Any]:
         return itertools.repeat((problem.inputs, problem.labels))
@@ -48,9 +54,9 @@ def run_steps(problem: Problem, replicas: int) -> Training:
     return Training(_count(params), steps, STRIDE, close=iterator.close)
 
 
-def _step(problem: Problem, replicas: int) -> Any:
-    replicax.use_cpu_devices(replicas)
-    strategy = replicax.MirroredStrategy()
+def _step(problem: Problem, replicas: int, devices: int) -> Any:
+    replicax.use_cpu_devices(devices)
+    strategy = replicax.MirroredStrategy(num_replicas=replicas, replicas_at_once=replicas // devices)
     losses = jax_models.LOSSES[problem.name]
     with strategy.scope():
         params = replicax.as_variables(dict(problem.initial))

@@ -17,9 +17,44 @@ from peers import problems
 from peers.libraries.training import Training
 from peers.problems import Problem
 
+STRIDE = 10
+
 
 def train(problem: Problem, replicas: int) -> Training:
     """``strategy.run`` in a ``tf.function``, with the batch on the devices already."""
+    strategy, params, replica_step, (inputs, labels) = _step(problem, replicas)
+
+    @tf.function
+    def step(inputs: Any, labels: Any) -> Any:
+        return strategy.run(replica_step, args=(inputs, labels))
+
+    def steps(n: int) -> float:
+        for _ in range(n):
+            share = step(inputs, labels)
+        return float(strategy.reduce("SUM", share, axis=None))
+
+    return Training(_count(params), steps)
+
+
+def loop(problem: Problem, replicas: int) -> Training:
+    """The same ten times in one ``tf.function``: a loop of the graph, as Keras' ``steps_per_execution`` has it."""
+    strategy, params, replica_step, (inputs, labels) = _step(problem, replicas)
+
+    @tf.function
+    def ten(inputs: Any, labels: Any) -> Any:
+        for _ in tf.range(STRIDE - 1):
+            strategy.run(replica_step, args=(inputs, labels))
+        return strategy.run(replica_step, args=(inputs, labels))
+
+    def steps(n: int) -> float:
+        for _ in range(n // STRIDE):
+            share = ten(inputs, labels)
+        return float(strategy.reduce("SUM", share, axis=None))
+
+    return Training(_count(params), steps, STRIDE)
+
+
+def _step(problem: Problem, replicas: int) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", "0")))
     [cpu] = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -38,23 +73,16 @@ def train(problem: Problem, replicas: int) -> Training:
         optimizer.apply_gradients(list(zip(tape.gradient(share, variables), variables, strict=True)))
         return share
 
-    @tf.function
-    def step(inputs: Any, labels: Any) -> Any:
-        return strategy.run(replica_step, args=(inputs, labels))
-
     def value(ctx: Any) -> Any:
         inputs, labels = problem.rows(ctx.replica_id_in_sync_group, replicas)
         with tf.device(f"CPU:{ctx.replica_id_in_sync_group}"):
             return tf.constant(inputs), tf.constant(labels)
 
-    inputs, labels = strategy.experimental_distribute_values_from_function(value)
+    return strategy, params, replica_step, strategy.experimental_distribute_values_from_function(value)
 
-    def steps(n: int) -> float:
-        for _ in range(n):
-            share = step(inputs, labels)
-        return float(strategy.reduce("SUM", share, axis=None))
 
-    return Training(sum(int(np.prod(v.shape)) for v in params.values()), steps)
+def _count(params: Any) -> int:
+    return sum(int(np.prod(v.shape)) for v in params.values())
 
 
 def mlp(params: Any, x: Any, labels: Any) -> Any:
