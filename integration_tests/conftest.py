@@ -8,7 +8,7 @@ import pytest
 
 import replicax
 
-replicax.use_cpu_devices(4)
+replicax.use_cpu_devices(8)
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
