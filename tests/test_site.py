@@ -128,4 +128,5 @@ def test_every_program_of_the_gallery_has_its_curves(site) -> None:
         assert curves["by"] in ("step", "epoch")
         one, four = curves["losses"].values()
         assert len(one) > 1
-        np.testing.assert_allclose(one, four, rtol=0.02)  # later steps have added up the differences of earlier ones
+        # Later steps have added up the differences of earlier ones; in a picture one does not see them.
+        np.testing.assert_allclose(four, one, rtol=0, atol=0.01 * max(one))
