@@ -124,10 +124,13 @@ def test_batches_of_ever_other_sizes() -> None:
 
 
 IMPORTED_LATE = """
+import importlib.util
+
 import replicax
 
 replicax.use_cpu_devices(2)
 with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    assert importlib.util.find_spec("keras")  # as a library does that would use it if it is installed
     import keras
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

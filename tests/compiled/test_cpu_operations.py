@@ -78,6 +78,12 @@ def test_large_windows_are_left_alone() -> None:
     assert chooses(jax.make_jaxpr(CpuOperations().applied_to(fn))(x).jaxpr)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1, 3), (2, 1, 8, 3), (0, 7, 8, 3)])
+def test_operands_without_a_window_have_a_gradient_of_zeros(shape: tuple[int, ...]) -> None:
+    fn = pooling("max", POOLS["2x2"], jnp.dtype("float32"))
+    np.testing.assert_array_equal(jax.jit(CpuOperations().applied_to(fn))(jnp.ones(shape)), np.zeros(shape))
+
+
 # --- convolutions ---------------------------------------------------------------------------------------
 
 

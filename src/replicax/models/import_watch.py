@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -39,8 +38,8 @@ class _Watch(importlib.abc.MetaPathFinder):
         """See :class:`importlib.abc.MetaPathFinder`."""
         if fullname != _KERAS:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         loader = None if spec is None else spec.loader
         if loader is None or not hasattr(loader, "exec_module"):
             return spec
@@ -48,6 +47,8 @@ class _Watch(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:  # until now: who only asks whether Keras is installed finds it, too
+                sys.meta_path.remove(self)
             _adapt()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -53,10 +53,13 @@ class CpuOperations(Rewriting):
 
 
 def _is_simple(equation: _jax.Equation) -> bool:
+    cotangent: Any = equation.invars[0].aval
     operand: Any = equation.invars[1].aval
     has_infinities = jnp.issubdtype(operand.dtype, jnp.floating) and operand.dtype.itemsize > 1
+    has_windows = cotangent.size > 0  # an image that is smaller than a window has none
     windows = pooling_windows(equation.params)
-    return has_infinities and max(math.prod(windows.sizes), math.prod(windows.strides)) <= LARGEST_WINDOW
+    is_small = max(math.prod(windows.sizes), math.prod(windows.strides)) <= LARGEST_WINDOW
+    return has_infinities and has_windows and is_small
 
 
 def _pooling_gradient(windows: PoolingWindows, cotangent: Any, operand: Any) -> Any:
