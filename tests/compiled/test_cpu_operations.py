@@ -215,3 +215,19 @@ def test_a_loop_of_steps_has_convolutions_in_the_fast_order_and_no_search_in_win
         text = executable.call.lower(*executable.inputs()).as_text(dialect="hlo")
         assert orders(text) == {fast(2)}
         assert "select-and-scatter" not in text
+
+
+def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:
+    @jax.jit
+    def block(x: Any, kernel: Any) -> Any:
+        return jnp.tanh(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+    def loss(kernel: Any, x: Any) -> Any:
+        for _ in range(10):
+            x = block(x, kernel)
+        return jnp.square(x).sum()
+
+    kernel, x = jnp.full((3, 3, 2, 2), 0.1), jnp.ones((1, 6, 6, 2))
+    plain = jax.jit(jax.grad(loss)).lower(kernel, x).as_text()
+    ours = jax.jit(CpuOperations().applied_to(jax.grad(loss))).lower(kernel, x).as_text()
+    assert ours.count("stablehlo.convolution") == plain.count("stablehlo.convolution")

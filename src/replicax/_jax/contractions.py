@@ -2,7 +2,7 @@
 
 The sum of several products or convolutions is one with a longer contraction. XLA on CPU brings the dims of a
 convolution into the one order for which it has fast code, but only of those at the top of a program. In a branch or
-loop, a gradient by the filter is 20 times slower.
+loop, a gradient by the filter takes many times as long.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ class Rewriting(abc.ABC):
 
     def __init__(self) -> None:
         self._concerned: dict[int, tuple[Any, bool]] = {}
+        self._rewritten: dict[int, tuple[Any, Any]] = {}
 
     # --- what a subclass says -----------------------------------------------------------------------------
 
@@ -76,7 +77,17 @@ class Rewriting(abc.ABC):
         called = _jax.called_program(equation)
         if called is not None and _jax.has_rules(equation):  # has been differentiated
             return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
-        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, inside(self.rewritten)))
+        return _jax.bind(equation, operands, self._params(equation))
+
+    def _params(self, equation: _jax.Equation) -> dict[str, Any]:
+        """Its params, with programs rewritten. One that is called again is the same again, so JAX lowers it once."""
+        found = {}
+        for name, value in equation.params.items():
+            if id(value) not in self._rewritten:
+                new = _jax.map_jaxprs({name: value}, inside(self.rewritten))[name]
+                self._rewritten[id(value)] = value, new
+            found[name] = self._rewritten[id(value)][1]
+        return found
 
 
 def inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:
