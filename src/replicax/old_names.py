@@ -83,7 +83,6 @@ NAMES: dict[str, dict[str, str]] = {
         "ReductionToOneDevice": _OPTIONS,
         "ReductionToOneDeviceCrossDeviceOps": _OPTIONS,
         "ReductionToOneDeviceCrossTowerOps": _OPTIONS,
-        "RemoteValue": "what replicax.ClusterCoordinator.schedule returns",
         "Server": _PROCESSES,
         "StandardInputStep": "a function for one replica, run by strategy.run",
         "StandardSingleLossStep": "a function for one replica, run by strategy.run",

@@ -62,7 +62,7 @@ class ClusterCoordinator:
       ImportError: Ray is not installed.
 
     >>> import optax, replicax
-    >>> strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1)
+    >>> strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1, max_staleness=0)
     >>> with strategy.scope():
     ...     w = replicax.Variable(0.0, name="w")
     ...     optimizer = replicax.Optimizer(optax.sgd(0.25))

@@ -15,7 +15,14 @@ class RemoteValue(Named):
     """What a scheduled function will return; :meth:`ClusterCoordinator.schedule` returns it.
 
     Not made by users. It can be an argument of a function that is scheduled later, or a part of one; that function then
-    waits for it, and gets the value as :meth:`fetch` gives it. :class:`ClusterCoordinator` shows both.
+    waits for it, and gets the value as :meth:`fetch` gives it.
+
+    >>> import replicax
+    >>> strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1)
+    >>> with replicax.ClusterCoordinator(strategy) as coordinator:
+    ...     six = coordinator.schedule(lambda: 6)
+    ...     coordinator.schedule(lambda x: 7 * x, args=(six,)).fetch()
+    42
     """
 
     def __init__(self, name: str, number: int, owner: Any) -> None:

@@ -23,6 +23,11 @@ class WorkReport:
         when the worker read the variables and the time when the server made this one. The median.
       staleness_p99: the 99th percentile.
       workers_lost: how many workers have died and have been replaced.
+
+    >>> import replicax
+    >>> report = replicax.WorkReport(120, 60.0, 2.0, {0: 70, 1: 50}, staleness_p50=1, staleness_p99=2, workers_lost=0)
+    >>> sum(report.by_worker.values()) == report.functions, report.rate == report.functions / report.seconds
+    (True, True)
     """
 
     functions: int
