@@ -122,7 +122,8 @@ $(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
 $(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
-	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,torch]' pytest tensorflow-cpu keras
+	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,torch]' \
+	    pytest tensorflow-cpu tensorboard keras
 	touch $@
 
 $(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt

@@ -101,12 +101,17 @@ def close() -> None:
         _server.cache_clear()
 
 
+def import_path() -> str:
+    """``PYTHONPATH`` of other processes: this checkout, and whatever this one was given (a release of Keras, say)."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(ROOT / "src"), str(ROOT), *([given] if given else [])])
+
+
 @functools.cache
 def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     # A process that is to be forked has one thread.
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": import_path(), "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],

@@ -184,9 +184,8 @@ def _start(
     programs: Sequence[Sequence[str]], folder: pathlib.Path, *, environment: Sequence[dict[str, str]] = ()
 ) -> tuple[list[Running], list[pathlib.Path]]:
     """A Python process for each program, and where each prints to, in a folder."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     clean = {k: v for k, v in os.environ.items() if k != "NPROC"}  # the tests' own devices
-    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **HURRIED}
+    clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": forked.import_path(), "PYTHONUNBUFFERED": "1", **HURRIED}
     logs = [folder / f"log{i}" for i in range(len(programs))]
     running: list[Running] = []
     for program, log, more in zip(programs, logs, environment or [{}] * len(programs), strict=True):

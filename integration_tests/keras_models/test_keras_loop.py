@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras.src.utils import python_utils
 
 import replicax
 from replicax.models.keras.model_state import StateCell
@@ -109,6 +110,25 @@ def test_a_py_dataset() -> None:
             return X[index * 12 : index * 12 + 12], Y[index * 12 : index * 12 + 12]
 
     check(lambda model: model.fit(Batches(), epochs=2, verbose=0, shuffle=False).history)
+
+
+class Interrupted:
+    """A number that devices compute, for which somebody does not want to wait."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def block_until_ready(self) -> Any:
+        raise self.error
+
+
+def test_an_interrupt_while_keras_waits_for_its_logs() -> None:
+    with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        classifier()
+    with pytest.raises(KeyboardInterrupt):
+        python_utils.pythonify_logs({"loss": Interrupted(KeyboardInterrupt())})
+    failed = Interrupted(RuntimeError("a device is gone"))  # which the next step finds out
+    assert python_utils.pythonify_logs({"loss": failed, "a": {"b": jax.numpy.ones(())}}) == {"b": 1.0, "loss": failed}
 
 
 def test_compiled_again_with_layers_that_are_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,16 @@ Y = np.random.default_rng(1).normal(size=(12, 1)).astype("float32")
 
 def two() -> replicax.MirroredStrategy:
     return replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def check_losses_and_weights(trained: Callable[[], Any], atol: float = 0.0) -> None:
+    """Raise unless a function that trains a model gives the same losses and weights on one device and on replicas."""
+    expected = trained()
+    with two().scope():
+        found = trained()
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol)
 
 
 class Noise(layers.Layer):
@@ -178,12 +189,7 @@ def test_an_optimizer_that_is_applied_by_hand_and_a_log_that_nobody_has_combined
         history = model.fit(X[:rows], Y[:rows], batch_size=12, epochs=3, verbose=0, shuffle=False).history
         return history["loss"], model.get_weights()
 
-    expected = trained()
-    with two().scope():
-        found = trained()
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
-    for a, b in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    check_losses_and_weights(trained)
 
 
 class TwoOptimizers(keras.Model):
@@ -229,12 +235,7 @@ def test_two_optimizers_and_a_constant_weight(batch: int) -> None:
         history = model.fit(X, Y, batch_size=batch, epochs=3, verbose=0, shuffle=False).history
         return history["loss"], model.get_weights()
 
-    expected = trained()
-    with two().scope():
-        found = trained()
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
-    for a, b in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    check_losses_and_weights(trained, atol=1e-6)
 
 
 def test_keras_is_itself_again() -> None:

@@ -33,3 +33,7 @@ def test_as_on_one_device(kind: str, steps: int, tmp_path: pathlib.Path) -> None
 def test_other_data_on_another_worker() -> None:
     for message in processes.run(workers_keras.train_on_other_data, timeout=120):
         assert "worker 1 has another batch for the Keras model than worker 0" in message
+
+
+def test_workers_run_the_release_of_keras_that_is_tested() -> None:
+    assert processes.run(workers_keras.release, devices=[2, 1], timeout=120) == [keras.__version__] * 2

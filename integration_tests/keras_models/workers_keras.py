@@ -61,6 +61,11 @@ def train(kind: str, folder: pathlib.Path, steps: int) -> dict[str, Any]:
         return trained(folder / str(index), seed=7 + index, steps=steps)
 
 
+def release() -> str:
+    """Which Keras this worker runs."""
+    return keras.__version__
+
+
 def train_on_other_data() -> str:
     """The message of the error."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # Keras' own

@@ -12,6 +12,16 @@ from replicax.strategy import Strategy
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
 
+GROUPS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+"""What the state of a step consists of, as Keras names and orders it."""
+
+
+def keras_variables(model: Any, group: str) -> Sequence[Any]:
+    """The variables of a Keras model that are in one of the ``GROUPS``."""
+    if group == "optimizer_variables":
+        return model.optimizer.variables
+    return getattr(model, group)
+
 
 class StateCell:
     """The variable that a Keras variable has, and the array of it that Keras has.

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import keras
+from keras.src.callbacks import BackupAndRestore, TensorBoard
 from keras.src.callbacks.callback import Callback
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.trainers.trainer import Trainer
+from keras.src.utils import python_utils
 
 from replicax import context
-from replicax.models.keras import several_workers
+from replicax.models.keras import several_workers, workers_callbacks
 from replicax.models.keras.divided_batches import Feed
-from replicax.models.keras.model_state import ModelState
-from replicax.models.keras.step_functions import GROUPS, StepFunction
+from replicax.models.keras.model_state import GROUPS, ModelState
+from replicax.models.keras.step_functions import StepFunction
 from replicax.strategy import Strategy
 
 _NAME = "_replicax_functions"
@@ -65,6 +69,9 @@ def install() -> None:
         (Trainer, "compile", _compiled_in_scope),
         (BatchNormalization, "__init__", _may_be_synchronized),
         (Callback, "set_model", _may_be_silent),
+        (TensorBoard, "set_model", _may_be_silent),  # its own, in which it writes already
+        (BackupAndRestore, "on_train_begin", _may_restore_together),
+        (python_utils, "pythonify_logs", _hears_interrupts),
     ):
         wrapper = wrap(getattr(owner, name))
         setattr(wrapper, _NAME, True)
@@ -121,10 +128,41 @@ def _may_be_silent(set_model: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(set_model)
     def wrapper(self: Any, model: Any) -> None:
-        set_model(self, model)
         functions = getattr(model, _NAME, None)
         if functions is not None and several_workers.is_silent(functions.strategy.extended.replicas):
-            several_workers.silence(self)
+            workers_callbacks.silence(self)
+        set_model(self, model)
+
+    return wrapper
+
+
+def _may_restore_together(begin: Callable[..., None]) -> Callable[..., None]:
+    """``BackupAndRestore.on_train_begin``: one of several workers reads the backup."""
+
+    @functools.wraps(begin)
+    def wrapper(self: Any, logs: Any = None) -> None:
+        functions = getattr(self.model, _NAME, None)
+        if functions is not None and functions.strategy.extended.replicas.lockstep.several:
+            workers_callbacks.restore_together(self, functools.partial(begin, self, logs), functions.strategy)
+        else:
+            begin(self, logs)
+
+    return wrapper
+
+
+def _hears_interrupts(pythonify: Callable[..., Any]) -> Callable[..., Any]:
+    """``pythonify_logs``, in which Keras waits for the devices, and passes over whatever is raised there: Ctrl-C, too.
+
+    A callback that is not asynchronous has it called on the main thread after each batch, so that is where a program
+    is nearly always when somebody interrupts it.
+    """
+
+    @functools.wraps(pythonify)
+    def wrapper(logs: Any) -> Any:
+        if logs:
+            with contextlib.suppress(Exception):  # the next step raises what it means
+                jax.block_until_ready(logs)
+        return pythonify(logs)
 
     return wrapper
 

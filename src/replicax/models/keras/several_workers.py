@@ -6,13 +6,11 @@ Each worker runs Keras' loop on the same data, and its replicas have their rows 
 from __future__ import annotations
 
 import functools
-import os
 import random
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import keras
 import numpy as np
 
 from replicax.workers.fingerprints import fingerprint
@@ -58,20 +56,6 @@ def _silent(method: Callable[..., Any]) -> Callable[..., None]:
         return None
 
     return nothing
-
-
-def silence(callback: Any) -> None:
-    """Have a callback of Keras write nothing. What it does besides goes on, as on the chief."""
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        callback._save_model = functools.partial(_see_model, callback)
-        callback.delete_checkpoint = False
-    elif isinstance(callback, keras.callbacks.CSVLogger):
-        callback.filename = os.devnull
-
-
-def _see_model(callback: Any) -> None:
-    """Have the model's variables show their arrays: if these are in pieces, all workers do it together."""
-    assert callback.model is not None
 
 
 def check_same(data: Any, lockstep: Lockstep) -> None:

@@ -15,14 +15,12 @@ from replicax.execution.many_steps.loop import Step, run_steps
 from replicax.execution.run import COMPILED, KnownStep, RunOptions, default_options, prepare
 from replicax.execution.tracing.arguments import Arguments
 from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
-from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell
+from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
 from replicax.models.keras.replaced_parts import replaced
 from replicax.models.keras.replica_step import ReplicaStep
 from replicax.models.keras.several_workers import check_same
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
-
-GROUPS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 class _Steps(Step):
@@ -156,7 +154,7 @@ class StepFunction:
     def _take(self, state: Sequence[Sequence[Any]]) -> None:
         if [len(group) for group in state] != [len(group) for group in self._variables]:
             self._known.clear()
-            self._variables = [list(self._keras_variables(name)) for name in self._names]
+            self._variables = [list(keras_variables(self._model, name)) for name in self._names]
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
         self._groups = ()
@@ -168,11 +166,6 @@ class StepFunction:
         self._model._jax_state = dict(zip(self._names, state, strict=True))
         self._model._jax_state_synced = False
         self._model.jax_state_sync()
-
-    def _keras_variables(self, name: str) -> Sequence[Any]:
-        if name == "optimizer_variables":
-            return self._model.optimizer.variables
-        return getattr(self._model, name)
 
     # --- one replica --------------------------------------------------------------------------------------
 
