@@ -77,4 +77,4 @@ def test_lines_that_are_changed_are_marked_and_counted(path: pathlib.Path) -> No
     [row] = [line for line in (GALLERY / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]")]
     counted = row.split("|")[4].split(",")[0]
     assert len(marked) == int(counted)
-    assert len(marked) <= 2 or path.parent.name == "pytrees"
+    assert len([line for line in marked if ".all_gather(" not in line]) <= 2  # a loss over all examples gathers them

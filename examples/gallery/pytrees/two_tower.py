@@ -1,8 +1,8 @@
 """JAX and Optax: a recommender of two towers, with the other items of the batch as what was not chosen.
 
-After the retrieval models of "TensorFlow Recommenders". It shows parameters in a pytree as variables, so that they may
-be split over the replicas (give ``main`` a ``ShardedStrategy``); and a loss over the items of *all* replicas: they are
-gathered, and each replica's users are compared with all of them. What is Replicax's is marked so.
+After the retrieval models of "TensorFlow Recommenders". It shows parameters in a pytree of no library through a pure
+step, and a loss over the items of *all* replicas: they are gathered, and each replica's users are compared with all of
+them. Three lines are Replicax's, marked so: beside the two of every pure step, the one that gathers.
 
     python examples/gallery/pytrees/two_tower.py
 
@@ -20,6 +20,7 @@ import optax
 import replicax
 
 USERS, ITEMS, SIZE, BATCH = 300, 200, 16, 128
+adam = optax.adam(1e-2)
 
 
 def choices(count, seed):
@@ -51,33 +52,32 @@ def embedded(tower, ids):
 
 
 def loss_fn(params, users, items):
-    replica = replicax.get_replica_context()  # Replicax
-    mine = embedded(params["item"], items), items
-    candidates, numbers = replica.all_gather(mine, axis=0)  # Replicax: the items of all replicas
-    logits = 4 * embedded(params["user"], users) @ candidates.T
-    places = replica.replica_id_in_sync_group * len(users) + jnp.arange(len(users))  # Replicax
-    twice = (numbers == items[:, None]) & (jnp.arange(len(numbers)) != places[:, None])  # chosen by others, too
-    losses = optax.softmax_cross_entropy_with_integer_labels(jnp.where(twice, -1e9, logits), places)
-    return replicax.compute_average_loss(losses)  # Replicax
+    candidates = embedded(params["item"], items), items
+    vectors, ids = replicax.get_replica_context().all_gather(candidates, axis=0)  # Replicax: those of all replicas
+    same = ids == items[:, None]
+    chosen = same.argmax(1)  # the first of them, as somebody else may have chosen the item, too
+    logits = 4 * embedded(params["user"], users) @ vectors.T
+    logits = jnp.where(same & (jnp.arange(len(ids)) != chosen[:, None]), -1e9, logits)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, chosen).mean()
+
+
+def train_step(params, opt_state, users, items):
+    loss, grads = jax.value_and_grad(loss_fn)(params, users, items)
+    loss, grads = replicax.get_replica_context().all_reduce("mean", (loss, grads))  # Replicax
+    updates, opt_state = adam.update(grads, opt_state)
+    return optax.apply_updates(params, updates), opt_state, loss
 
 
 def main(strategy, steps=300):
     """Train, and return the loss of each step and the share of choices among the best 10."""
-    with strategy.scope():  # Replicax
-        params = replicax.as_variables(initial(jax.random.key(0)))  # Replicax
-        optimizer = replicax.Optimizer(optax.adam(1e-2))  # Replicax
-
-    def train_step(users, items):
-        loss, grads = replicax.value_and_grad(loss_fn, params)(params, users, items)  # Replicax
-        optimizer.apply_gradients(grads, params)  # Replicax
-        return loss
-
+    params = initial(jax.random.key(0))
+    opt_state = adam.init(params)
     losses = []
     for batch in strategy.distribute_dataset([choices(BATCH, seed) for seed in range(steps)]):
-        losses.append(float(strategy.reduce("sum", strategy.run(train_step, args=batch))))  # Replicax
-    trained = replicax.as_arrays(params)  # Replicax
+        params, opt_state, loss = strategy.run(train_step, args=(params, opt_state, *batch))  # Replicax
+        losses.append(float(loss))
     users, items = choices(1000, steps)
-    scores = embedded(trained["user"], users) @ embedded(trained["item"], np.arange(ITEMS)).T
+    scores = embedded(params["user"], users) @ embedded(params["item"], np.arange(ITEMS)).T
     best = np.argsort(-np.asarray(scores), 1)[:, :10]
     return losses, float((best == items[:, None]).any(1).mean())
 
