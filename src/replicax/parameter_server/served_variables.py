@@ -79,6 +79,8 @@ class ServedSlot(Slot):
 class ServedCollection(VariableCollection):
     """The variables of a strategy with parameter servers, in the coordinator's process."""
 
+    has_copies = False
+
     def slot(self, array: jax.Array) -> Slot:
         return ServedSlot(array)
 
