@@ -39,6 +39,13 @@ def _failing(d: Library) -> Callable[..., Any]:
     return d.on_workers.function(root)
 
 
+def _run(coordinator: Any, fn: Callable[..., Any], times: int, *args: Any) -> None:
+    """Schedule a function so many times, and wait."""
+    for _ in range(times):
+        coordinator.schedule(fn, args=args)
+    coordinator.join()
+
+
 def _is_raised(fn: Callable[[], Any]) -> bool:
     try:
         fn()
@@ -96,10 +103,7 @@ def done(d: Library) -> Any:
     coordinator = d.coordinator()
     with coordinator.strategy.scope():
         v = d.variable(0.0)
-    add = _adding(d, v)
-    for _ in range(8):
-        coordinator.schedule(add)
-    coordinator.join()
+    _run(coordinator, _adding(d, v), 8)
     return [coordinator.done(), v]
 
 
@@ -115,10 +119,7 @@ def iterations(d: Library) -> Any:
         v.assign_add(1.0)
         whole.assign_add(1)
 
-    fn = on_workers.function(lambda: on_workers.strategy().run(step))
-    for _ in range(20):
-        coordinator.schedule(fn)
-    coordinator.join()
+    _run(coordinator, on_workers.function(lambda: on_workers.strategy().run(step)), 20)
     return [v, whole]
 
 
@@ -196,10 +197,7 @@ def goes_on(d: Library) -> Any:
         v = d.variable(0.0)
     coordinator.schedule(_failing(d), args=(d.array(-1.0),))
     raised = _is_raised(coordinator.join)
-    add = _adding(d, v)
-    for _ in range(5):
-        coordinator.schedule(add)
-    coordinator.join()
+    _run(coordinator, _adding(d, v), 5)
     return [raised, v]
 
 
@@ -228,9 +226,7 @@ def per_worker(d: Library) -> Any:
 
     on_workers = d.on_workers
     fn = on_workers.function(lambda iterator: on_workers.strategy().run(step, args=(next(iterator),)))
-    for _ in range(6):
-        coordinator.schedule(fn, args=(numbers,))
-    coordinator.join()
+    _run(coordinator, fn, 6, numbers)
     return v
 
 

@@ -204,6 +204,20 @@ def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
         starved.end()
 
 
+def test_who_waits_for_a_disk_for_ever_is_overdue_in_the_end(monkeypatch) -> None:
+    """What may take long, 300 seconds, takes another 300 if all the while a thread could go on, and no more."""
+    stuck = Worker()
+    monkeypatch.setattr(vital_signs, "_could_go_on", lambda pid: True)
+    try:
+        stuck.page.numbers[page.PHASE] = page.SAVING
+        assert not stuck.look(590.0).is_overdue
+        assert stuck.look(30.0).is_overdue
+        stuck.page.seconds[page.PROGRESS] = stuck.now  # it has gone on: all begins anew
+        assert not stuck.look(590.0).is_overdue
+    finally:
+        stuck.end()
+
+
 # --- all of them ----------------------------------------------------------------------------------------
 
 

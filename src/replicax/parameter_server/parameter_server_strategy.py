@@ -9,7 +9,7 @@ from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.devices.selection import resolve_device
 from replicax.errors import ContextError
 from replicax.extended import StrategyExtended
-from replicax.parameter_server.served_variables import ServedCollection
+from replicax.parameter_server.served_variables import ServedCollection, for_servers
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import PieceCounts, checked_partitioner
 
@@ -36,7 +36,8 @@ class ParameterServerStrategy(Strategy):
       num_workers: how many workers; by default the resolver's, or 2.
       num_servers: how many servers; by default the resolver's, or 1.
       variable_partitioner: into how many parts to split a variable over the servers, and along which dim; see
-        :class:`MinSizePartitioner`. By default each variable is whole, on the server with the fewest bytes.
+        :class:`MinSizePartitioner`. By default each variable is whole, on the server with the fewest bytes. A variable
+        may have a ``partitioner`` of its own.
       mode: ``"async"``: what a function changes is applied when it comes, whatever the others do. ``"sync"``: the
         functions are in groups of ``num_workers``, in the order of scheduling, and each group is one step: all its
         functions read the same values, and their gradients are summed before the update. The result is that of
@@ -49,7 +50,7 @@ class ParameterServerStrategy(Strategy):
 
     Raises:
       ValueError: an unknown mode; a number below 1; numbers that differ from the resolver's; ``max_staleness`` in the
-        synchronous mode, or below 0.
+        synchronous mode, or below 0; a :class:`GroupPartitioner`.
       TypeError: a ``variable_partitioner`` of another type.
 
     >>> import replicax
@@ -86,8 +87,7 @@ class ParameterServerStrategy(Strategy):
         self.devices_per_worker = _checked("devices_per_worker", devices_per_worker, 1)
         self.mode: Mode = mode
         self.max_staleness = max_staleness
-        partitioner: Any = checked_partitioner(variable_partitioner)
-        self.variable_partitioner: PieceCounts | None = partitioner
+        self.variable_partitioner = for_servers(checked_partitioner(variable_partitioner))
         self.coordinator: Callable[[], Any] = lambda: None
         super().__init__(_ServedExtended([resolve_device("cpu:0")]))
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from replicax import context
+from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, WorkerError
 from replicax.nests import is_leaf
 from replicax.parameter_server.engine.actors import ActorDiedError
@@ -21,6 +22,7 @@ from replicax.parameter_server.serving.shards import ShardChoice, Shards
 from replicax.training.optimizer import Optimizer
 from replicax.training.optimizer_state import owner_of
 from replicax.variables.collection import VariableCollection
+from replicax.variables.partitioners import GroupPartitioner, Partitioner, PieceCounts
 from replicax.variables.slots import Slot, launching
 from replicax.variables.variable import Variable
 
@@ -79,6 +81,8 @@ class ServedSlot(Slot):
 class ServedCollection(VariableCollection):
     """The variables of a strategy with parameter servers, in the coordinator's process."""
 
+    has_copies = False
+
     def slot(self, array: jax.Array) -> Slot:
         return ServedSlot(array)
 
@@ -89,7 +93,28 @@ class ServedCollection(VariableCollection):
                 "Leave synchronization='on_read' out, and choose an aggregation: what steps add with assign_add is "
                 "added up on the servers."
             )
+        if is_key(variable.dtype):
+            raise TypeError(
+                f"{variable.describe()}: parameter servers keep no random keys, and several workers would draw alike "
+                "from one. Make a key in the step, of a number that changes: "
+                "jax.random.fold_in(jax.random.key(seed), number)"
+            )
+        for_servers(variable.partitioner)
         return super().add(variable)
+
+
+def for_servers(partitioner: Partitioner | None) -> PieceCounts | None:
+    """``partitioner``, if it can split variables over servers.
+
+    Raises:
+      ValueError: it can't.
+    """
+    if isinstance(partitioner, GroupPartitioner):
+        raise ValueError(
+            f"{partitioner!r} splits variables within groups of replicas. On parameter servers the servers have the "
+            "parts, and there are no groups: use FixedShardsPartitioner, MinSizePartitioner or MaxSizePartitioner"
+        )
+    return partitioner
 
 
 class VariableHome:
@@ -144,7 +169,9 @@ class VariableHome:
                 if variable.number in self._definitions.shards:
                     assigned.append(variable.number)
                 else:
-                    shards = self._choice.shards_of(variable.name, variable.shape, variable.dtype)
+                    shards = self._choice.shards_of(
+                        variable.name, variable.shape, variable.dtype, for_servers(variable.partitioner)
+                    )
                     self._definitions.add_variable(variable, shards)
         self._put(new, assigned)
         return bool(assigned)

@@ -11,6 +11,7 @@ from replicax import context
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
 from replicax.training.losses import along_rows
+from replicax.variables.store import current_collection
 from replicax.variables.variable import Variable
 
 
@@ -18,8 +19,9 @@ class Mean:
     """The running mean of per-example values, over batches and replicas.
 
     Create it in the strategy's scope; call ``update`` in a step, and ``result`` and ``reset`` outside. Its sums are two
-    on-read variables: each replica adds to its own copies, and ``result`` adds up the copies. Every example has the
-    same weight in every batch and on every replica; padding does not count.
+    on-read variables: each replica adds to its own copies, and ``result`` adds up the copies. On parameter servers they
+    are two numbers there, to which steps add. Every example has the same weight in every batch and on every replica;
+    padding does not count.
 
     Args:
       name: of its variables.
@@ -40,8 +42,11 @@ class Mean:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"{type(self).__name__}: name must be a string or None, got {name!r}")
         self.name = name or type(self).__name__.lower()
+        synchronization = "on_read" if current_collection().has_copies else "on_write"
         self._total, self._weight = (
-            Variable(0.0, name=f"{self.name}/{part}", synchronization="on_read", aggregation="sum")
+            Variable(
+                0.0, name=f"{self.name}/{part}", trainable=False, synchronization=synchronization, aggregation="sum"
+            )
             for part in ("total", "weight")
         )
 
@@ -62,7 +67,7 @@ class Mean:
             ``values`` is not its rows.
           ContextError: called in cross-replica context, or outside the metric's strategy.
 
-        No collective.
+        No collective, but on parameter servers, where a worker adds up what its replicas have.
         """
         replica = context.get_replica_context()
         if replica is None or replica.strategy is not self._total.strategy:

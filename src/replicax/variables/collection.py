@@ -38,6 +38,9 @@ class VariableCollection:
       run: runs a step in cross-replica context; needed to combine copies that differ.
     """
 
+    has_copies = True
+    """Whether each replica can have a value of its own: on-read variables."""
+
     def __init__(
         self,
         replicas: Replicas,

@@ -16,7 +16,7 @@ from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import parted
 from replicax.errors import PlacementError
 from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly, split_evenly_in_parts
-from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all
+from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all, split_by
 from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
 
@@ -200,17 +200,5 @@ def _layout_by(
         partitioner = partitioner.partitioner or over_all(size)
     if size == 1:
         return Mirrored()
-    returned: Any = partitioner(shape, dtype)
-    pieces = list(returned) if isinstance(returned, Sequence) else [returned] * (len(shape) + 1)
-    if (
-        not all(isinstance(p, int) for p in pieces)
-        or len(pieces) != len(shape)
-        or any(p < 1 for p in pieces)
-        or sum(p > 1 for p in pieces) > 1
-    ):
-        raise ValueError(
-            f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
-            f"{shape}, with at most one of them above 1; got {returned!r}"
-        )
-    dim = next((d for d, p in enumerate(pieces) if p > 1), None)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces[dim], size, replicas.device_count // size)
+    dim, pieces = split_by(partitioner, name, shape, dtype)
+    return Mirrored() if dim is None else split_evenly(shape, dim, pieces, size, replicas.device_count // size)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 PieceCounts = Callable[[tuple[int, ...], Any], Sequence[int]]
 """From a variable's shape and dtype to its number of pieces along each dim."""
@@ -194,6 +195,33 @@ def over_all(replicas: int, min_bytes: int = 1024) -> PieceCounts:
         return _along(shape, dim, replicas)
 
     return partition
+
+
+def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int | None, int]:
+    """Along which dim, and into how many pieces, a partitioner splits the variable ``name``.
+
+    Returns:
+      ``(None, 1)`` if it is not split.
+
+    Raises:
+      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
+    """
+    if partitioner is None:
+        return None, 1
+    returned: Any = partitioner(shape, dtype)
+    pieces = list(returned) if isinstance(returned, Sequence | np.ndarray) else [returned] * (len(shape) + 1)
+    if (
+        not all(isinstance(p, int | np.integer) for p in pieces)
+        or len(pieces) != len(shape)
+        or any(p < 1 for p in pieces)
+        or sum(p > 1 for p in pieces) > 1
+    ):
+        raise ValueError(
+            f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
+            f"{shape}, with at most one of them above 1; got {returned!r}"
+        )
+    dim = next((d for d, p in enumerate(pieces) if p > 1), None)
+    return dim, 1 if dim is None else int(pieces[dim])
 
 
 def checked_partitioner(partitioner: Any) -> Partitioner | None:

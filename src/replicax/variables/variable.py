@@ -168,6 +168,11 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False
 
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """The partitioner that it was given; ``None`` if the strategy's splits it, if that has one."""
+        return self._wishes[0]
+
     def _initialise(self, initial_value: Any, dtype: Any) -> Initial:
         if isinstance(initial_value, PerReplica):
             raise LocalityError(

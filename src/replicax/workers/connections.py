@@ -1,14 +1,25 @@
-"""Connections: how many other processes are connected to a port of this one, as Linux knows it."""
+"""Connections: how many other processes are connected to a port of this one, and whether an error is of one."""
 
 from __future__ import annotations
 
 import os
 
 _ESTABLISHED = "01"
+_SAID = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection reset", "Socket closed")
+
+
+def is_of_connections(text: str) -> bool:
+    """Whether the text of an error is of a connection between workers that was lost.
+
+    >>> from replicax.workers.connections import is_of_connections
+    >>> is_of_connections("INTERNAL: Gloo all-reduce failed: Connection reset by peer"), is_of_connections("a NaN")
+    (True, False)
+    """
+    return any(word in text for word in _SAID)
 
 
 def connections_to(port: int) -> int | None:
-    """How many processes but this one are connected to ``port`` of this process; ``None`` if the system doesn't say.
+    """How many processes but this one are connected to ``port`` of this process, as Linux knows it, or ``None``.
 
     >>> from replicax.workers.connections import connections_to
     >>> connections_to(1) in (0, None)

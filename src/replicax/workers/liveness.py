@@ -29,7 +29,7 @@ from typing import Any
 from replicax import _jax
 from replicax.cluster.roll_call import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, line_of
-from replicax.workers.connections import connections_to
+from replicax.workers.connections import connections_to, is_of_connections
 from replicax.workers.launch_log import LaunchLog, RunningProgram
 from replicax.workers.lifelines import Lifelines
 from replicax.workers.status_board import Board, End, Problem, Recent, Service
@@ -124,16 +124,7 @@ class Liveness:
           strategy: whose.
           doing: what this worker does, which they would have to do, too, before.
         """
-        mine = self.launches[strategy]
-        for worker, programs in list(self._board.stuck.items()):
-            theirs = programs.get(strategy)
-            if theirs is not None and theirs.meets and theirs.count > mine.count:
-                return (
-                    f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
-                    f"{theirs.count}, which needs this worker, and worker {self.index}, after {mine.count} programs, "
-                    f"{doing}. All workers must run the same program, with the same steps in the same order."
-                )
-        return None
+        return self._board.ahead(strategy, self.index, self.launches[strategy].count, doing)
 
     def takes_part(self) -> None:
         """This thread meets other workers, so they are told if it ends by an error."""
@@ -147,7 +138,7 @@ class Liveness:
           doing: what ran.
         """
         text = str(error)
-        if not any(word in text for word in _OF_CONNECTIONS):
+        if not is_of_connections(text):
             return error
         dead = self.silent()
         ends = self._board.ends
@@ -375,9 +366,6 @@ class Liveness:
         for _ in _looking(PYTHONS_END):
             if connections_to(port) == 0:
                 return
-
-
-_OF_CONNECTIONS = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection reset", "Socket closed")
 
 
 def _looking(seconds: float) -> Iterator[None]:

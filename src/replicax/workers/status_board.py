@@ -111,6 +111,25 @@ class Board:
                     return Problem(DeadlockError, text)
         return None
 
+    def ahead(self, strategy: str, index: int, count: int, doing: str) -> str | None:
+        """What to say if a worker is in a program that another one has not launched, and waits for it there.
+
+        Args:
+          strategy: whose.
+          index: which worker asks.
+          count: how many programs it has launched.
+          doing: what it does, which the others would have to do, too, before.
+        """
+        for worker, programs in list(self.stuck.items()):
+            theirs = programs.get(strategy)
+            if theirs is not None and theirs.meets and theirs.count > count:
+                return (
+                    f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
+                    f"{theirs.count}, which needs this worker, and worker {index}, after {count} programs, {doing}. "
+                    "All workers must run the same program, with the same steps in the same order."
+                )
+        return None
+
 
 class Service:
     """One worker's way to the board.

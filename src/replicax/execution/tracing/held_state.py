@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import jax
 
 from replicax import _jax, context
+from replicax.errors import ContextError
 from replicax.execution.tracing.function_key import ByKey, Wrapper
 from replicax.nests import is_leaf, learn
 from replicax.variables import Variable
@@ -123,6 +124,7 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
 
     Raises:
       TypeError: an object holds something that no variable can.
+      ContextError: the variables of ``replicas`` live on parameter servers, where the objects' would not.
     """
     adapters = _loaded()
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
@@ -138,6 +140,15 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
         return None
     if _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
         return None
+    if replicas.elsewhere is not None:
+        raise ContextError(
+            f"strategy.run: an argument is a {type(leaves[places[0]]).__name__}, which would keep on this worker what "
+            "the step changes. On parameter servers variables keep that, which are made in strategy.scope(), in the "
+            "program that schedules: params = replicax.as_variables(state), with the state that the library splits off "
+            "(in NNX: graphdef, state = nnx.split(model)). In the step put it together again (nnx.merge(graphdef, "
+            "params)), in the function that replicax.value_and_grad differentiates, and update with a "
+            "replicax.Optimizer."
+        )
     states = []
     for adapter in adapters:
         mine = [i for i in places if _adapter_of(type(leaves[i])) is adapter]

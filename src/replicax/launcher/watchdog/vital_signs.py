@@ -23,6 +23,9 @@ by the same, or by it."""
 LEAST_SHARE = 1 / LONG_PATIENCE
 """How much a second counts at least for a worker that could go on, but gets no processor: as much of a second as it has
 had one. A healthy worker on a machine that is busy with something else is slow; it does not hang."""
+MOST_FORGIVEN = LONG_PATIENCE
+"""How many times the timeout the seconds are in all that don't count so, since it has made progress: a thread can wait
+for a disk for ever."""
 COMPUTES = 0.1
 """From which share of a processor on a thread counts as computing. One that waits and looks up now and then uses 1%."""
 WORKS = 0.02
@@ -100,6 +103,7 @@ class WorkerMonitor:
         self._steps = 0  # recorded ones that have been seen
         self._cpu: tuple[float, float] | None = None
         self._still = self._stopped = self._mute = self._silent = self._idle = self._lazy = self._computing = 0.0
+        self._forgiven = 0.0
 
     @property
     def pid(self) -> int:
@@ -158,14 +162,16 @@ class WorkerMonitor:
         self._stopped = self._stopped + gap if state == "T" else 0.0
         usage = self._usage(gap)
         of_thread, of_process = usage or (0.0, 0.0)
-        if usage and of_process < 1.0 and _could_go_on(self.pid):
-            gap *= max(of_process, LEAST_SHARE)
+        if usage and of_process < 1.0 and self._forgiven < MOST_FORGIVEN * self._timeout and _could_go_on(self.pid):
+            counts = gap * max(of_process, LEAST_SHARE)
+            self._forgiven += gap - counts
+            gap = counts
         last = max(seconds[page.PROGRESS], seconds[page.FINISHED_AT])
         progress = (last, numbers[page.LAUNCHED], numbers[page.FINISHED], numbers[page.PHASE])
         if progress != self._progress:
             self._progress = progress
             self._still = self._idle = self._lazy = max(0.0, min(gap, now - last))
-            self._computing = 0.0
+            self._computing = self._forgiven = 0.0
         else:
             self._still += gap
             self._idle += gap

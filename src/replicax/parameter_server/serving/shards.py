@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from replicax.variables.partitioners import PieceCounts
+from replicax.variables.partitioners import PieceCounts, split_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,29 +81,22 @@ class ShardChoice:
         self._loads = [0] * servers
         self._partitioner = partitioner
 
-    def shards_of(self, name: str, shape: tuple[int, ...], dtype: Any) -> Shards:
-        """The shards of a new variable.
+    def shards_of(
+        self, name: str, shape: tuple[int, ...], dtype: Any, partitioner: PieceCounts | None = None
+    ) -> Shards:
+        """The shards of a new variable, which may have a partitioner of its own.
 
         Raises:
           ValueError: the partitioner did not return a number for each dim, at most one of them above 1.
         """
-        counts = [1] * len(shape)
-        if self._partitioner is not None:
-            returned: Any = self._partitioner(shape, dtype)
-            counts = list(returned) if isinstance(returned, Sequence) else [returned]
-            if len(counts) != len(shape) or any(c < 1 for c in counts) or sum(c > 1 for c in counts) > 1:
-                raise ValueError(
-                    f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} "
-                    f"dims of {shape}, with at most one of them above 1; got {returned!r}"
-                )
+        dim, parts = split_by(partitioner or self._partitioner, name, shape, dtype)
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        dim = next((d for d, count in enumerate(counts) if count > 1), None)
         by_load = sorted(range(len(self._loads)), key=lambda server: (self._loads[server], server))
         if dim is None:
             self._loads[by_load[0]] += size
             return Shards(0, {by_load[0]: (0, shape[0] if shape else 1)})
         rows = shape[dim]
-        each = -(-rows // min(counts[dim], len(self._loads)))
+        each = -(-rows // min(parts, len(self._loads)))
         bounds = {}
         for number, start in enumerate(range(0, rows, each)):
             bounds[by_load[number]] = (start, min(start + each, rows))
