@@ -38,14 +38,43 @@ NEW: Any = object()
 """What :func:`run_known` returns for a call that it leaves to :func:`run`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class KnownStep:
+    """A step that has run, for somebody who knows that the arguments of the next call have the same key.
+
+    Attributes:
+      executable: its program.
+      settings: JAX's, when it was traced.
+    """
+
+    executable: Executable
+    settings: Any
+
+
+def known_step(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments) -> KnownStep:
+    """The step ``fn`` for these arguments, with which it has run just now."""
+    return KnownStep(prepare(programs, fn, arguments), _jax.trace_settings())
+
+
 def run_known(
-    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    programs: ProgramCache,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    known: KnownStep | None = None,
 ) -> Any:
     """What :func:`run` does for almost every call: ``fn`` has a program, and nothing is the matter.
 
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
     that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
     makes it a :data:`NEW` call, with its checks and messages. (A mesh that is set is one of JAX's settings.)
+
+    Args:
+      programs: of the strategy whose replicas run it.
+      fn: the step.
+      args: its arguments; of a known step their arrays, where its program takes them, or on the host.
+      kwargs: its keyword arguments.
+      known: the step, if the caller knows it.
     """
     replicas = programs.replicas
     if (
@@ -57,6 +86,10 @@ def run_known(
         or not context.is_right_across(replicas)
     ):
         return NEW
+    if known is not None:
+        if known.settings != _jax.trace_settings():
+            return NEW
+        return results(known.executable, launch(replicas, known.executable, args), replicas.count, None)
     arguments = _no_arguments
     if args or kwargs:
         try:
@@ -68,35 +101,6 @@ def run_known(
         return NEW
     computed = launch(replicas, executable, executable.placed(arguments) if arguments.arrays else [])
     return results(executable, computed, replicas.count, arguments.mask)
-
-
-class KnownStep:
-    """A step that has run, for somebody who knows that the arguments of the next call have the same key.
-
-    Args:
-      programs: of the strategy whose replicas run it.
-      executable: its program.
-    """
-
-    def __init__(self, programs: ProgramCache, executable: Executable) -> None:
-        self._replicas = programs.replicas
-        self._executable = executable
-        self._settings = _jax.trace_settings()
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a call from here needs nothing but :meth:`run`."""
-        return (
-            context.is_right_across(self._replicas)
-            and _jax.current_trace() is _no_trace
-            and _debugging.depth == 0
-            and _jax.trace_settings() == self._settings
-        )
-
-    def run(self, arrays: Sequence[Any]) -> Any:
-        """The results of the step for these arguments, which lie where the program takes them, or on the host."""
-        computed = launch(self._replicas, self._executable, arrays)
-        return results(self._executable, computed, self._replicas.count, None)
 
 
 def run(

@@ -12,7 +12,7 @@ from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
 from replicax.execution.many_steps.loop import Step, run_steps
-from replicax.execution.run import COMPILED, KnownStep, RunOptions, default_options, prepare
+from replicax.execution.run import COMPILED, NEW, KnownStep, RunOptions, default_options, known_step, run_known
 from replicax.execution.tracing.arguments import Arguments
 from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
@@ -113,14 +113,16 @@ class StepFunction:
         if not self._is_alone:
             return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
         kind, arrays = self._feed.kind(data)
+        programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
         known = self._known.get(kind)
-        if known is not None and known.is_usable:
-            return known.run(arrays)
+        if known is not None and is_compiled:
+            result = run_known(programs, self._fn, tuple(arrays), None, known)
+            if result is not NEW:
+                return result
         batch = self._feed.batch(data)
         result = self._strategy.run(self._fn, (batch,))
-        if kind is not None and default_options() is COMPILED:
-            programs = self._strategy.extended.programs
-            self._known[kind] = KnownStep(programs, prepare(programs, self._fn, Arguments((batch,), {})))
+        if kind is not None and is_compiled:
+            self._known[kind] = known_step(programs, self._fn, Arguments((batch,), {}))
         return result
 
     def _common(self, log: Any) -> Any:

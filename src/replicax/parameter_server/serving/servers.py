@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import Actor, Reply, all_results
+from replicax.parameter_server.engine.actors import TIMEOUT, Actor, Reply, all_results
+from replicax.parameter_server.serving.packed import Packed, packed, room_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.serving.shared_memory import Lending, SharedBlocks
 
 Sent = Mapping[int, Reply]
 """The replies of servers that have been called, by their numbers."""
@@ -67,14 +71,20 @@ class Servers:
 
     Args:
       actors: one for each server, in their order.
+      shares: whether large arrays go through memory that this process shares with those on its machine. It keeps such
+        memory, so that is for who pulls and pushes all the time.
 
     Attributes:
       finished_below: gives the number below which all functions have ended; see :class:`Push`.
     """
 
-    def __init__(self, actors: Sequence[Actor]) -> None:
+    def __init__(self, actors: Sequence[Actor], shares: bool = False) -> None:
         self.actors = tuple(actors)
         self.finished_below: Callable[[], int] = lambda: 0
+        self._shares = shares
+        self._blocks: dict[int, SharedBlocks | None] = {}
+        self._sizes: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()
         self._versions: dict[int, dict[int, int]] = {}
         self._overwritten: set[int] = set()
 
@@ -131,7 +141,17 @@ class Servers:
         for number, shards in wanted.items():
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
                 calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
-        pulled = self._all("pull", {server: (asked, finished_below) for server, asked in calls.items()})
+        lent = {server: self._room(server, asked) for server, asked in calls.items()}
+        asked_in = {
+            server: (asked, finished_below, use)
+            for (server, asked), (use, _) in zip(calls.items(), lent.values(), strict=True)
+        }
+        pulled = self._all("pull", asked_in)
+        for server, got in pulled.items():
+            if isinstance(got, Packed):
+                pulled[server] = got.unpacked(lent[server][1])
+            for number, (_, part) in pulled[server].values.items():
+                self._sizes[server, number] = part.nbytes
         return Answer(wanted, known, versions, pulled)
 
     def note(self, number: int, answer: Answer) -> None:
@@ -183,7 +203,8 @@ class Servers:
 
     def push(self, pushes: Mapping[int, Push]) -> Sent:
         """Send what each server is to change; the results will be how stale that is."""
-        return self._call("push", {server: (push,) for server, push in pushes.items()})
+        sent = {server: packed(push, functools.partial(self._lend, server)) for server, push in pushes.items()}
+        return self._call("push", {server: (push,) for server, push in sent.items()})
 
     def break_off(self, below: int) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
@@ -193,6 +214,13 @@ class Servers:
         """Other processes are the servers now, or have other values than before."""
         self.actors = tuple(actors)
         self._versions = {}
+        self._blocks = {}  # those that are lent don't come back
+
+    def forget(self, number: int) -> None:
+        """A variable is gone."""
+        self._versions.pop(number, None)
+        for server in range(len(self.actors)):
+            self._sizes.pop((server, number), None)
 
     def snapshots(self) -> list[Reply]:
         """The state of each, which a neighbour has in memory, too; nothing is copied to this process."""
@@ -205,6 +233,34 @@ class Servers:
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
+
+    # --- memory that is shared --------------------------------------------------------------------------
+
+    def _room(self, server: int, asked: Mapping[int, int]) -> tuple[Lending | None, Any]:
+        """Memory for the parts of these variables, if they are large and a server has been seen to have them."""
+        room = room_for([self._sizes.get((server, number), 0) for number in asked])
+        return (self._lend(server, room) if room else None) or (None, None)
+
+    def _lend(self, server: int, room: int) -> tuple[Lending, np.ndarray] | None:
+        """Memory of this many bytes that a server can open; ``None`` if there is none."""
+        blocks = self._shared_with(server)
+        return None if blocks is None else blocks.lend(room)
+
+    def _shared_with(self, server: int) -> SharedBlocks | None:
+        """What this process shares with a server, which is asked once whether it can."""
+        with self._lock:
+            known = self._blocks
+            if self._shares and server not in known:
+                blocks = SharedBlocks()
+                first = blocks.lend(1)
+                try:
+                    can = first is not None and self.actors[server].call("can_open", first[0]).result(TIMEOUT)
+                except Exception:  # whatever it is, the next call will see it, too
+                    return None
+                known[server] = blocks if can else None
+            return known.get(server)
+
+    # --- calls ------------------------------------------------------------------------------------------
 
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         sent = self._call(method, calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ import jax
 import numpy as np
 
 from replicax.parameter_server.serving.optimizer_update import update_of
+from replicax.parameter_server.serving.packed import Packed, packed
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows, ServerState
+from replicax.parameter_server.serving.shared_memory import Lending, LentBlocks
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array
@@ -41,6 +44,7 @@ class ShardServer:
         self._waiting: dict[tuple[int, int], dict[int, Push]] = {}
         self._updates = 0
         self._kept: ServerState | None = None
+        self._lent = LentBlocks()
 
     def ready(self) -> int:
         """The process's number; answers once it has started."""
@@ -95,25 +99,41 @@ class ShardServer:
 
     # --- the traffic ------------------------------------------------------------------------------------
 
-    def pull(self, known: Mapping[int, int], finished_below: int) -> Pulled:
-        """The parts of these variables that are newer than the versions that the caller knows (-1: none)."""
+    def can_open(self, use: Lending) -> bool:
+        """Whether it can have the caller's memory, of which this is some."""
+        return self._lent.can_open(use)
+
+    def pull(self, known: Mapping[int, int], finished_below: int, use: Lending | None = None) -> Pulled | Packed:
+        """The parts of these variables that are newer than the versions that the caller knows (-1: none).
+
+        Args:
+          known: these versions.
+          finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+          use: of memory of the caller's, for the parts, if they fit there.
+        """
         self._finish(finished_below)
         found = {}
         for number, version in known.items():
             if number in self._values and self._versions[number] != version:
                 found[number] = self._versions[number], np.asarray(self._values[number])
-        return Pulled(self._updates, found)
+        pulled = Pulled(self._updates, found)
+        if use is None:
+            return pulled
+        memory = self._lent.memory(use)
+        return packed(pulled, lambda room: (use, memory) if room <= len(memory) else None)
 
     def rows(self, number: int, indices: np.ndarray, finished_below: int) -> tuple[int, np.ndarray]:
         """How many updates there have been, and some rows of its part of a variable."""
         self._finish(finished_below)
         return self._updates, np.asarray(self._values[number])[indices]
 
-    def push(self, push: Push) -> int:
+    def push(self, push: Push | Packed) -> int:
         """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
 
         A push that has come before changes nothing.
         """
+        if isinstance(push, Packed):
+            push = self._unpacked(push)
         self._finish(push.finished_below)
         key = push.function, push.number
         if push.finished_below:
@@ -127,6 +147,14 @@ class ShardServer:
             return staleness
         self._waiting.setdefault((push.function // self._groups, push.number), {})[push.function] = push
         return staleness
+
+    def _unpacked(self, push: Packed) -> Push:
+        """A push whose arrays are in memory of the worker's, which can be used again when nothing here has them."""
+        found: Push = push.unpacked(self._lent.memory(push.use))
+        if 2 * sum(value.nbytes for value in found.assigned.values()) > push.nbytes:
+            return found
+        own = {number: np.array(value) for number, value in found.assigned.items()}
+        return dataclasses.replace(found, assigned=own)  # they stay here, and a small one is not to hold all the rest
 
     def break_off(self, below: int) -> None:
         """A step has failed: what waits is forgotten, but for steps of functions below this number, which are whole."""
@@ -149,11 +177,11 @@ class ShardServer:
             self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
         known = self._values  # without variables that the program has dropped in the meantime
         for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
-            value, delta = np.asarray(self._values[number]), [p.added[number] for p in pushes if number in p.added]
-            self._set(number, _with_added(value, self._combined(number, delta)))
+            delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
+            self._set(number, _with_added(self._values[number], delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
-            self._set(number, value)  # the memory that it came in: values are replaced, and never written to
+            self._set(number, value)  # the memory that it came in
 
     def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
         """What the groups of replicas of one step add or assign, combined as the variable says."""
@@ -209,11 +237,13 @@ def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> Any:
     return total
 
 
-def _with_added(value: np.ndarray, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
-    changed = np.array(value)
+def _with_added(value: Part, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
+    """The sum, in the value's own memory if that is this process's: what is read is copied before the next call."""
+    is_own = isinstance(value, np.ndarray) and value.flags.owndata and value.flags.writeable
+    changed: Any = value if is_own else np.array(value)
     for delta in deltas:
         if isinstance(delta, tuple):
             np.add.at(changed, *delta)
         else:
-            changed = np.asarray(changed + delta).astype(value.dtype)
+            np.add(changed, delta, out=changed, casting="unsafe")
     return changed

@@ -153,7 +153,7 @@ class StepWorker:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
         self.settings = settings
-        self.elsewhere = WorkerElsewhere(Servers(servers), settings.groups)
+        self.elsewhere = WorkerElsewhere(Servers(servers, shares=True), settings.groups)
         self.strategy = WorkerStrategy(settings, self.elsewhere)
         if settings.groups > 1:
             with self._collection.opened():

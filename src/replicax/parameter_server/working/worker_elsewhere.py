@@ -98,6 +98,7 @@ class WorkerElsewhere:
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
         """A variable is gone."""
         self.shards.pop(number, None)
+        self.servers.forget(number)
         if variable is not None:
             for slot in [slot for slot, (_, of, _) in self.roles.items() if of is variable]:
                 del self.roles[slot]
