@@ -13,7 +13,8 @@ from jax import lax
 
 import replicax
 from replicax._jax import contains
-from replicax.execution.compiled.cpu_operations import CpuOperations
+from replicax.execution.compiled.cpu_operations import Convolutions, PoolingGradients, rules_for
+from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of
 
 POOLS = {
@@ -28,6 +29,7 @@ POOLS = {
     "much overlap": ((1, 4, 4, 1), (1, 1, 1, 1), "VALID"),
     "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
 }
+PASS = Rewriting([PoolingGradients(), Convolutions()])
 LARGE = ((1, 5, 5, 1), (1, 5, 5, 1), "VALID")
 
 
@@ -64,7 +66,7 @@ def chooses(jaxpr: Any) -> bool:
 )
 def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> None:
     fn = pooling(op, POOLS[name], jnp.dtype(dtype))
-    ours = CpuOperations().applied_to(fn)
+    ours = PASS.applied_to(fn)
     operands = [operand(kind, dtype) for kind in ("numbers", "ties", "strange")]
     assert chooses(jax.make_jaxpr(fn)(operands[0]).jaxpr)
     assert not chooses(jax.make_jaxpr(ours)(operands[0]).jaxpr)
@@ -75,13 +77,13 @@ def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> 
 
 def test_large_windows_are_left_alone() -> None:
     fn, x = pooling("max", LARGE, jnp.dtype("float32")), operand("numbers", "float32")
-    assert chooses(jax.make_jaxpr(CpuOperations().applied_to(fn))(x).jaxpr)
+    assert chooses(jax.make_jaxpr(PASS.applied_to(fn))(x).jaxpr)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 3), (2, 1, 8, 3), (0, 7, 8, 3)])
 def test_operands_without_a_window_have_a_gradient_of_zeros(shape: tuple[int, ...]) -> None:
     fn = pooling("max", POOLS["2x2"], jnp.dtype("float32"))
-    np.testing.assert_array_equal(jax.jit(CpuOperations().applied_to(fn))(jnp.ones(shape)), np.zeros(shape))
+    np.testing.assert_array_equal(jax.jit(PASS.applied_to(fn))(jnp.ones(shape)), np.zeros(shape))
 
 
 # --- convolutions ---------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_convolutions_have_the_fast_order_wherever_they_are(fn: Any, shape: tupl
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=shape), "float32")
     kernel = jnp.asarray(rng.normal(size=(4, 3, *[3] * (len(shape) - 2))), "float32")
-    ours = jax.jit(CpuOperations().applied_to(fn))
+    ours = jax.jit(PASS.applied_to(fn))
     for found, expected in zip(ours(x, kernel), jax.jit(fn)(x, kernel), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert orders(ours.lower(x, kernel).as_text(dialect="hlo")) == {fast(len(shape) - 2)}
@@ -151,7 +153,7 @@ def test_groups_and_dilation_stay(groups: dict[str, int]) -> None:
     def fn(x: Any, kernel: Any) -> Any:
         return lax.conv_general_dilated(x, kernel, (2, 1), ((1, 2), (0, 3)), (1, 2), (2, 1), **groups)
 
-    np.testing.assert_allclose(CpuOperations().applied_to(fn)(x, kernel), fn(x, kernel), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(PASS.applied_to(fn)(x, kernel), fn(x, kernel), rtol=1e-5, atol=1e-5)
 
 
 # --- in programs of a strategy --------------------------------------------------------------------------
@@ -206,15 +208,34 @@ def test_training_is_that_of_plain_jax(strategy: replicax.Strategy) -> None:
         np.testing.assert_allclose(kernel.numpy(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loop_of_steps_has_convolutions_in_the_fast_order_and_no_search_in_windows() -> None:
+def test_a_step_and_a_loop_of_steps_have_convolutions_in_the_fast_order_and_no_search_in_windows() -> None:
     step, _ = training(strategy := strategy_of(2))
     [batch] = strategy.distribute_dataset([IMAGES])
     program = strategy.extended.trace(step, args=(batch,))
     assert chooses(program.program.jaxpr)
     for executable in (program, program.repeated(3)):
-        text = executable.call.lower(*executable.inputs()).as_text(dialect="hlo")
+        text = executable.compiled_text()
         assert orders(text) == {fast(2)}
         assert "select-and-scatter" not in text
+
+
+@pytest.mark.parametrize(
+    ("fn", "in_a_loop", "rules"),
+    [
+        (gradients, False, []),
+        (gradients, True, [Convolutions]),
+        (in_a_branch, False, [Convolutions]),
+        (in_a_loop, False, [Convolutions]),
+        (lambda x, kernel: in_a_loop(jnp.sin(x), jnp.sin(kernel))[0] @ jnp.ones((8, 8)), False, [Convolutions]),
+        (lambda x, kernel: lax.scan(lambda c, _: (c * 2, None), x, None, 3)[0], True, []),
+        (lambda x, kernel: pooling("max", POOLS["2x2"], jnp.dtype("float32"))(x), False, [PoolingGradients]),
+        (lambda x, kernel: pooling("max", LARGE, jnp.dtype("float32"))(x), True, []),
+    ],
+)
+def test_a_program_is_gone_through_only_for_what_the_compiler_is_slow_at(fn: Any, in_a_loop: bool, rules: Any) -> None:
+    program = jax.make_jaxpr(fn)(jnp.ones((2, 3, 9, 8)), jnp.ones((3, 3, 3, 3))).jaxpr
+    assert [type(rule) for rule in rules_for(program, in_a_loop=in_a_loop, pooling=True)] == rules
+    assert PoolingGradients not in map(type, rules_for(program, in_a_loop=in_a_loop, pooling=False))
 
 
 def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:
@@ -229,5 +250,5 @@ def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:
 
     kernel, x = jnp.full((3, 3, 2, 2), 0.1), jnp.ones((1, 6, 6, 2))
     plain = jax.jit(jax.grad(loss)).lower(kernel, x).as_text()
-    ours = jax.jit(CpuOperations().applied_to(jax.grad(loss))).lower(kernel, x).as_text()
+    ours = jax.jit(PASS.applied_to(jax.grad(loss))).lower(kernel, x).as_text()
     assert ours.count("stablehlo.convolution") == plain.count("stablehlo.convolution")

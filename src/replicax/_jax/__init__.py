@@ -77,6 +77,7 @@ from replicax._jax.programs import (
     silenced,
     source_line,
     source_place,
+    staged,
     sub_jaxprs,
     traced_once,
 )
@@ -235,6 +236,7 @@ __all__ = [
     "silenced",
     "source_line",
     "source_place",
+    "staged",
     "staging_trace",
     "sub_jaxprs",
     "summed_up",

@@ -153,13 +153,17 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    program = _core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
-    if staging_trace(current_trace()) is not current_trace():
-        # Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls
-        # back to running operation by operation, as it does to find a NaN, a bare jaxpr sends it round in circles.
-        program = jax.jit(program, inline=True)
-    results: list[Any] = program(*args)
+    results: list[Any] = staged(_core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))(*args)
     return results
+
+
+def staged(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, which applies operations of a program, for what is being traced now, if anything is.
+
+    Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls back
+    to running operation by operation, as it does to find a NaN, a bare program sends it round in circles.
+    """
+    return fn if staging_trace(current_trace()) is current_trace() else jax.jit(fn, inline=True)
 
 
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, Callable[[], bytes]]:
@@ -273,7 +277,12 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
             return ClosedJaxpr(fn(value.jaxpr), value.consts)
         if isinstance(value, Jaxpr):
             return fn(value)
-        return tuple(map(of_value, value)) if type(value) is tuple else value
+        if not isinstance(value, tuple):
+            return value
+        new = list(map(of_value, value))
+        if all(a is b for a, b in zip(new, value, strict=True)):
+            return value
+        return getattr(type(value), "_make", tuple)(new)  # some are named
 
     return {name: of_value(value) for name, value in params.items()}
 

@@ -26,14 +26,13 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.program_rewriting import Rewriting, inside, traced
+from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside, traced
 
 
-class AutomaticAxes(Rewriting):
-    """The pass, for a replica whose logical devices are along the axes ``logical``."""
+class AutomaticAxes(Rule):
+    """The rule, for a replica whose logical devices are along the axes ``logical``."""
 
     def __init__(self, logical: tuple[str, ...], on_cpu: bool) -> None:
-        super().__init__()
         self.logical = logical
         self.on_cpu = on_cpu
 
@@ -50,14 +49,15 @@ class AutomaticAxes(Rewriting):
     def is_narrow(self, equation: Any) -> bool:
         return self.on_cpu and any(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
 
-    def replaced(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         if equation.primitive.name in HOST_CALLS:
             return self.on_first(equation, operands)
         if equation.primitive is all_reduce_p:
             program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
-            return self.run(program, operands)
+            return rewriting.run(program, operands)
         if equation.primitive.name in BRANCHES:
-            return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, inside(self.branch)))
+            branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
+            return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
         return self.widened(equation, operands)
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
@@ -86,24 +86,21 @@ class AutomaticAxes(Rewriting):
         )(*values)
         return results
 
-    def branch(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        """A branch whose results are those of an operation that says nothing of how they are split.
-
-        Its constants are among its inputs.
-        """
-        inner = self.rewritten(jaxpr)
-
-        def neutral(*values: Any) -> list[Any]:
-            results = _jax.evaluate(inner, values)
-            return list(lax.optimization_barrier(results)) if results else []
-
-        return inner if any(map(_jax.is_mutable, inner.invars)) else traced(neutral, inner.invars)
-
     def widened(self, equation: Any, operands: list[Any]) -> list[Any]:
         """In float32, as XLA on CPU would compute it anyway."""
         wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
         results = _jax.bind(equation, wide)
         return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
+
+
+def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
+    """A branch whose results are those of an operation that says nothing of how they are split."""
+
+    def run(*values: Any) -> list[Any]:
+        results = _jax.evaluate(branch, values)
+        return list(lax.optimization_barrier(results)) if results else []
+
+    return branch if any(map(_jax.is_mutable, branch.invars)) else traced(run, branch.invars)
 
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:

@@ -23,34 +23,55 @@ from jax import lax
 from replicax import _jax
 from replicax._jax.contractions import bind_in_fast_order, is_in_fast_order
 from replicax._jax.operation_params import PoolingWindows, pooling_windows
-from replicax._jax.primitive_families import CONVOLUTIONS, POOLING_GRADIENTS
-from replicax.execution.compiled.program_rewriting import Rewriting
+from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, POOLING_GRADIENTS
+from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 LARGEST_WINDOW = 16
 """Elements of a window, or from one to the next: each is a slice of its own in the compiled program."""
 
 
-class CpuOperations(Rewriting):
-    """The pass.
-
-    Args:
-      pooling: whether for the gradient of pooling, too. Not where the compiler decides how values are split.
-    """
-
-    def __init__(self, pooling: bool = True) -> None:
-        super().__init__()
-        self.pooling = pooling
+class PoolingGradients(Rule):
+    """The gradients of max-pooling. Not for a program in which the compiler decides how values are split."""
 
     def is_ours(self, equation: _jax.Equation) -> bool:
-        if equation.primitive.name in CONVOLUTIONS:
-            return not is_in_fast_order(equation)
-        return self.pooling and equation.primitive.name in POOLING_GRADIENTS and _is_simple(equation)
+        return equation.primitive.name in POOLING_GRADIENTS and _is_simple(equation)
 
-    def replaced(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         with _jax.from_line_of(equation):
-            if equation.primitive.name in CONVOLUTIONS:
-                return bind_in_fast_order(equation, operands)
             return [_pooling_gradient(pooling_windows(equation.params), *operands)]
+
+
+class Convolutions(Rule):
+    """The order of dims of convolutions."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name in CONVOLUTIONS and not is_in_fast_order(equation)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        with _jax.from_line_of(equation):
+            return bind_in_fast_order(equation, operands)
+
+
+def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, pooling: bool) -> list[Rule]:
+    """Those that have something to do in a program: the others need not look for it.
+
+    Args:
+      jaxpr: the program.
+      in_a_loop: whether it will be in a loop or a branch as a whole.
+      pooling: whether they may replace gradients of pooling.
+    """
+    found: list[Rule] = []
+    gradients, convolutions = PoolingGradients(), Convolutions()
+    if pooling and _jax.contains(jaxpr, gradients.is_ours):
+        found.append(gradients)
+
+    def is_in_one(equation: _jax.Equation) -> bool:
+        inner = _jax.sub_jaxprs(equation) if equation.primitive.name in CONTROL_FLOW else []
+        return any(_jax.contains(program, convolutions.is_ours) for program in inner)
+
+    if _jax.contains(jaxpr, convolutions.is_ours if in_a_loop else is_in_one):
+        found.append(convolutions)
+    return found
 
 
 def _is_simple(equation: _jax.Equation) -> bool:

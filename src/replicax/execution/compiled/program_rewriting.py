@@ -1,6 +1,7 @@
 """Rewriting: a pass that says some operations of a traced program in another way, wherever in it they are.
 
 It goes through what is about to be compiled, with loops, branches and calls. So the passes before it need not know.
+What it does there say rules; however many there are, it is one pass.
 """
 
 from __future__ import annotations
@@ -15,24 +16,29 @@ from replicax import _jax
 from replicax._jax.primitive_families import SHARD_MAPS
 
 
-class Rewriting(abc.ABC):
-    """The pass over one program, and those inside it."""
-
-    def __init__(self) -> None:
-        self._concerned: dict[int, tuple[Any, bool]] = {}
-        self._rewritten: dict[int, tuple[Any, Any]] = {}
-
-    # --- what a subclass says -----------------------------------------------------------------------------
+class Rule(abc.ABC):
+    """What says some operations in another way."""
 
     @abc.abstractmethod
     def is_ours(self, equation: _jax.Equation) -> bool:
         """Whether an operation is to be said in another way."""
 
     @abc.abstractmethod
-    def replaced(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-        """The results of one that is."""
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        """The results of one that is. What it is replaced by, the pass does not look at again by itself."""
 
-    # --- programs -----------------------------------------------------------------------------------------
+
+class Rewriting:
+    """The pass over one program, and those inside it.
+
+    Args:
+      rules: the first to say that an operation is its own replaces it.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._concerned: dict[int, tuple[Any, bool]] = {}
+        self._rewritten: dict[int, tuple[Any, Any]] = {}
 
     def applied_to(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, whose operations are said in the other way as part of whatever traces it."""
@@ -42,7 +48,8 @@ class Rewriting(abc.ABC):
             program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
                 *flat
             )
-            results = _jax.evaluate(self.rewritten(program.jaxpr), [*program.consts, *flat])
+            opened = _jax.opened(program.jaxpr)
+            results = _jax.staged(lambda *values: self.run(opened, values))(*program.consts, *flat)
             return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
 
         return call
@@ -62,17 +69,22 @@ class Rewriting(abc.ABC):
         """Whether there is anything to rewrite."""
         known = self._concerned.get(id(jaxpr))
         if known is None:
-            found = any(
-                self.is_ours(e) or (e.primitive.name not in SHARD_MAPS and any(map(self.concerns, _jax.sub_jaxprs(e))))
-                for e in jaxpr.eqns
-            )
-            known = self._concerned[id(jaxpr)] = jaxpr, found
+            known = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
         return known[1]
 
+    def _concerns(self, equation: _jax.Equation) -> bool:
+        return self._rule_for(equation) is not None or self._concerns_programs_of(equation)
+
+    def _concerns_programs_of(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name not in SHARD_MAPS and any(map(self.concerns, _jax.sub_jaxprs(equation)))
+
+    def _rule_for(self, equation: _jax.Equation) -> Rule | None:
+        return next((rule for rule in self._rules if rule.is_ours(equation)), None)
+
     def _equation(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-        if self.is_ours(equation):
-            return self.replaced(equation, operands)
-        if equation.primitive.name in SHARD_MAPS or not any(map(self.concerns, _jax.sub_jaxprs(equation))):
+        if (rule := self._rule_for(equation)) is not None:
+            return rule.replaced(equation, operands, self)
+        if not self._concerns_programs_of(equation):
             return _jax.bind(equation, operands)
         called = _jax.called_program(equation)
         if called is not None and _jax.has_rules(equation):  # has been differentiated

@@ -15,7 +15,7 @@ from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
-from replicax.execution.compiled.cpu_operations import CpuOperations
+from replicax.execution.compiled.cpu_operations import rules_for
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
@@ -32,7 +32,7 @@ from replicax.execution.compiled.local_values import (
     zeros_like,
 )
 from replicax.execution.compiled.placement_report import PlacementReport
-from replicax.execution.compiled.program_rewriting import Rewriting
+from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
@@ -283,8 +283,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
     settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
-    rewritings = rewritings_for(program.jaxpr, mesh)
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewritings, settings)
+    rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=steps is not None or here > 1 or in_order)
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewriting, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
@@ -329,14 +329,14 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def rewritings_for(jaxpr: _jax.Jaxpr, mesh: Mesh) -> list[Rewriting]:
-    """What says operations in another way, one after the other, where ``jaxpr`` is compiled for ``mesh``."""
+def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, in_a_loop: bool) -> Rewriting | None:
+    """What says operations in another way where ``jaxpr`` is compiled for ``mesh``, perhaps inside a loop; if any."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
-    found: list[Rewriting] = [AutomaticAxes(logical, on_cpu)] if logical else []
-    if on_cpu and (slow := CpuOperations(pooling=not logical)).concerns(jaxpr):
-        found.append(slow)
-    return found
+    rules: list[Rule] = [AutomaticAxes(logical, on_cpu)] if logical else []
+    if on_cpu:
+        rules += rules_for(jaxpr, in_a_loop=in_a_loop, pooling=not logical)
+    return Rewriting(rules) if rules else None
 
 
 def over_replicas_of(
@@ -346,21 +346,19 @@ def over_replicas_of(
     layouts_out: Groups[Layout],
     name: str,
     donates: bool,
-    rewritings: Sequence[Rewriting],
+    rewriting: Rewriting | None,
     settings: Mapping[str, str] | None = None,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 
     The arrays of its first group are donated, if ``donates`` says so. What comes out of all other passes is gone
-    through by the ``rewritings``. The compiler gets the ``settings``.
+    through by the ``rewriting``. The compiler gets the ``settings``.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
 
-    rewritten: Callable[..., Groups[jax.Array]] = body
-    for rewriting in rewritings:
-        rewritten = rewriting.applied_to(rewritten)
+    rewritten = body if rewriting is None else rewriting.applied_to(body)
     specs_in, specs_out = (
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )

@@ -21,7 +21,7 @@ from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import (
     care_for,
     over_replicas_of,
-    rewritings_for,
+    rewriting_for,
     where_examples_are,
 )
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
@@ -299,10 +299,11 @@ class _Planner:
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
+        rewriting = rewriting_for(jaxpr, mesh, in_a_loop=self.here > 1)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(mesh, run, layouts_in, (layouts,), name, True, rewritings_for(jaxpr, mesh)),
+            jitted=over_replicas_of(mesh, run, layouts_in, (layouts,), name, True, rewriting),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),
