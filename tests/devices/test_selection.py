@@ -27,7 +27,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 # --- use_cpu_devices ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [2, 8, 16])
+@pytest.mark.parametrize("devices", [*(pytest.param(n, marks=pytest.mark.soak) for n in (2, 8)), 16])
 def test_emulated_devices_do_not_deadlock(devices: int) -> None:
     """200 steps with an all-reduce, dispatched without waiting. With XLA's own thread pool this hangs."""
     done = run(f"""

@@ -176,7 +176,7 @@ def bytes_by_device(variables) -> collections.Counter:
 @pytest.mark.parametrize(
     ("make", "replicas", "stages", "microbatches"),
     [
-        (mlp, 1, 2, 4),
+        pytest.param(mlp, 1, 2, 4, marks=pytest.mark.soak),
         (mlp, 2, 4, 2),
         (convolutions, 1, 2, 2),
         (transformer, 2, 2, 1),

@@ -350,12 +350,16 @@ def test_values_and_functions_are_shares_of_the_sum(pair, executor) -> None:
     def total(v):
         return sum((jnp.square(v - x) * jnp.array([1.0, 4.0])).sum() for x in (1.0, 2.0))
 
+    @jax.jit
+    def alone(v, state):
+        value, gradient = jax.value_and_grad(total)(v)
+        updates, state = tx.update(gradient, state, v, value=value, grad=gradient, value_fn=total)
+        return optax.apply_updates(v, updates), state
+
     v = jnp.array([3.0, -1.0])
     state = tx.init(v)
     for _ in range(2):
-        value, gradient = jax.value_and_grad(total)(v)
-        updates, state = tx.update(gradient, state, v, value=value, grad=gradient, value_fn=total)
-        v = optax.apply_updates(v, updates)
+        v, state = alone(v, state)
     np.testing.assert_allclose(found, [v, v], rtol=1e-5)
 
 

@@ -23,6 +23,7 @@ def parts_of(variable: replicax.Variable) -> set[tuple[int, ...]]:
     return {s.data.shape for s in variable.slot.array.addressable_shards}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("replicas", "parts"), [(1, [1, 8]), (1, [2, 4]), (2, [4, 1]), (4, [1, 2]), (1, [3, 2])])
 @pytest.mark.parametrize("how", ["callable", "array", "numpy"])
 def test_it_is_split_from_the_start(replicas: int, parts: list[int], how: str) -> None:

@@ -48,6 +48,7 @@ def test_the_largest_dim_that_divides_evenly_is_split(pair: replicax.Strategy) -
     assert make(pair, 1.0).layout == Mirrored()  # a scalar has nothing to split
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])

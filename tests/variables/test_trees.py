@@ -111,6 +111,7 @@ def sharded(devices):
     return replicax.ShardedStrategy(devices, replicax.FixedShardsPartitioner(len(devices)))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("place", [replicax.MirroredStrategy, sharded])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @third_party
