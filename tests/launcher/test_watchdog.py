@@ -18,11 +18,13 @@ import pytest
 from replicax.launcher.watchdog import vital_signs
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.verdict import Hang, verdict
-from replicax.launcher.watchdog.vital_signs import ARMED, Condition, VitalSigns, WorkerMonitor
+from replicax.launcher.watchdog.vital_signs import ARMED, LONG_PATIENCE, Condition, VitalSigns, WorkerMonitor
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import StepRecord, new_page
 
 TIMEOUT, MARGIN = 10.0, 0.75
+LONGER = (LONG_PATIENCE + 10) * TIMEOUT
+"""Than anybody has who is judged."""
 
 
 # --- one worker -----------------------------------------------------------------------------------------
@@ -131,12 +133,12 @@ def test_what_may_take_long_has_thirty_times_as_long(worker, phase) -> None:
 @pytest.mark.parametrize("phase", [page.START, page.PAUSED, page.END, page.MEETING])
 def test_who_starts_pauses_ends_or_waits_with_a_deadline_of_its_own_is_not_judged(worker, phase) -> None:
     worker.page.numbers[page.PHASE] = phase
-    assert verdict([worker.look(2000.0)], TIMEOUT) is None
+    assert verdict([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_not_run_a_program_some_times_is_not_judged(worker) -> None:
     worker.page.numbers[page.CALLS] = ARMED - 1
-    assert verdict([worker.look(2000.0)], TIMEOUT) is None
+    assert verdict([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_no_page_or_has_ended_is_not_judged(worker) -> None:
