@@ -48,13 +48,18 @@ def box(drawing: Drawing, x: float, y: float, width: float, height: float, title
         drawing.text(x + 14, y + 46 + 18 * number, line, 12.5, "muted")
 
 
+def middles_of(count: int) -> tuple[float, list[float]]:
+    """How wide each of ``count`` boxes beside each other is, and where their middles are."""
+    width = (WIDTH - 2 * MARGIN - (count - 1) * GAP) / count
+    return width, [MARGIN + i * (width + GAP) + width / 2 for i in range(count)]
+
+
 def server(
     drawing: Drawing, x: float, y: float, width: float, number: int, placed: list[tuple[str, tuple[int, ...], Shards]]
 ) -> None:
     """A server: each variable as a bar, of which the part is filled that this server has."""
-    drawing.box(x, y, width, 66 + 34 * len(placed), "panel", 8)
-    drawing.text(x + 14, y + 24, f"server {number}", 15, "ink b")
-    drawing.text(x + 14, y + 44, "parts of variables, and the optimizer's state of the same rows", 12.5, "muted")
+    words = "parts of variables, and the optimizer's state of the same rows"
+    box(drawing, x, y, width, 66 + 34 * len(placed), f"server {number}", words)
     room = width - 28 - 70 - 128
     for place, (name, shape, shards) in enumerate(placed):
         top, left = y + 60 + 34 * place, x + 14 + 70
@@ -73,20 +78,18 @@ def server(
 def main(folder: Path) -> None:
     strategy, placed = variables()
     drawing = Drawing()
-    room = WIDTH - 2 * MARGIN
     y = MARGIN
     box(
         drawing,
         MARGIN,
         y,
-        room,
+        middles_of(1)[0],
         74,
         "coordinator: your program",
         "creates variables, schedules functions, fetches results; reads and assigns variables, saves checkpoints",
     )
     y += 74
-    third = (room - (strategy.num_workers - 1) * GAP) / strategy.num_workers
-    middles = [MARGIN + i * (third + GAP) + third / 2 for i in range(strategy.num_workers)]
+    third, middles = middles_of(strategy.num_workers)
     for middle in middles:
         drawing.line([(middle, y), (middle, y + 44)], "link", 1.5)
     drawing.text(middles[0] + 10, y + 27, "functions, each with a number", 12.5, "muted")
@@ -104,8 +107,7 @@ def main(folder: Path) -> None:
             "of the table: the rows of its batch",
         )
     y += 92
-    half = (room - (strategy.num_servers - 1) * GAP) / strategy.num_servers
-    centres = [MARGIN + i * (half + GAP) + half / 2 for i in range(strategy.num_servers)]
+    half, centres = middles_of(strategy.num_servers)
     for middle in middles:
         for centre in centres:
             drawing.line([(middle, y), (centre, y + 70)], "link", 1.5)

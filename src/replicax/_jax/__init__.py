@@ -32,6 +32,49 @@ from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.eager.operation_keys import Hashed
 from replicax._jax.fast_call import FastCall, fast_call, to_arrays
+from replicax._jax.jaxprs.mutable_arrays import (
+    check_freed_once,
+    is_mutable,
+    mutable_arrays_outside,
+)
+from replicax._jax.jaxprs.program_meshes import (
+    abstract_mesh,
+    aval_on,
+    fresh,
+    on_mesh,
+)
+from replicax._jax.jaxprs.programs import (
+    acts_outside,
+    acts_outside_program,
+    bind,
+    calls_back,
+    constants_of,
+    contains,
+    evaluate,
+    host_function,
+    interpret,
+    is_function,
+    left_behind,
+    map_jaxprs,
+    opened,
+    partly,
+    prints,
+    program_of,
+    replace_inputs,
+    shard_map_body,
+    silenced,
+    staged,
+    sub_jaxprs,
+    traced_once,
+)
+from replicax._jax.jaxprs.source_lines import (
+    comes_from,
+    from_line_of,
+    is_way_back,
+    located,
+    source_line,
+    source_place,
+)
 from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array, missed_a_mesh
 from replicax._jax.primitives import (
     asking_primitive,
@@ -43,43 +86,6 @@ from replicax._jax.primitives import (
     next_axis,
     resized,
     two_way_primitive,
-)
-from replicax._jax.programs import (
-    abstract_mesh,
-    acts_outside,
-    acts_outside_program,
-    aval_on,
-    bind,
-    calls_back,
-    check_freed_once,
-    comes_from,
-    constants_of,
-    contains,
-    evaluate,
-    fresh,
-    from_line_of,
-    host_function,
-    interpret,
-    is_function,
-    is_mutable,
-    is_way_back,
-    left_behind,
-    located,
-    map_jaxprs,
-    mutable_arrays_outside,
-    on_mesh,
-    opened,
-    partly,
-    prints,
-    program_of,
-    replace_inputs,
-    shard_map_body,
-    silenced,
-    source_line,
-    source_place,
-    staged,
-    sub_jaxprs,
-    traced_once,
 )
 from replicax._jax.runtime import (
     SAME_BITS_ON_CPU,

@@ -12,8 +12,8 @@ from jax import lax
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
 
+from replicax._jax.jaxprs.programs import map_jaxprs, program_of
 from replicax._jax.primitive_families import CONTROL_FLOW
-from replicax._jax.programs import map_jaxprs, program_of
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import operator
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import Mesh
 
 from replicax.devices.arrays import put_among
 from replicax.devices.host_values import is_key
-from replicax.devices.logical_axes import parted
+from replicax.devices.logical_axes import Axes, parted
 from replicax.errors import PlacementError
-from replicax.variables.layout import Copies, Layout, Mirrored, Split, beside, split_evenly, split_evenly_in_parts
+from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all, split_by
 from replicax.variables.slots import launching
 from replicax.workers.replicas import Replicas
@@ -73,7 +75,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
             "partitioner, partition_dimensions and logical_device out, or create it outside"
         )
     own = variable.is_on_read and replicas.count > 1
-    return beside(place[1], variable.shape, replicas.mesh, replicas.count, own, not is_key(variable.dtype))
+    return _beside(place[1], variable.shape, replicas.mesh, replicas.count, own, not is_key(variable.dtype))
 
 
 def layout_for(
@@ -129,7 +131,7 @@ def layout_for(
     counts = [int(count) for count in partition_dimensions]
     part = tuple(size // count for size, count in zip(shape, counts, strict=True))
     split = _layout_by(chosen, variable.name, part, variable.dtype, replicas)
-    composed = split_evenly_in_parts(shape, axes, counts, split)
+    composed = _split_evenly_in_parts(shape, axes, counts, split)
     if composed is None and partitioner is not None:
         assert isinstance(split, Split)
         raise ValueError(
@@ -201,4 +203,68 @@ def _layout_by(
     if size == 1:
         return Mirrored()
     dim, pieces = split_by(partitioner, name, shape, dtype)
-    return Mirrored() if dim is None else split_evenly(shape, dim, pieces, size, replicas.device_count // size)
+    return Mirrored() if dim is None else _split_evenly(shape, dim, pieces, size, replicas.device_count // size)
+
+
+def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
+    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica of a group.
+
+    Args:
+      shape: of the value.
+      dim: along which it is split.
+      pieces: how many are wanted.
+      replicas: of a group.
+      groups: how many there are.
+    """
+    pieces = min(pieces, replicas, shape[dim])
+    if pieces <= 1:
+        return Mirrored()
+    return Split(dim, shape[dim], -(-shape[dim] // pieces), replicas, groups)
+
+
+def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[int], split: Layout) -> Layout | None:
+    """The layout of a value whose logical devices have parts of it, which are split over the replicas.
+
+    Args:
+      shape: of the value.
+      axes: how it is split over the logical devices.
+      counts: into how many parts, along each dim.
+      split: the layout of one part.
+
+    Returns:
+      ``None`` if along one dim the parts don't divide evenly.
+    """
+    if not isinstance(split, Split):
+        return Mirrored(axes=axes)
+    parts = counts[split.dim]
+    if parts > 1 and split.filling:
+        return None
+    return dataclasses.replace(split, size=shape[split.dim], piece=split.piece * parts, logical_parts=parts, axes=axes)
+
+
+def _beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, own: bool, splits: bool) -> Layout:
+    """The layout of a value beside another value.
+
+    It is split like the other if its shape allows, and otherwise whole in the same places.
+
+    Args:
+      layout: of the other value.
+      shape: of the value.
+      mesh: of the strategy.
+      replicas: how many there are.
+      own: whether each of several replicas has its own value.
+      splits: whether the value can be split over the replicas.
+    """
+    if not own and layout.home is not None:
+        return layout
+    parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]
+    fits = len(parts) == len(shape) and all(size % count == 0 for size, count in zip(shape, parts, strict=True))
+    axes = layout.axes if fits else ()
+    if own:
+        return Copies(replicas, axes=axes, logical_device=layout.logical_device)
+    if splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
+        if fits or not any(layout.axes):
+            return layout
+        if layout.logical_parts == 1:
+            return dataclasses.replace(layout, axes=())
+    return Mirrored(axes=axes, logical_device=layout.logical_device)

@@ -27,7 +27,8 @@ from jax.sharding import SingleDeviceSharding
 from jaxlib import _jax as _jaxlib
 
 from replicax._jax.eager.operation_keys import operation_key, program_key
-from replicax._jax.programs import calls_back, is_mutable
+from replicax._jax.jaxprs.mutable_arrays import is_mutable
+from replicax._jax.jaxprs.programs import calls_back
 from replicax._jax.runtime import copy_on
 from replicax._jax.types import ClosedJaxpr, Primitive
 

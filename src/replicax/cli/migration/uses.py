@@ -10,9 +10,17 @@ import replicax
 from replicax.cli.migration.bindings import last_name
 from replicax.cli.migration.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
 from replicax.cli.migration.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
-from replicax.cli.migration.original_names import MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax.cli.migration.run_names import RUNS
-from replicax.old_names import NAMES
+from replicax.cli.migration.original_names import MODERN, TOWER
+from replicax.cli.migration.telltale_words import (
+    ATTRIBUTES,
+    ESTIMATOR,
+    KEYWORDS,
+    STRATEGY_KINDS,
+    UNMISTAKABLE,
+    has_tower_words,
+    is_tower_program,
+    may_use,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,51 +63,14 @@ class NameUse:
     edit: Edit | None = None
 
 
-_STRATEGY_KINDS = ("Strategy", "StrategyExtended", "ReplicaContext")
-_UNMISTAKABLE = {
-    name: kind
-    for table in (MEMBERS, TOWER_MEMBERS)
-    for kind in ("InputContext", "DistributedDataset", "StrategyExtended", "ReplicaContext", "Strategy")
-    for name in table.get(kind, "").split()
-    if re.search(r"replica|tower|merge_call|logical_device|experimental_(run|dist|local|make)|datasets_from_fu", name)
-    or name in ("batch_reduce_to", "broadcast_to", "reduce_to", "run_steps_on_dataset", "update_non_slot")
-} | {"num_replicas_in_sync": "Strategy", "create_per_worker_dataset": "ClusterCoordinator"}
-"""Members that nothing else has, by the kind of what has them."""
-
 _SURELY_NAMED = re.compile(r"(distribution|distribute|dist|mirrored|tpu)_strategy(\.extended)?$")
 """Values whose name is enough, also in a program that does not import TensorFlow itself."""
 
-_TOWER_WORDS = {"run_steps_on_dataset", "worker_device_index"}
-_MODERN_WORDS = {
-    name
-    for kind in _STRATEGY_KINDS
-    for name in MEMBERS[kind].split()
-    if name not in TOWER_MEMBERS.get(kind, "").split()
-} - {"configure", "strategy", "devices", "gather", "run"}
 _MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
 _KNOWN = {**paths(TOWER), **paths(MODERN)}
 _INTERNAL = re.compile(r"(python|contrib)\.(distribute|training\.distribut)|python\.tpu|__internal__\.distribute")
 _INTERNALS = Counterpart("nothing: TensorFlow's own internals")
 _STAR = "the names that it brings are followed, but for those that the program binds itself"
-
-_ESTIMATOR = Counterpart(NAMES["replicax"]["DistributeConfig"])
-_AGGREGATE = Counterpart("aggregate=False, of replicax.Optimizer.apply_gradients, for gradients that have been reduced")
-_KEYWORDS = {
-    "train_distribute": _ESTIMATOR,
-    "eval_distribute": _ESTIMATOR,
-    "experimental_distribute": _ESTIMATOR,
-    "experimental_aggregate_gradients": _AGGREGATE,
-    "skip_gradients_aggregation": _AGGREGATE,
-}
-"""Keyword arguments of functions outside distribution that are about it."""
-
-_ATTRIBUTES = {
-    "train_distribute": _ESTIMATOR,
-    "eval_distribute": _ESTIMATOR,
-    "experimental_distribute": Counterpart("replicax.InputOptions, an argument of strategy.distribute_dataset"),
-    "_distributed_apply": Counterpart("optimizer.apply_gradients(gradients, variables), in a step"),
-}
-"""Attributes of things outside distribution that are about it."""
 
 
 def find_uses(tree: ast.Module, source_lines: list[str]) -> list[NameUse]:
@@ -109,69 +80,7 @@ def find_uses(tree: ast.Module, source_lines: list[str]) -> list[NameUse]:
       tree: the program.
       source_lines: its lines.
     """
-    return _Search(tree, source_lines).uses() if _may_use(tree) else []
-
-
-def _may_use(tree: ast.Module) -> bool:
-    """Whether a program is worth a closer look: most are not, and a folder may have thousands."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import():
-                names = {alias.name.partition(".")[0] for alias in node.names}
-            case ast.ImportFrom():
-                names = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                names = {name}
-            case ast.Constant("TF_CONFIG"):
-                return True
-            case _:
-                continue
-        if names & _SIGNS:
-            return True
-    return False
-
-
-def has_tower_words(tree: ast.Module) -> bool:
-    """Whether a program has words that only the tower API of 1.9 to 1.12 has."""
-    words, _ = _words_and_modules(tree)
-    return any("tower" in word for word in words & _TOWER_NAMES) or bool(words & _TOWER_WORDS)
-
-
-def is_tower_program(tree: ast.Module) -> bool:
-    """Whether a program is written for the tower API of 1.9 to 1.12, and not for a later one."""
-    words, modules = _words_and_modules(tree)
-    if has_tower_words(tree) or V1 in modules:
-        return True
-    is_contrib = "contrib" in words or any("contrib" in module for module in modules)
-    chains = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "distribute")
-    is_modern = words & _MODERN_WORDS or any(isinstance(node.value, ast.Name) for node in chains)
-    return is_contrib and not is_modern and "replicax" not in modules  # which --write brings to others
-
-
-def _words_and_modules(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The names and attributes in a program, and the modules that it imports."""
-    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
-    imported = {alias.name for node in imports for alias in node.names}
-    modules = {module for node in imports if (module := getattr(node, "module", None))}
-    return words | imported, modules | imported
-
-
-_SIGNS = {
-    *RUNS["keras.callbacks"].split(),
-    "distribution_strategy",
-    "multi_gpu_model",
-    "tensorflow",
-    "replicax",
-    "tf",
-    "tf1",
-    "tf2",
-    *_UNMISTAKABLE,
-    *_ATTRIBUTES,
-    *_KEYWORDS,
-}
-_TOWER_NAMES = {name for names in (*TOWER.values(), *TOWER_MEMBERS.values()) for name in names.split()}
+    return _Search(tree, source_lines).uses() if may_use(tree) else []
 
 
 class _Search:
@@ -298,12 +207,12 @@ class _Search:
         if isinstance(owner, Instance):
             return self._member(node, node.attr, owner)
         parent = self.parents.get(node)
-        if node.attr in _ATTRIBUTES and not isinstance(owner, Definition):
+        if node.attr in ATTRIBUTES and not isinstance(owner, Definition):
             whole = parent if isinstance(parent, ast.Attribute) else node
             name = f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}"
-            return self._use(node, name, _ATTRIBUTES[node.attr], is_assumed=_ATTRIBUTES[node.attr] is _ESTIMATOR)
-        if owner is None and isinstance(node.ctx, ast.Load) and node.attr in _UNMISTAKABLE:
-            return self._member(node, node.attr, Instance(_UNMISTAKABLE[node.attr]))
+            return self._use(node, name, ATTRIBUTES[node.attr], is_assumed=ATTRIBUTES[node.attr] is ESTIMATOR)
+        if owner is None and isinstance(node.ctx, ast.Load) and node.attr in UNMISTAKABLE:
+            return self._member(node, node.attr, Instance(UNMISTAKABLE[node.attr]))
         is_called = isinstance(parent, ast.Call) and parent.func is node and self.imports_tensorflow
         if owner is None and node.attr in DISTINCT - self.own_members and is_called:
             homes = sorted(path for path, name in _KNOWN.items() if name == node.attr)
@@ -334,7 +243,7 @@ class _Search:
             return None
         if counterpart is None and not is_there:
             is_own = (isinstance(node.value, ast.Name) and node.value.id == "self") or name.startswith("__")
-            if is_own or not owner.is_sure or owner.kind not in _STRATEGY_KINDS or not isinstance(node.ctx, ast.Load):
+            if is_own or not owner.is_sure or owner.kind not in STRATEGY_KINDS or not isinstance(node.ctx, ast.Load):
                 return None
             what = "TensorFlow's own internals" if name.startswith("_") else "not known here"
             counterpart = Counterpart(f"nothing: {what}")
@@ -350,7 +259,7 @@ class _Search:
             edit = self._checked(Edit(node.end_lineno or 0, end - len(name.encode()), end, name, counterpart.today))
             counterpart = dataclasses.replace(counterpart, today=f"{receiver}.{counterpart.today}")
         is_own = name in self.own_members  # of a class of the program's, which may be what this is of
-        is_assumed = not owner.is_sure and (is_own or name not in _UNMISTAKABLE)
+        is_assumed = not owner.is_sure and (is_own or name not in UNMISTAKABLE)
         return self._use(node, f"{receiver}.{name}", counterpart, is_assumed, None if is_assumed or is_own else edit)
 
     def _keywords(self, call: ast.Call) -> list[NameUse]:
@@ -369,8 +278,8 @@ class _Search:
             counterpart = None
             if keyword.arg in old:
                 counterpart = Counterpart(old[keyword.arg])
-            elif keyword.arg in _KEYWORDS and not (isinstance(function, DottedName) and function.path in _KNOWN):
-                counterpart = _KEYWORDS[keyword.arg]
+            elif keyword.arg in KEYWORDS and not (isinstance(function, DottedName) and function.path in _KNOWN):
+                counterpart = KEYWORDS[keyword.arg]
             if counterpart is not None:
                 found.append(self._use(keyword, f"{last_name(call.func) or '…'}({keyword.arg}=)", counterpart))
         return found

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,16 +15,10 @@ from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
-from replicax._jax.primitive_families import JITTED, UNRELIABLE
-from replicax._jax.traces import MESH_SETTING, current_trace, staging_trace
+from replicax._jax.jaxprs.source_lines import source_line
+from replicax._jax.primitive_families import UNRELIABLE
+from replicax._jax.traces import current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
-
-_LIBRARIES = (
-    *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (os.__file__, os.path.dirname(jax.__file__))),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    "<frozen",
-)
-"""Where files are that nobody has written for this program: Python's, what is installed beside JAX, and ours."""
 
 
 def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
@@ -255,15 +247,6 @@ def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> lis
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
-    """What is traced inside comes from the line that ``equation`` comes from."""
-    names = _source_info.current_name_stack()
-    manager: contextlib.AbstractContextManager[None] = _source_info.user_context(
-        equation.source_info.traceback, name_stack=names
-    )
-    return manager
-
-
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
     return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(equation.params)]
@@ -292,120 +275,6 @@ def host_function(equation: Equation) -> Any:
     return getattr(equation.params["callback"], "callback_func", None)
 
 
-def abstract_mesh(mesh: Any) -> Any:
-    """What programs inside ``shard_map(mesh=mesh)`` over all of its axes know of the mesh."""
-    kinds = (jax.sharding.AxisType.Manual,) * len(mesh.axis_names)
-    return mesh.abstract_mesh.update(axis_types=kinds)
-
-
-def fresh(atom: Any, mesh: Any) -> Any:
-    """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
-    aval = aval_on(atom.aval, mesh)
-    if not isinstance(atom, Literal):
-        return _core.Var(aval)
-    value = atom.val
-    if isinstance(value, _TypedNdArray):  # which has an abstract value of its own
-        value = _TypedNdArray(np.asarray(value), aval)
-    return _core.Literal(value, aval)
-
-
-def aval_on(aval: Any, mesh: Any) -> Any:
-    """``aval``, as that of a value inside ``mesh``, an abstract one; in JAX's eyes others are of another kind."""
-    if not isinstance(aval, ShapedArray):
-        return aval
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
-    return aval.update(sharding=sharding)
-
-
-def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:
-    """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
-    with equation.ctx.manager:  # which puts back at its end what is changed here
-        MESH_SETTING.set_local(mesh)
-        ctx = _core.JaxprEqnContext()
-    params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
-    return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
-
-
-def _param_on(value: Any, mesh: Any) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(_program_on(value.jaxpr, mesh), value.consts)
-    if isinstance(value, Jaxpr):
-        return _program_on(value, mesh)
-    if isinstance(value, jax.sharding.NamedSharding):
-        return jax.sharding.NamedSharding(mesh, value.spec)
-    if isinstance(value, (tuple, list)) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
-        return type(value)(_param_on(v, mesh) for v in value)
-    return value
-
-
-def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:
-    env: dict[Any, Any] = {}
-
-    def moved(atom: Any) -> Any:
-        if isinstance(atom, Literal):
-            return fresh(atom, mesh)
-        if atom not in env:
-            env[atom] = atom if isinstance(atom, _core.DropVar) else fresh(atom, mesh)
-        return env[atom]
-
-    return jaxpr.replace(
-        constvars=[moved(v) for v in jaxpr.constvars],
-        invars=[moved(v) for v in jaxpr.invars],
-        eqns=[on_mesh(e, [moved(v) for v in e.invars], [moved(v) for v in e.outvars], mesh) for e in jaxpr.eqns],
-        outvars=[moved(v) for v in jaxpr.outvars],
-    )
-
-
-@contextlib.contextmanager
-def mutable_arrays_outside(what: str, instead: str) -> Iterator[None]:
-    """Give the error of a program that closes over a mutable array (``jax.new_ref``), which JAX has none for.
-
-    Raises:
-      TypeError: it does.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        if "AbstractRef" not in str(error):
-            raise
-        raise TypeError(
-            f"{what} a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
-            f"ref[...], as an argument, or keep the state in a {instead}"
-        ) from error
-
-
-def check_freed_once(jaxpr: Jaxpr) -> None:
-    """Raise if a program frees a mutable array and then uses it.
-
-    Raises:
-      ValueError: it does. JAX has a bare ``KeyError`` for it, or nothing, if nobody asks for the result.
-    """
-    freed: set[Any] = set()
-    for equation in jaxpr.eqns:
-        for atom in equation.invars:
-            if not isinstance(atom, Literal) and atom in freed:
-                use = "freed twice" if equation.primitive.name == "free_ref" else "used after it was freed"
-                raise ValueError(
-                    f"a mutable array (jax.new_ref) was {use} (jax.free_ref): free it once, when all is done"
-                )
-        if equation.primitive.name == "free_ref":
-            freed.update(equation.invars)
-        for inner in sub_jaxprs(equation):
-            check_freed_once(inner)
-
-
-def is_mutable(atom: Any) -> bool:
-    """Whether a variable of a program is a mutable array (``jax.new_ref``)."""
-    return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"
-
-
-def located(equation: Equation, call: Equation) -> Equation:
-    """``equation`` with the line of the ``call`` that it was in, if it has none: one of a function of JAX's own."""
-    if _source_info.user_frame(equation.source_info.traceback) is not None:
-        return equation
-    return equation.replace(source_info=call.source_info)
-
-
 def left_behind(traced: Any, body: Jaxpr, arguments: int) -> tuple[Any, str] | None:
     """A value of another program that ``traced`` uses, and the user's line that uses it; ``None`` if there is none.
 
@@ -423,50 +292,3 @@ def left_behind(traced: Any, body: Jaxpr, arguments: int) -> tuple[Any, str] | N
     lost = next((v for v, operand in zip(body.invars, operands, strict=True) if operand is extra[0]), None)
     use = next((e for e in body.eqns if any(atom is lost for atom in e.invars)), None)
     return extra[0].aval, "an unknown line" if use is None else source_line(use)
-
-
-def source_line(equation: Equation) -> str:
-    """``file.py:12 (function)``: the user's line that an equation comes from."""
-    frame = _source_info.user_frame(equation.source_info.traceback)
-    if frame is None:
-        return "an unknown line"
-    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
-
-
-def source_place(equations: Sequence[Equation]) -> tuple[str, int]:
-    """The user's file and line that an equation comes from: the innermost that is of no library, if there is one.
-
-    Args:
-      equations: the equation, after those that it is inside of. What JAX has traced for another call of a function that
-        is jitted, and kept, has the line of that call; then it is the line of this one.
-    """
-    found: tuple[str, int] | None = None
-    for call, equation in zip([None, *equations], equations, strict=False):
-        traceback: Any = equation.source_info.traceback
-        frames = traceback.frames if traceback is not None else ()
-        is_kept = call is not None and call.primitive.name in JITTED
-        if found is None or not is_kept or found in {(f.file_name, f.line_num) for f in frames}:
-            users = ((f.file_name, f.line_num) for f in frames if not f.file_name.startswith(_LIBRARIES))
-            found = next(users, found)
-    if found is None:
-        frame = _source_info.user_frame(equations[-1].source_info.traceback)
-        return ("an unknown line", 0) if frame is None else (frame.file_name, frame.start_line)
-    return found
-
-
-def comes_from(equation: Equation, functions: Collection[str], file: str) -> bool:
-    """Whether an equation was recorded by one of these ``functions``, of a file whose path ends like this."""
-    traceback = equation.source_info.traceback
-    return traceback is not None and any(
-        f.function_name in functions and f.file_name.endswith(file) for f in traceback.frames
-    )
-
-
-def is_way_back(equation: Equation) -> bool:
-    """Whether an equation carries a gradient back through a function (``jax.grad``, ``jax.vjp``).
-
-    Not so if that is itself inside of a transformation, as in ``jax.vmap(jax.grad(f))``.
-    """
-    transforms = (e for e in equation.source_info.name_stack.stack if isinstance(e, _source_info.Transform))
-    first = next(transforms, None)
-    return first is not None and first.name == "transpose"

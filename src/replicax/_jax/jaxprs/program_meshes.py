@@ -1,0 +1,78 @@
+"""Programs on another mesh than that for which they were traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core as _core
+from jax._src.literals import TypedNdArray as _TypedNdArray
+
+from replicax._jax.traces import MESH_SETTING
+from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
+
+
+def abstract_mesh(mesh: Any) -> Any:
+    """What programs inside ``shard_map(mesh=mesh)`` over all of its axes know of the mesh."""
+    kinds = (jax.sharding.AxisType.Manual,) * len(mesh.axis_names)
+    return mesh.abstract_mesh.update(axis_types=kinds)
+
+
+def fresh(atom: Any, mesh: Any) -> Any:
+    """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
+    aval = aval_on(atom.aval, mesh)
+    if not isinstance(atom, Literal):
+        return _core.Var(aval)
+    value = atom.val
+    if isinstance(value, _TypedNdArray):  # which has an abstract value of its own
+        value = _TypedNdArray(np.asarray(value), aval)
+    return _core.Literal(value, aval)
+
+
+def aval_on(aval: Any, mesh: Any) -> Any:
+    """``aval``, as that of a value inside ``mesh``, an abstract one; in JAX's eyes others are of another kind."""
+    if not isinstance(aval, ShapedArray):
+        return aval
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
+    return aval.update(sharding=sharding)
+
+
+def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:
+    """``equation`` with other operands and results, in a program inside another mesh (an :func:`abstract_mesh`)."""
+    with equation.ctx.manager:  # which puts back at its end what is changed here
+        MESH_SETTING.set_local(mesh)
+        ctx = _core.JaxprEqnContext()
+    params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
+    return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
+
+
+def _param_on(value: Any, mesh: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(_program_on(value.jaxpr, mesh), value.consts)
+    if isinstance(value, Jaxpr):
+        return _program_on(value, mesh)
+    if isinstance(value, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(mesh, value.spec)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
+        return type(value)(_param_on(v, mesh) for v in value)
+    return value
+
+
+def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:
+    env: dict[Any, Any] = {}
+
+    def moved(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return fresh(atom, mesh)
+        if atom not in env:
+            env[atom] = atom if isinstance(atom, _core.DropVar) else fresh(atom, mesh)
+        return env[atom]
+
+    return jaxpr.replace(
+        constvars=[moved(v) for v in jaxpr.constvars],
+        invars=[moved(v) for v in jaxpr.invars],
+        eqns=[on_mesh(e, [moved(v) for v in e.invars], [moved(v) for v in e.outvars], mesh) for e in jaxpr.eqns],
+        outvars=[moved(v) for v in jaxpr.outvars],
+    )
