@@ -74,7 +74,8 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
     assert int(model.iterations) == steps
     for found, expected in zip(model.values, reference.values, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
-    assert len({pid for _, pid in coordinator.fetch(results)}) == 3
+    # The one that was killed, and another: a process that starts late may find nothing left to do.
+    assert len({pid for _, pid in coordinator.fetch(results)}) >= 2
 
 
 def test_all_of_it_is_on_loopback(coordinator: replicax.ClusterCoordinator) -> None:
