@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.parameter_server.engine import ray_actors
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 
 pytest.importorskip("ray")
@@ -74,7 +76,8 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
     assert int(model.iterations) == steps
     for found, expected in zip(model.values, reference.values, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
-    assert len({pid for _, pid in coordinator.fetch(results)}) == 3
+    # The one that was killed, and another: a process that starts late may find nothing left to do.
+    assert len({pid for _, pid in coordinator.fetch(results)}) >= 2
 
 
 def test_all_of_it_is_on_loopback(coordinator: replicax.ClusterCoordinator) -> None:
@@ -94,6 +97,19 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
     with pytest.raises(replicax.WorkerError, match=r"test_ray\.py:\d+: NotKnownHereError: what went wrong"):
         coordinator.join(WAIT)
     assert coordinator.schedule(jax.device_count).fetch(WAIT) == 1
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])
+def test_only_a_cluster_that_is_named_is_joined(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an address Ray would join what ``ray start`` has left on this machine, and refuse the arguments."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray_actors, "_keep_to_this_machine", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    ray_actors._start(types.SimpleNamespace(init=lambda **settings: asked.append(settings)))
+    [settings] = asked
+    assert settings.get("address") == ("local" if address is None else None)  # Ray itself reads RAY_ADDRESS
 
 
 @pytest.mark.soak

@@ -197,6 +197,7 @@ def _start(ray: Any) -> None:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
+                    address="local",  # and not what `ray start` has started here, which nobody has named
                     num_cpus=max(2, os.cpu_count() or 1),  # so many processes start at the same time
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE,
