@@ -59,7 +59,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
 
         v: Any = served[megabytes]
         own, ones = np.ones(v.shape, np.float32), np.ones(v.shape, np.float32)
-        elsewhere, numbers = v.elsewhere, itertools.count(10**9)
+        elsewhere, numbers = v.elsewhere, itertools.count(megabytes * 10**9)  # what has come before changes nothing
 
         def pushed(assign: bool) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
@@ -94,13 +94,12 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
                 result = case()
                 times[name].append((time.perf_counter() - began) / (IN_A_ROW if "row" in name else 1))
                 del result
-        return times
+        return {name: some[WARM_UP:] for name, some in times.items()}
 
     found: dict[int, dict[str, Any]] = {}
     with replicax.ClusterCoordinator(strategy) as coordinator:
         for megabytes in sizes:
-            coordinator.schedule(measure, args=(megabytes, WARM_UP)).fetch()
-            times = coordinator.schedule(measure, args=(megabytes, rounds)).fetch()
+            times = coordinator.schedule(measure, args=(megabytes, WARM_UP + rounds)).fetch()
             rates = found[megabytes] = {f"{name}, ms": 1e3 * statistics.median(some) for name, some in times.items()}
             for name, base in (("push", "put"), ("pull", "put"), ("add", "put"), ("pushes in a row", "puts in a row")):
                 pairs = zip(times[base], times[name], strict=True)
