@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from replicax.parameter_server.engine.actors import ActorDiedError
-from replicax.parameter_server.serving.lines import Line, LineAddress, ServedLines
+from replicax.parameter_server.serving.lines import LineAddress, ServedLines, ServerLine
 from replicax.parameter_server.serving.shard_server import ShardServer
 from replicax.parameter_server.serving.shared_memory import this_machine
 
@@ -32,14 +32,14 @@ def served(serve: Callable[[str, tuple[Any, ...]], Any]) -> LineAddress:
 
 def test_calls_are_run_in_the_order_in_which_they_were_sent() -> None:
     ran: list[int] = []
-    line = Line(served(lambda method, args: ran.append(args[0]) or (method, args[0])))
+    line = ServerLine(served(lambda method, args: ran.append(args[0]) or (method, args[0])))
     replies = [line.call("square", number) for number in range(100)]
     assert [reply.result(WAIT) for reply in reversed(replies)] == [("square", n) for n in reversed(range(100))]
     assert ran == list(range(100))
 
 
 def test_any_thread_may_call_and_wait() -> None:
-    line = Line(served(lambda method, args: args[0] * 2))
+    line = ServerLine(served(lambda method, args: args[0] * 2))
     found: dict[int, list[int]] = {}
 
     def call(thread: int) -> None:
@@ -55,7 +55,7 @@ def test_any_thread_may_call_and_wait() -> None:
 
 def test_a_reply_can_be_told_of() -> None:
     told = threading.Event()
-    Line(served(lambda method, args: None)).call("nothing").when_done(told.set)
+    ServerLine(served(lambda method, args: None)).call("nothing").when_done(told.set)
     assert told.wait(WAIT)
 
 
@@ -66,7 +66,7 @@ def test_what_a_call_raises_is_raised_where_it_was_made() -> None:
     def serve(method: str, args: Any) -> None:
         raise KeyError("key") if method == "known" else LocalError("text")
 
-    line = Line(served(serve))
+    line = ServerLine(served(serve))
     with pytest.raises(KeyError, match="key"):
         line.call("known").result(WAIT)
     with pytest.raises(RuntimeError, match="LocalError: text"):
@@ -75,7 +75,7 @@ def test_what_a_call_raises_is_raised_where_it_was_made() -> None:
 
 def test_a_reply_that_does_not_come_is_waited_for_no_longer_than_said() -> None:
     go_on = threading.Event()
-    line = Line(served(lambda method, args: go_on.wait(WAIT)))
+    line = ServerLine(served(lambda method, args: go_on.wait(WAIT)))
     reply = line.call("slow")
     with pytest.raises(TimeoutError):
         reply.result(0.05)
@@ -88,7 +88,7 @@ def test_calls_of_a_server_that_has_ended_say_so(monkeypatch: pytest.MonkeyPatch
         raise EOFError  # ends its thread, and with it the connection
 
     monkeypatch.setattr(ServedLines, "_served", end)
-    line = Line(served(lambda method, args: None))
+    line = ServerLine(served(lambda method, args: None))
     replies = [line.call("any") for _ in range(3)]
     for reply in (*replies, line.call("any")):
         with pytest.raises(ActorDiedError, match="has ended"):
@@ -99,10 +99,10 @@ def test_who_has_not_the_key_can_not_call() -> None:
     called: list[str] = []
     address = served(lambda method, args: called.append(method))
     with pytest.raises((multiprocessing.AuthenticationError, OSError, EOFError)):
-        Line(dataclasses.replace(address, key=b"another")).call("any").result(WAIT)
+        ServerLine(dataclasses.replace(address, key=b"another")).call("any").result(WAIT)
     with socket.socket(socket.AF_UNIX) as stranger:  # says nothing: others are served meanwhile
         stranger.connect(address.name)
-        Line(address).call("mine").result(WAIT)
+        ServerLine(address).call("mine").result(WAIT)
     assert called == ["mine"]
 
 
@@ -120,7 +120,7 @@ def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
     address = server.line(this_machine(), ANOTHER)
     assert address is not None
     pulled = server.pull({7: -1}, 0)
-    line = Line(address)
+    line = ServerLine(address)
 
     def push(line: Any, function: int) -> None:
         from replicax.parameter_server.serving.pushes import Push
@@ -130,7 +130,7 @@ def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
 
     threads = [
         threading.Thread(target=lambda s=start, way=way: [push(way, s + n) for n in range(50)])
-        for start, way in ((0, line), (100, Line(address)), (200, None))
+        for start, way in ((0, line), (100, ServerLine(address)), (200, None))
     ]
     for thread in threads:
         thread.start()

@@ -97,7 +97,7 @@ class ServedLines:
             return answer
 
 
-class Line:
+class ServerLine:
     """The caller's side; any thread may call, and wait.
 
     Args:
@@ -183,7 +183,7 @@ class Line:
 class LineReply:
     """See :class:`replicax.parameter_server.engine.actors.Reply`."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ServerLine) -> None:
         self._line = line
         self.answer: tuple[bool, Any] | None = None
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, Reply, all_results
-from replicax.parameter_server.serving.lines import Line
+from replicax.parameter_server.serving.lines import ServerLine
 from replicax.parameter_server.serving.packed import Packed, packed, room_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shard_server import BY_LINE
@@ -88,7 +88,7 @@ class Servers:
         self.finished_below: Callable[[], int] = lambda: 0
         self._shares = shares
         self._blocks: dict[int, SharedBlocks | None] = {}
-        self._lines: dict[int, Line | None] = {}
+        self._lines: dict[int, ServerLine | None] = {}
         self._sizes: dict[tuple[int, int], int] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, dict[int, int]] = {}
@@ -279,7 +279,7 @@ class Servers:
         lines = {server: self._line_to(server) if method in BY_LINE else None for server in calls}
         return {server: (lines[server] or self.actors[server]).call(method, *args) for server, args in calls.items()}
 
-    def _line_to(self, server: int) -> Line | None:
+    def _line_to(self, server: int) -> ServerLine | None:
         """A line to a server, which is asked once where; ``None`` if there can't be one."""
         if not self._shares:
             return None
@@ -292,7 +292,7 @@ class Servers:
                     return None
                 known[server] = None
                 with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-                    known[server] = Line(address) if address is not None else None
+                    known[server] = ServerLine(address) if address is not None else None
             return known[server]
 
 
