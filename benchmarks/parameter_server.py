@@ -4,9 +4,12 @@
     python benchmarks/parameter_server.py --quick    # under a minute
     python benchmarks/parameter_server.py --only bandwidth overlap
 
-- **Bandwidth.** What a worker needs to push and to pull a variable of 4, 16 and 64 MB, until the server has it or the
-  program can read it, beside ``ray.put`` of an array of this size, in turn in the same process. The bar is 0.7 of its
-  bandwidth.
+- **Bandwidth.** What a worker needs to push a new value of a variable of 4, 16 and 64 MB until the server has it, and
+  to pull it until the program can read it, beside ``ray.put`` of an array of this size: in turn in the same process,
+  after 20 rounds that do not count. One at a time, so a call there and back counts as time; and pushes in a row, as the
+  functions of a worker make them, two on their way at a time, beside puts in a row of which two are kept. *Add* is a
+  push that is added to the variable, so the server reads and writes the value besides. The bar is 0.7 of the bandwidth
+  of ``ray.put``.
 - **Calls.** How often each server is called in a step: once to pull and once to push at most, whatever
   the number of variables.
 - **Overlap.** A step that computes for 50 ms, reads a variable of 4 MB and changes it: from one step to the next one,
@@ -59,7 +62,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
 
         v: Any = served[megabytes]
         own, ones = np.ones(v.shape, np.float32), np.ones(v.shape, np.float32)
-        elsewhere, numbers = v.elsewhere, itertools.count(10**9)
+        elsewhere, numbers = v.elsewhere, itertools.count(megabytes * 10**9)  # what has come before changes nothing
 
         def pushed(assign: bool) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
@@ -94,13 +97,12 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
                 result = case()
                 times[name].append((time.perf_counter() - began) / (IN_A_ROW if "row" in name else 1))
                 del result
-        return times
+        return {name: some[WARM_UP:] for name, some in times.items()}
 
     found: dict[int, dict[str, Any]] = {}
     with replicax.ClusterCoordinator(strategy) as coordinator:
         for megabytes in sizes:
-            coordinator.schedule(measure, args=(megabytes, WARM_UP)).fetch()
-            times = coordinator.schedule(measure, args=(megabytes, rounds)).fetch()
+            times = coordinator.schedule(measure, args=(megabytes, WARM_UP + rounds)).fetch()
             rates = found[megabytes] = {f"{name}, ms": 1e3 * statistics.median(some) for name, some in times.items()}
             for name, base in (("push", "put"), ("pull", "put"), ("add", "put"), ("pushes in a row", "puts in a row")):
                 pairs = zip(times[base], times[name], strict=True)

@@ -72,7 +72,7 @@ def run_known(
     Args:
       programs: of the strategy whose replicas run it.
       fn: the step.
-      args: its arguments; of a known step their arrays, where its program takes them, or on the host.
+      args: its arguments; of a known step the list of their arrays, where its program takes them, or on the host.
       kwargs: its keyword arguments.
       known: the step, if the caller knows it.
     """
@@ -80,8 +80,6 @@ def run_known(
     if (
         replicas.is_absent
         or replicas.lockstep.several
-        or type(args) is not tuple
-        or (kwargs is not None and type(kwargs) is not dict)
         or _jax.current_trace() is not _no_trace
         or not context.is_right_across(replicas)
     ):
@@ -90,6 +88,8 @@ def run_known(
         if known.settings != _jax.trace_settings():
             return NEW
         return results(known.executable, launch(replicas, known.executable, args), replicas.count, None)
+    if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
+        return NEW
     arguments = _no_arguments
     if args or kwargs:
         try:

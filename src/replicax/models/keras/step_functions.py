@@ -116,7 +116,7 @@ class StepFunction:
         programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
         known = self._known.get(kind)
         if known is not None and is_compiled:
-            result = run_known(programs, self._fn, tuple(arrays), None, known)
+            result = run_known(programs, self._fn, arrays, None, known)
             if result is not NEW:
                 return result
         batch = self._feed.batch(data)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, Reply, all_results
+from replicax.parameter_server.serving.lines import ServerLine
 from replicax.parameter_server.serving.packed import Packed, packed, room_for
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
+from replicax.parameter_server.serving.shard_server import BY_LINE
 from replicax.parameter_server.serving.shards import Shards
-from replicax.parameter_server.serving.shared_memory import Lending, SharedBlocks
+from replicax.parameter_server.serving.shared_memory import Lending, SharedBlocks, this_machine
 
 Sent = Mapping[int, Reply]
 """The replies of servers that have been called, by their numbers."""
@@ -71,8 +76,8 @@ class Servers:
 
     Args:
       actors: one for each server, in their order.
-      shares: whether large arrays go through memory that this process shares with those on its machine. It keeps such
-        memory, so that is for who pulls and pushes all the time.
+      shares: whether this process has lines to those on its machine, and memory in common with them for large arrays.
+        That is for who pulls and pushes all the time.
 
     Attributes:
       finished_below: gives the number below which all functions have ended; see :class:`Push`.
@@ -83,6 +88,7 @@ class Servers:
         self.finished_below: Callable[[], int] = lambda: 0
         self._shares = shares
         self._blocks: dict[int, SharedBlocks | None] = {}
+        self._lines: dict[int, ServerLine | None] = {}
         self._sizes: dict[tuple[int, int], int] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, dict[int, int]] = {}
@@ -215,6 +221,7 @@ class Servers:
         self.actors = tuple(actors)
         self._versions = {}
         self._blocks = {}  # those that are lent don't come back
+        self._lines = {}
 
     def forget(self, number: int) -> None:
         """A variable is gone."""
@@ -269,7 +276,24 @@ class Servers:
         return dict(zip(sent, results, strict=True))
 
     def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
-        return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
+        lines = {server: self._line_to(server) if method in BY_LINE else None for server in calls}
+        return {server: (lines[server] or self.actors[server]).call(method, *args) for server, args in calls.items()}
+
+    def _line_to(self, server: int) -> ServerLine | None:
+        """A line to a server, which is asked once where; ``None`` if there can't be one."""
+        if not self._shares:
+            return None
+        with self._lock:
+            known = self._lines
+            if server not in known:
+                try:
+                    address = self.actors[server].call("line", this_machine(), os.getpid()).result(TIMEOUT)
+                except Exception:  # whatever it is, the next call will see it, too
+                    return None
+                known[server] = None
+                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
+                    known[server] = ServerLine(address) if address is not None else None
+            return known[server]
 
 
 def shared_out(

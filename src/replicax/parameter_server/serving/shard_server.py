@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 
+from replicax.parameter_server.serving.lines import LineAddress, ServedLines
 from replicax.parameter_server.serving.optimizer_update import update_of
 from replicax.parameter_server.serving.packed import Packed, packed
 from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows, ServerState
@@ -17,6 +20,21 @@ from replicax.parameter_server.serving.shared_memory import Lending, LentBlocks
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+BY_LINE = frozenset({"pull", "rows", "push"})
+"""Methods that can be called by way of a line."""
+
+
+def _alone(method: Method) -> Method:
+    """One call after the other, whichever way they come."""
+
+    @functools.wraps(method)
+    def call(self: ShardServer, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return cast(Method, call)
 
 
 class ShardServer:
@@ -45,6 +63,9 @@ class ShardServer:
         self._updates = 0
         self._kept: ServerState | None = None
         self._lent = LentBlocks()
+        self._shown: set[int] = set()  # values that somebody reads after the call, when there may have been others
+        self._lock = threading.Lock()
+        self._lines = ServedLines(self._by_line)
 
     def ready(self) -> int:
         """The process's number; answers once it has started."""
@@ -52,6 +73,7 @@ class ShardServer:
 
     # --- setting up -------------------------------------------------------------------------------------
 
+    @_alone
     def put(self, values: Mapping[int, tuple[Part, str]], finished_below: int) -> None:
         """Set parts of variables; each comes with how it combines what several replicas assign."""
         self._finish(finished_below)
@@ -59,50 +81,72 @@ class ShardServer:
             self._set(number, np.array(value))
             self._aggregations[number] = Aggregation(aggregation)
 
+    @_alone
     def drop(self, numbers: Sequence[int]) -> None:
         """Forget variables."""
         for number in numbers:
             for known in (self._values, self._versions, self._aggregations):
                 known.pop(number, None)
+            self._shown.discard(number)
 
+    @_alone
     def define(self, optimizer: OptimizerPart) -> None:
         """Know an optimizer."""
+        self._define(optimizer)
+
+    def _define(self, optimizer: OptimizerPart) -> None:
         tree = jax.tree_util.tree_structure(optimizer.tree)
         self._optimizers[optimizer.number] = optimizer, jax.jit(update_of(optimizer.transformation, tree))
 
     # --- the state as a whole ---------------------------------------------------------------------------
 
+    @_alone
     def snapshot(self, finished_below: int) -> ServerState:
         """All that it knows."""
         self._finish(finished_below)
         values = {number: np.asarray(value) for number, value in self._values.items()}
+        self._shown.update(values)
         parts = [part for part, _ in self._optimizers.values()]
         waiting = {step: dict(together) for step, together in self._waiting.items()}
         return ServerState(
             values, dict(self._versions), dict(self._aggregations), parts, set(self._seen), waiting, self._updates
         )
 
+    @_alone
     def restore(self, state: ServerState | None) -> None:
         """Know what a server knew then, and nothing else; ``None``: nothing."""
         state = state or ServerState({}, {}, {}, [], set(), {}, 0)
         self._values = dict(state.values)
+        self._shown = set(state.values)
         self._versions, self._aggregations = dict(state.versions), dict(state.aggregations)
         self._seen, self._updates = set(state.seen), state.updates
         self._waiting = {step: dict(together) for step, together in state.waiting.items()}
         self._optimizers = {}
         for part in state.optimizers:
-            self.define(part)
+            self._define(part)
 
+    @_alone
     def keep(self, state: ServerState) -> None:
         """Have the state of a neighbour in memory, instead of what was kept before."""
         self._kept = state
 
     # --- the traffic ------------------------------------------------------------------------------------
 
+    def line(self, machine: str | None, process: int) -> LineAddress | None:
+        """Where a process of this machine can call some of these methods; ``None`` if it can't."""
+        return self._lines.address(machine, process)
+
+    def _by_line(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method not in BY_LINE:
+            raise ValueError(f"{method} can't be called by way of a line: expected one of {', '.join(sorted(BY_LINE))}")
+        return getattr(self, method)(*args)
+
+    @_alone
     def can_open(self, use: Lending) -> bool:
         """Whether it can have the caller's memory, of which this is some."""
         return self._lent.can_open(use)
 
+    @_alone
     def pull(self, known: Mapping[int, int], finished_below: int, use: Lending | None = None) -> Pulled | Packed:
         """The parts of these variables that are newer than the versions that the caller knows (-1: none).
 
@@ -112,21 +156,26 @@ class ShardServer:
           use: of memory of the caller's, for the parts, if they fit there.
         """
         self._finish(finished_below)
-        found = {}
-        for number, version in known.items():
-            if number in self._values and self._versions[number] != version:
-                found[number] = self._versions[number], np.asarray(self._values[number])
-        pulled = Pulled(self._updates, found)
-        if use is None:
-            return pulled
-        memory = self._lent.memory(use)
-        return packed(pulled, lambda room: (use, memory) if room <= len(memory) else None)
+        found = {
+            number: (self._versions[number], np.asarray(self._values[number]))
+            for number, version in known.items()
+            if number in self._values and self._versions[number] != version
+        }
+        pulled: Pulled | Packed = Pulled(self._updates, found)
+        if use is not None:
+            memory = self._lent.memory(use)
+            pulled = packed(pulled, lambda room: (use, memory) if room <= len(memory) else None)
+        if isinstance(pulled, Pulled):
+            self._shown.update(found)
+        return pulled
 
+    @_alone
     def rows(self, number: int, indices: np.ndarray, finished_below: int) -> tuple[int, np.ndarray]:
         """How many updates there have been, and some rows of its part of a variable."""
         self._finish(finished_below)
         return self._updates, np.asarray(self._values[number])[indices]
 
+    @_alone
     def push(self, push: Push | Packed) -> int:
         """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
 
@@ -156,6 +205,7 @@ class ShardServer:
         own = {number: np.array(value) for number, value in found.assigned.items()}
         return dataclasses.replace(found, assigned=own)  # they stay here, and a small one is not to hold all the rest
 
+    @_alone
     def break_off(self, below: int) -> None:
         """A step has failed: what waits is forgotten, but for steps of functions below this number, which are whole."""
         self._finish(below)
@@ -178,7 +228,8 @@ class ShardServer:
         known = self._values  # without variables that the program has dropped in the meantime
         for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
             delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
-            self._set(number, _with_added(self._values[number], delta))
+            value = self._values[number]
+            self._set(number, _with_added(np.array(value) if number in self._shown else value, delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
             self._set(number, value)  # the memory that it came in
@@ -214,6 +265,7 @@ class ShardServer:
         return np.zeros(shape, dtype)
 
     def _set(self, number: int, value: Part) -> None:
+        self._shown.discard(number)
         self._values[number] = value
         self._versions[number] = self._versions.get(number, 0) + 1
 
@@ -238,7 +290,7 @@ def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> Any:
 
 
 def _with_added(value: Part, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
-    """The sum, in the value's own memory if that is this process's: what is read is copied before the next call."""
+    """The sum; in the value's own memory, if that is this process's."""
     is_own = isinstance(value, np.ndarray) and value.flags.owndata and value.flags.writeable
     changed: Any = value if is_own else np.array(value)
     for delta in deltas:
