@@ -13,7 +13,7 @@ from jax import lax
 
 import replicax
 from replicax._jax import contains
-from replicax.execution.compiled.cpu_operations import Convolutions, PoolingGradients, rules_for
+from replicax.execution.compiled.cpu_operations import Convolutions, PoolingGradients, WeightGradients, rules_for
 from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of
 
@@ -29,7 +29,7 @@ POOLS = {
     "much overlap": ((1, 4, 4, 1), (1, 1, 1, 1), "VALID"),
     "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
 }
-PASS = Rewriting([PoolingGradients(), Convolutions()])
+PASS = Rewriting([PoolingGradients(), Convolutions(), WeightGradients()])
 LARGE = ((1, 5, 5, 1), (1, 5, 5, 1), "VALID")
 
 
@@ -156,6 +156,82 @@ def test_groups_and_dilation_stay(groups: dict[str, int]) -> None:
     np.testing.assert_allclose(PASS.applied_to(fn)(x, kernel), fn(x, kernel), rtol=1e-5, atol=1e-5)
 
 
+# --- gradients by weights -------------------------------------------------------------------------------
+
+PRODUCTS = {
+    "a dense layer": ("bi,io->bo", (32, 128), (128, 160)),
+    "a narrowing one": ("bi,io->bo", (512, 512), (512, 128)),
+    "examples and places": ("bti,io->bto", (8, 4, 128), (128, 160)),
+    "into heads": ("btd,dhe->bthe", (8, 4, 128), (128, 4, 40)),
+    "out of heads": ("bthe,hed->btd", (8, 4, 4, 40), (4, 40, 256)),
+}
+
+
+def by_weight(equation: str, place: str) -> Any:
+    def gradient(x: Any, w: Any) -> Any:
+        return jax.grad(lambda w: jnp.sin(jnp.einsum(equation, x, w)).sum())(w)
+
+    if place == "in a loop":
+        return lambda x, w: lax.scan(lambda w, _: (w - 1e-3 * gradient(x, w), None), w, None, length=2)[0]
+    if place == "in a branch":
+        return lambda x, w: lax.cond(x.sum() < 1e9, gradient, lambda x, w: w, x, w)
+    return gradient
+
+
+def sums_over(jaxpr: Any) -> set[Any]:
+    """The dims that products sum over."""
+    found = set()
+
+    def note(equation: Any) -> bool:
+        if equation.primitive.name == "dot_general":
+            found.add(equation.params["dimension_numbers"][0])
+        return False
+
+    contains(jaxpr, note)
+    return found
+
+
+@pytest.mark.parametrize("place", ["at the top", "in a loop", "in a branch"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_gradients_by_weights_sum_over_a_last_and_a_first_dim(name: str, place: str) -> None:
+    equation, *shapes = PRODUCTS[name]
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.normal(size=shape), "float32") for shape in shapes)
+    fn = by_weight(equation, place)
+    ours = PASS.applied_to(fn)
+    np.testing.assert_allclose(jax.jit(ours)(x, w), jax.jit(fn)(x, w), rtol=1e-4, atol=1e-4)
+    assert ((0,), (0,)) in sums_over(jax.make_jaxpr(fn)(x, w).jaxpr) or x.ndim > 2
+    forward = sums_over(jax.make_jaxpr(lambda x, w: jnp.einsum(equation, x, w))(x, w).jaxpr)
+    assert sums_over(jax.make_jaxpr(ours)(x, w).jaxpr) == forward | {((1,), (0,))}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dims", "dtype"),
+    [
+        (((160, 32), (32, 160)), (((1,), (0,)), ((), ())), "float32"),
+        (((32, 160), (32, 160)), (((), ()), ((0,), (0,))), "float32"),
+        (((2, 32, 160), (2, 32, 160)), (((1,), (1,)), ((0,), (0,))), "float32"),
+        (((32, 160), (32,)), (((0,), (0,)), ((), ())), "float32"),
+        (((32, 10), (32, 160)), (((0,), (0,)), ((), ())), "float32"),
+        (((0, 160), (0, 160)), (((0,), (0,)), ((), ())), "float32"),
+        (((160,), (160,)), (((), ()), ((), ())), "float32"),
+        (((32, 160), (32, 160)), (((0,), (0,)), ((), ())), "bfloat16"),
+    ],
+)
+def test_other_products_are_left_alone(shapes: Any, dims: Any, dtype: str) -> None:
+    program = jax.make_jaxpr(lambda x, y: lax.dot_general(x, y, dims))(*(jnp.ones(s, dtype) for s in shapes)).jaxpr
+    assert rules_for(program, in_a_loop=True, split=False, in_order=False) == []
+
+
+def test_sums_in_order_and_splits_of_the_compiler_leave_gradients_by_weights_alone() -> None:
+    program = jax.make_jaxpr(lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))))(
+        jnp.ones((32, 160)), jnp.ones((32, 160))
+    ).jaxpr
+    assert [type(r) for r in rules_for(program, in_a_loop=False, split=False, in_order=False)] == [WeightGradients]
+    assert rules_for(program, in_a_loop=False, split=True, in_order=False) == []
+    assert rules_for(program, in_a_loop=False, split=False, in_order=True) == []
+
+
 # --- in programs of a strategy --------------------------------------------------------------------------
 
 
@@ -234,8 +310,10 @@ def test_a_step_and_a_loop_of_steps_have_convolutions_in_the_fast_order_and_no_s
 )
 def test_a_program_is_gone_through_only_for_what_the_compiler_is_slow_at(fn: Any, in_a_loop: bool, rules: Any) -> None:
     program = jax.make_jaxpr(fn)(jnp.ones((2, 3, 9, 8)), jnp.ones((3, 3, 3, 3))).jaxpr
-    assert [type(rule) for rule in rules_for(program, in_a_loop=in_a_loop, pooling=True)] == rules
-    assert PoolingGradients not in map(type, rules_for(program, in_a_loop=in_a_loop, pooling=False))
+    found = rules_for(program, in_a_loop=in_a_loop, split=False, in_order=False)
+    assert [type(rule) for rule in found] == rules
+    found = rules_for(program, in_a_loop=in_a_loop, split=True, in_order=False)
+    assert [type(rule) for rule in found] == [rule for rule in rules if rule is Convolutions]
 
 
 def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:

@@ -3,11 +3,16 @@
 The sum of several products or convolutions is one with a longer contraction. XLA on CPU brings the dims of a
 convolution into the one order for which it has fast code, but only of those at the top of a program. In a branch or
 loop, a gradient by the filter takes many times as long.
+
+A product of matrices is fast there if it sums over the last dim of the first operand and the first dim of the second.
+The gradient by a weight sums over the first dims of both, which are those of the examples. XLA brings that into another
+order than the fast one, and copies one operand element by element to do so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +76,59 @@ def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]
     for position, dim in zip(out, order.out_spec, strict=True):
         back[position] = dim
     return [lax.transpose(result, back)]
+
+
+WORTH_TURNING = 128
+"""How many multiplications there are, at least, for each element that is turned around to make a product a fast one."""
+
+
+def is_slow_over_examples(equation: Equation) -> bool:
+    """Whether a product of matrices sums over the first dims of both, and has enough to do to be made a fast one."""
+    (lhs, rhs), (batch, _) = equation.params["dimension_numbers"]
+    first, second, result = (getattr(v.aval, "dtype", None) for v in (*equation.invars, *equation.outvars))
+    if (
+        not tuple(lhs) == tuple(rhs) == tuple(range(len(lhs)))
+        or batch
+        or equation.params["out_sharding"] is not None
+        or not first == second == result == jnp.float32
+    ):
+        return False
+    examples, rows, columns = _matrix_sizes(equation)
+    turned = min(_turned(examples, rows, columns).values())
+    return min(examples, rows, columns) > 1 and WORTH_TURNING * turned <= examples * rows * columns
+
+
+def bind_over_inner_dims(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """The result of such a product, which is made one over the last dim of one operand and the first of the other.
+
+    The compiler would merge what is turned around with the product, which had the slow order again, or with what
+    computes the operand. So it is kept apart.
+    """
+    examples, rows, columns = _matrix_sizes(equation)
+    lhs, rhs = lax.reshape(operands[0], (examples, rows)), lax.reshape(operands[1], (examples, columns))
+    params = {**equation.params, "dimension_numbers": (((1,), (0,)), ((), ()))}
+    turned = _turned(examples, rows, columns)
+    swapped = turned["rhs"] <= turned["lhs"]
+    a, b = (rhs, lhs) if swapped else (lhs, rhs)
+    [result] = bind(equation, [lax.optimization_barrier(lax.transpose(a, (1, 0))), b], params)
+    result = lax.optimization_barrier(result)
+    result = lax.transpose(result, (1, 0)) if swapped else result
+    return [lax.reshape(result, getattr(equation.outvars[0].aval, "shape", ()))]
+
+
+def _turned(examples: int, rows: int, columns: int) -> dict[str, int]:
+    """How many elements are turned around with each of the operands: JAX turns the result of the first, too.
+
+    Gradients by weights are such products, with the weight's dims the other way round.
+    """
+    return {"lhs": examples * rows + rows * columns, "rhs": examples * columns}
+
+
+def _matrix_sizes(equation: Equation) -> tuple[int, int, int]:
+    """How many elements the operands of such a product have along the dims that it sums over, and each along others."""
+    n = len(equation.params["dimension_numbers"][0][0])
+    lhs, rhs = (getattr(v.aval, "shape", ()) for v in equation.invars)
+    return math.prod(lhs[:n]), math.prod(lhs[n:]), math.prod(rhs[n:])
 
 
 def _fast_order(n: int) -> lax.ConvDimensionNumbers:

@@ -8,22 +8,31 @@ are the same, but for the sign of zeros.
 Convolutions are fast in one order of their dims. XLA brings them into it, but only at the top of a program. In a branch
 or a loop, of which ``run_steps`` is one, a gradient by the filter takes many times as long
 (``python -m peers --problems cnn``: JAX by hand in a scan). So their order is made here.
+
+The gradient of a matrix product by a weight sums over examples, the first dims of both operands. XLA has its fast code
+for products over a last and a first dim, and does not get there by itself. So the smaller operand is turned around
+here. The order in which such a product is added up is another one then.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.contractions import bind_in_fast_order, is_in_fast_order
+from replicax._jax.contractions import (
+    bind_in_fast_order,
+    bind_over_inner_dims,
+    is_in_fast_order,
+    is_slow_over_examples,
+)
 from replicax._jax.operation_params import PoolingWindows, pooling_windows
-from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, POOLING_GRADIENTS
+from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 LARGEST_WINDOW = 16
@@ -52,26 +61,39 @@ class Convolutions(Rule):
             return bind_in_fast_order(equation, operands)
 
 
-def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, pooling: bool) -> list[Rule]:
+class WeightGradients(Rule):
+    """The gradients of matrix products by weights. Not for a program whose values the compiler may split."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name in MATRIX_PRODUCTS and is_slow_over_examples(equation)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        with _jax.from_line_of(equation):
+            return bind_over_inner_dims(equation, operands)
+
+
+def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool) -> list[Rule]:
     """Those that have something to do in a program: the others need not look for it.
 
     Args:
       jaxpr: the program.
       in_a_loop: whether it will be in a loop or a branch as a whole.
-      pooling: whether they may replace gradients of pooling.
+      split: whether the compiler decides how values are split over devices.
+      in_order: whether sums have to be taken in an order that does not depend on where a replica is.
     """
-    found: list[Rule] = []
-    gradients, convolutions = PoolingGradients(), Convolutions()
-    if pooling and _jax.contains(jaxpr, gradients.is_ours):
-        found.append(gradients)
+    pooling, convolutions, weights = PoolingGradients(), Convolutions(), WeightGradients()
 
-    def is_in_one(equation: _jax.Equation) -> bool:
+    def is_inside(equation: _jax.Equation) -> bool:
         inner = _jax.sub_jaxprs(equation) if equation.primitive.name in CONTROL_FLOW else []
         return any(_jax.contains(program, convolutions.is_ours) for program in inner)
 
-    if _jax.contains(jaxpr, convolutions.is_ours if in_a_loop else is_in_one):
-        found.append(convolutions)
-    return found
+    wanted: list[tuple[Rule, Callable[[_jax.Equation], bool]]] = []
+    if not split:
+        wanted.append((pooling, pooling.is_ours))
+        if not in_order:
+            wanted.append((weights, weights.is_ours))
+    wanted.append((convolutions, convolutions.is_ours if in_a_loop else is_inside))
+    return [rule for rule, is_wanted in wanted if _jax.contains(jaxpr, is_wanted)]
 
 
 def _is_simple(equation: _jax.Equation) -> bool:

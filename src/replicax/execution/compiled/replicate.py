@@ -283,7 +283,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
     settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
-    rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=steps is not None or here > 1 or in_order)
+    in_a_loop = steps is not None or here > 1 or in_order
+    rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=in_a_loop, in_order=in_order)
     call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewriting, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
@@ -329,13 +330,13 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, in_a_loop: bool) -> Rewriting | None:
-    """What says operations in another way where ``jaxpr`` is compiled for ``mesh``, perhaps inside a loop; if any."""
+def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, *, in_a_loop: bool, in_order: bool = False) -> Rewriting | None:
+    """What says operations in another way where ``jaxpr`` is compiled for ``mesh``, if anything; see ``rules_for``."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
     rules: list[Rule] = [AutomaticAxes(logical, on_cpu)] if logical else []
     if on_cpu:
-        rules += rules_for(jaxpr, in_a_loop=in_a_loop, pooling=not logical)
+        rules += rules_for(jaxpr, in_a_loop=in_a_loop, split=bool(logical), in_order=in_order)
     return Rewriting(rules) if rules else None
 
 
