@@ -92,7 +92,7 @@ matrix:  ## run the tests with each JAX on each Python, in environments of their
 	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
 
 chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoints, fill its disk: SEED=…
-	$(BIN)/python -m chaos --seed $(SEED) $(ARGS)
+	$(BIN)/python -m chaos --seed $(SEED) $(ARGS) $(if $(ARGS),,&& $(BIN)/python -m chaos.servers --seed $(SEED))
 
 docs: $(DOCS_READY)  ## run the code of every page, then build the site in build/site
 	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) tests/test_documents.py

@@ -2,7 +2,7 @@
 
 ``python -m chaos.servers --seed 1`` has functions scheduled all the time, each of which adds one to every variable. It
 kills processes meanwhile; Ray's titles of processes say what each is doing. In the end every function has to have
-counted once, though its process, or that of a server, has died in the middle.
+counted once, though its process, or that of a server, has died in the middle; and no process may be left.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-INSIDE, BETWEEN, TWO, RECOVERY, SERVER = "in a function", "between functions", "two at once", "in recovery", "server"
-_SHARES = {INSIDE: 0.4, BETWEEN: 0.2, TWO: 0.2, RECOVERY: 0.2}
+from replicax.parameter_server.engine import local_processes
+
+INSIDE, BETWEEN, TWO, RECOVERY = "in a function", "between functions", "two at once", "in recovery"
+SERVER, BOTH, AGAIN = "server", "two servers at once", "two servers, the second in recovery"
+_WORKERS = {INSIDE: 0.4, BETWEEN: 0.2, TWO: 0.2, RECOVERY: 0.2}
+_SERVERS = {SERVER: 0.5, BOTH: 0.2, AGAIN: 0.3}
+_ALONE = {*_WORKERS, *_SERVERS} - {TWO, RECOVERY, BOTH, AGAIN}
 _PATIENCE = 30.0
 """Seconds to wait for a process that does what a strike wants; then the strike takes what there is."""
 _WAIT = 600.0
+_LEAVING = 10.0
+"""Seconds that processes have to end after the coordinator has been closed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +46,18 @@ class Strike:
     @property
     def count(self) -> int:
         """How many processes."""
-        return 2 if self.kind in (TWO, RECOVERY) else 1
+        return 1 if self.kind in _ALONE else 2
 
 
 def strikes_of(seed: int, workers: int, servers: int) -> list[Strike]:
     """Strikes that kill so many processes of workers and of servers, in the order of a seed."""
     rng = random.Random(seed)
     found: list[Strike] = []
-    while (left := workers - sum(strike.count for strike in found)) > 0:
-        kind = rng.choices(list(_SHARES), list(_SHARES.values()))[0]
-        found.append(Strike(kind if left > 1 else INSIDE, rng.uniform(0.2, 1.0)))
-    found += [Strike(SERVER, rng.uniform(0.2, 1.0)) for _ in range(servers)]
+    for left, shares, single in ((workers, _WORKERS, INSIDE), (servers, _SERVERS, SERVER)):
+        while left > 0:
+            kind = rng.choices(list(shares), list(shares.values()))[0]
+            found.append(Strike(kind if left > 1 else single, rng.uniform(0.2, 1.0)))
+            left -= found[-1].count
     rng.shuffle(found)
     return found
 
@@ -79,15 +87,16 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 def strike(one: Strike, rng: random.Random, go_on: Callable[[], None]) -> list[str]:
     """Kill; returns what the processes were doing. ``go_on`` is called while the right moment is waited for."""
-    if one.kind == SERVER:
-        return _kill(_wanted("ShardServer", 1, lambda doing: True, go_on), 1, rng)
-    if one.kind == RECOVERY:
-        killed = _kill(_wanted("StepWorker", 1, lambda doing: True, go_on), 1, rng)
+    of = "ShardServer" if one.kind in _SERVERS else "StepWorker"
+    if one.kind in (SERVER, BOTH):
+        return _kill(_wanted(of, one.count, lambda doing: True, go_on), one.count, rng)
+    if one.kind in (RECOVERY, AGAIN):
+        killed = _kill(_wanted(of, 1, lambda doing: True, go_on), 1, rng)
         until = time.monotonic() + rng.uniform(0.0, 3.0)
         while time.monotonic() < until:
             go_on()
-        # Now another process is starting, or has just been sent the function again.
-        return killed + _kill(_wanted("StepWorker", 1, lambda doing: True, go_on), 1, rng)
+        # Now another process is starting; or it has just been sent the function again, or what it is to know.
+        return killed + _kill(_wanted(of, 1, lambda doing: True, go_on), 1, rng)
     doing = "" if one.kind == BETWEEN else "work"
     return _kill(_wanted("StepWorker", one.count, lambda found: found == doing, go_on), one.count, rng)
 
@@ -111,6 +120,14 @@ def _kill(found: dict[int, str], count: int, rng: random.Random) -> list[str]:
         except ProcessLookupError:
             pass
     return killed
+
+
+def left_of(noted: set[local_processes.Process]) -> int:
+    """How many of these processes are still there when they have had time to end."""
+    deadline = time.monotonic() + _LEAVING
+    while (left := local_processes.left_of(noted)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return len(left)
 
 
 def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> bool:
@@ -140,6 +157,8 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
     rng = random.Random(seed)
     killed: dict[str, list[str]] = collections.defaultdict(list)
     results: list[replicax.RemoteValue] = []
+    noted: set[local_processes.Process] = set()
+    before = local_processes.of({os.getpid()})
     with replicax.ClusterCoordinator(strategy) as coordinator:
 
         def go_on() -> None:
@@ -147,6 +166,15 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
                 results.append(coordinator.schedule(count, args=(len(results),)))
             else:
                 time.sleep(0.005)
+
+        def ended() -> int:
+            return sum(value.is_finished for value in results)
+
+        def schedule_until_one_ends() -> None:
+            # Or the same function would be struck again and again, as if it were the reason.
+            before, deadline = ended(), time.monotonic() + _WAIT
+            while ended() == before and time.monotonic() < deadline:
+                go_on()
 
         def schedule_until(ends: float) -> None:
             while time.monotonic() < ends or len(results) % strategy.groups:
@@ -156,7 +184,12 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
         results[0].fetch(_WAIT)
         for number, one in enumerate(planned := strikes_of(seed, workers, servers)):
             schedule_until(time.monotonic() + one.pause)
-            killed[one.kind] += strike(one, rng, go_on)
+            schedule_until_one_ends()
+            struck = strike(one, rng, go_on)
+            killed[one.kind] += struck
+            noted |= local_processes.of({os.getpid()}) - before
+            single = SERVER if one.kind in _SERVERS else INSIDE
+            planned += [Strike(single, 1.0)] * (one.count - len(struck))  # for those that had ended, or had to start
             if number % 10 == 9:
                 console.print(f"{time.monotonic() - began:6.1f} s  {number + 1} of {len(planned)} strikes")
         schedule_until(time.monotonic() + 1.0)
@@ -165,16 +198,17 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
         scheduled = len(results)
         steps = scheduled // strategy.groups
         found = int(iterations), sorted(set(counts.numpy().tolist()))
+    left = left_of(noted)
     table = Table("killed", "processes", "what they were doing")
-    for kind in (INSIDE, BETWEEN, TWO, RECOVERY, SERVER):
+    for kind in (*_WORKERS, *_SERVERS):
         doing = collections.Counter(killed[kind])
         table.add_row(kind, str(len(killed[kind])), ", ".join(f"{what} {n}" for what, n in doing.most_common()))
     console.print(table)
-    is_well = found == (steps, [scheduled]) and not wrong
+    is_well = found == (steps, [scheduled]) and not wrong and not left
     console.print(
         f"{'well' if is_well else 'WRONG'}: mode {mode}, {scheduled} functions in {steps} steps; iterations == "
         f"{found[0]}, each element == {found[1]}; {report.workers_lost} workers lost, {report.functions} runs of "
-        f"functions; {time.monotonic() - began:.0f} s",
+        f"functions; of {len(noted)} processes {left} left; {time.monotonic() - began:.0f} s",
         markup=False,
     )
     return is_well

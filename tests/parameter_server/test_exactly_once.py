@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import replicax
+from replicax.parameter_server.engine.actors import NoRoomError
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0
@@ -108,3 +110,62 @@ def test_a_function_that_always_ends_its_worker_is_an_error() -> None:
         actors.start = start
         actors.of("StepWorker")[0].kill()
         assert coordinator.schedule(lambda: 2).fetch(WAIT) == 2
+
+
+def test_a_function_whose_arguments_or_result_have_no_room_is_an_error_at_once() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(lambda: 1).fetch(WAIT)
+        before = len(actors.actors)
+
+        def refuse(method: str, args: Any) -> None:
+            if method == "work":
+                raise NoRoomError("no memory for it")
+
+        actors.of("StepWorker")[0].before = refuse
+        coordinator.schedule(lambda: 2)
+        with pytest.raises(replicax.WorkerError, match=r"scheduled function 1\) failed.*: no memory for it"):
+            coordinator.join(WAIT)
+        assert coordinator.schedule(lambda: 3).fetch(WAIT) == 3
+        assert len(actors.actors) == before + 1
+
+
+def test_a_result_that_can_not_be_pickled_is_an_error_of_its_function() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(threading.Lock)
+        with pytest.raises(replicax.WorkerError, match=r"scheduled function 0\) failed.*can't be sent .*lock"):
+            coordinator.join(WAIT)
+        assert coordinator.schedule(lambda: 3).fetch(WAIT) == 3
+
+
+class UnreadableThing:
+    """Can be pickled, but not be read where it is not wanted."""
+
+    is_readable = False
+
+    def __reduce__(self) -> Any:
+        return _readable, ()
+
+
+def _readable() -> UnreadableThing:
+    if not UnreadableThing.is_readable:
+        raise ModuleNotFoundError("No module named 'elsewhere'")
+    return UnreadableThing()
+
+
+def test_a_function_that_can_not_be_read_on_a_worker_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pickle is sent once; and what a worker can't read now, it may be able to read later."""
+    thing = UnreadableThing()
+
+    def fn() -> str:
+        return type(thing).__name__
+
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with coordinator_of(strategy) as (coordinator, _):
+        for _ in range(2):
+            coordinator.schedule(fn)
+            with pytest.raises(replicax.WorkerError, match=r"fn .*can't read it: ModuleNotFoundError: No module named"):
+                coordinator.join(WAIT)
+        monkeypatch.setattr(UnreadableThing, "is_readable", True)
+        assert coordinator.schedule(fn).fetch(WAIT) == "UnreadableThing"

@@ -6,7 +6,9 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -21,19 +23,22 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr(scheduled, "_KEPT_FUNCTIONS", 3)
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
 
-    def adding(v: replicax.Variable) -> Callable[[Any], Any]:
-        return lambda iterator: strategy.run(lambda x: v.assign_add(x), args=(next(iterator),))
+    def adding(v: replicax.Variable, optimizer: replicax.Optimizer) -> Callable[[Any], Any]:
+        def step(x: Any) -> None:
+            optimizer.apply_gradients([(-jnp.float32(x), v)])
+
+        return lambda iterator: strategy.run(step, args=(next(iterator),))
 
     with coordinator_of(strategy) as (coordinator, actors):
         cluster = coordinator._cluster
         for number in range(8):  # of each a new one
             with strategy.scope():
-                v = replicax.Variable(float(number), name="v")
+                v, optimizer = replicax.Variable(float(number), name="v"), replicax.Optimizer(optax.sgd(1.0, 0.9))
             iterator = iter(coordinator.create_per_worker_dataset(lambda: [1.0] * 4))
-            coordinator.schedule(adding(v), args=(iterator,))
+            coordinator.schedule(adding(v, optimizer), args=(iterator,))
             coordinator.join(WAIT)
             assert float(v) == number + 1
-            del v, iterator
+            del v, optimizer, iterator
             cluster._functions.clear()
             cluster.dispatcher._since_snapshot.clear()
         for number in range(2):  # the dispatcher has the last function until it has another
@@ -43,9 +48,12 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         assert max(len(known) for known in (worker._functions, worker._read, worker._seconds)) <= 3
         assert len(cluster.dispatcher._workers[0].seconds) <= 3
         kept = worker._iterators, worker._datasets, worker._dataset_fns, worker._variables, worker._definitions
-        assert [len(known) for known in kept] == [0] * 5
+        assert [len(known) for known in (*kept, worker._optimizers, worker.elsewhere._built)] == [0] * 7
+        assert [len(known) for known in (cluster.home._optimizers, cluster.home._defined)] == [0, 0]
         assert not worker.elsewhere.roles
-        assert [len(server.object._values) for server in actors.of("ShardServer")] == [0, 0]
+        for server in actors.of("ShardServer"):
+            server.call("ready").result(WAIT)  # after what it is to forget
+            assert [len(known) for known in (server.object._values, server.object._optimizers)] == [0, 0]
         coordinator.schedule(lambda: 2).fetch(WAIT)
         assert len(cluster._definitions._all) <= 4  # what was new to the worker just now
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -55,20 +56,28 @@ def our_children() -> list[str]:
 def test_a_killed_worker_and_a_killed_server_cost_nothing(
     coordinator: replicax.ClusterCoordinator, strategy: replicax.ParameterServerStrategy
 ) -> None:
-    """In the middle of 20 steps a worker is killed, and later a server: the result is that of MirroredStrategy."""
+    """In 20 steps a worker is killed, and later both servers, the second while the first has not gone back yet.
+
+    The result is that of MirroredStrategy.
+    """
     steps = 20
     model = regression(strategy, optax.sgd(0.02, momentum=0.9))
 
     def train(x: Any, y: Any) -> tuple[Any, int]:
         return strategy.run(model.step, args=(x, y)), os.getpid()
 
-    server = coordinator._cluster.servers.actors[1].call("ready").result(WAIT)
+    servers = [actor.call("ready").result(WAIT) for actor in coordinator._cluster.servers.actors]
+    before = coordinator._cluster.servers.actors[1]
     results = []
     for number, batch in enumerate(batches(steps)):
         results += [coordinator.schedule(train, args=part) for part in in_parts(batch, 2)]
         if number in (5, 12):
             _, pid = results[-1].fetch(WAIT)
-            os.kill(pid if number == 5 else server, signal.SIGKILL)
+            os.kill(pid if number == 5 else servers[1], signal.SIGKILL)
+    deadline = time.monotonic() + WAIT
+    while coordinator._cluster.servers.actors[1] is before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(servers[0], signal.SIGKILL)  # another process of the first is starting
     report = coordinator.join(timeout_seconds=WAIT)
     assert report.workers_lost == 1
     assert report.functions >= 2 * steps  # some of them twice

@@ -16,13 +16,18 @@ from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 WAIT = 100.0
 
 
-def dying(actors: ThreadActors, rng: random.Random, chance: float, most: int) -> list[str]:
-    """From now on processes of servers die at some of their calls; returns the list of these calls, which grows."""
+USUAL = ("push", "pull", "snapshot")
+
+
+def dying(
+    actors: ThreadActors, rng: random.Random, chance: float, most: int, methods: tuple[str, ...] = USUAL
+) -> list[str]:
+    """From now on processes of servers die at some of these calls; returns the list of these calls, which grows."""
     deaths: list[str] = []
 
     def mortal(actor: Any) -> None:
         def maybe_die(method: str, args: Any) -> None:
-            if method in ("push", "pull", "snapshot") and len(deaths) < most and rng.random() < chance:
+            if method in methods and len(deaths) < most and rng.random() < chance:
                 deaths.append(method)
                 actor.kill()
 
@@ -104,6 +109,133 @@ def test_an_asynchronous_run_counts_each_function_once() -> None:
             parts.assign_add(np.zeros(6, np.float32))  # by the program: another snapshot
         spare(actors)
     assert len(deaths) >= 5
+
+
+@pytest.mark.parametrize("method", ["ready", "restore", "put", "keep", "snapshot"])
+def test_servers_that_die_while_servers_go_back_are_had_back_too(method: str) -> None:
+    """Also the process that has just been started, and one that has the state of another."""
+    strategy, v, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        for _ in range(8):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        with strategy.scope():
+            w = replicax.Variable(5.0, name="w")  # put again
+        coordinator.schedule(lambda: w.assign_add(1.0)).fetch(WAIT)
+        most = 1 if method == "ready" else 4  # those that have just been started are not asked
+        deaths = dying(actors, random.Random(0), 1.0, most, methods=(method,))
+        actors.of("ShardServer")[0].kill()
+        for _ in range(8):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        assert deaths == [method] * most
+        assert v.numpy().tolist() == [16.0] * 4
+        assert float(w) == 6.0
+        spare(actors)
+
+
+def adding() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
+    """A variable on two servers, and a function that adds one to it."""
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=1, num_servers=2, variable_partitioner=replicax.FixedShardsPartitioner(2)
+    )
+    with strategy.scope():
+        v = replicax.Variable(np.zeros(4, np.float32), name="v")
+
+    def step() -> None:
+        v.assign_add(np.ones(4, np.float32))
+
+    return strategy, v, lambda: strategy.run(step)
+
+
+def test_a_snapshot_is_kept_until_the_next_one_is_whole() -> None:
+    """And the neighbour of a server that has taken the place of another has its state, too."""
+    strategy, v, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        kept: list[list[int]] = []
+
+        def note() -> list[int]:
+            return [state.below for state in actors.of("ShardServer")[0].object._kept]
+
+        def die(method: str, args: Any) -> None:
+            if method == "keep" and len(kept) == 1:
+                kept.append(note())
+                actors.of("ShardServer")[1].kill()
+
+        for number in range(14):
+            if number == 7:  # there is one snapshot, and the next one fails between its parts
+                kept.append(note())
+                actors.of("ShardServer")[0].after = die
+            coordinator.schedule(add).fetch(WAIT)
+        assert kept[0] != kept[1][-1:]
+        assert kept[1][:1] == kept[0]
+        assert v.numpy().tolist() == [14.0] * 4
+        for server in actors.of("ShardServer"):
+            assert server.call("ready").result(WAIT)
+            assert len(server.object._kept) == 1
+
+
+def test_a_snapshot_that_is_lost_is_an_error_at_once() -> None:
+    strategy, v, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        for _ in range(8):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        before = len(actors.actors)
+        for state in coordinator._cluster.dispatcher._recovery._states:
+            state.is_lost = True
+        actors.of("ShardServer")[0].kill()
+        with pytest.raises(replicax.WorkerError, match=r"snapshot is lost, with all machines that had it.*checkpoint"):
+            v.numpy()
+        assert len(actors.actors) == before + 1
+        with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
+            coordinator.close()
+
+
+def test_nothing_is_started_where_the_engine_has_ended() -> None:
+    strategy, v, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(add).fetch(WAIT)
+        before = len(actors.actors)
+        actors.has_ended = True
+        actors.of("ShardServer")[0].kill()
+        with pytest.raises(replicax.WorkerError, match="servers can't go on: the engine has ended"):
+            v.numpy()
+        assert len(actors.actors) == before
+        with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
+            coordinator.close()
+
+
+def test_a_server_that_dies_before_the_end_is_had_back_for_the_last_values() -> None:
+    strategy, v, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        for _ in range(9):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        actors.of("ShardServer")[1].kill()
+    assert v.numpy().tolist() == [9.0] * 4
+
+
+def test_functions_that_are_run_again_take_further_elements() -> None:
+    """As the documentation says: an iterator goes on from where it is, and so a finite one may end too early."""
+    strategy, v, _ = adding()
+
+    def take(iterator: Any) -> int:
+        strategy.run(lambda: v.assign_add(np.ones(4, np.float32)))
+        return next(iterator)
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: range(10)))
+        first = [coordinator.schedule(take, args=(iterator,)) for _ in range(3)]
+        coordinator.join(WAIT)
+        actors.of("ShardServer")[0].kill()
+        assert v.numpy().tolist() == [3.0] * 4
+        assert coordinator.fetch(first) == [0, 1, 2]
+        assert coordinator.schedule(take, args=(iterator,)).fetch(WAIT) == 6
+        for _ in range(4):
+            coordinator.schedule(take, args=(iterator,))
+        with pytest.raises(replicax.WorkerError, match="StopIteration"):
+            coordinator.join(WAIT)
 
 
 def test_what_the_program_assigns_is_not_lost() -> None:

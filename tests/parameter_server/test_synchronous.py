@@ -89,7 +89,8 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         assert float(added) == 16.0
 
 
-def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
+def totalling() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
+    """A sum on servers, and a function that adds to it."""
     strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
     with strategy.scope():
         total = replicax.Variable(0.0, aggregation="sum")
@@ -97,6 +98,11 @@ def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
     def add(x: float) -> None:
         strategy.run(lambda x: total.assign_add(x), args=(x,))
 
+    return strategy, total, add
+
+
+def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
+    strategy, total, add = totalling()
     with coordinator_of(strategy) as (coordinator, _):
         for x in (1.0, 2.0, 4.0):
             coordinator.schedule(add, args=(x,))
@@ -109,13 +115,7 @@ def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
 
 
 def test_a_step_with_a_function_that_fails_does_not_count() -> None:
-    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
-    with strategy.scope():
-        total = replicax.Variable(0.0, aggregation="sum")
-
-    def add(x: float) -> None:
-        strategy.run(lambda x: total.assign_add(x), args=(x,))
-
+    strategy, total, add = totalling()
     with coordinator_of(strategy) as (coordinator, actors):
         held = threading.Event()
         wait_until_ready(coordinator)

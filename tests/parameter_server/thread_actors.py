@@ -13,7 +13,7 @@ from ray import cloudpickle
 
 import replicax
 from replicax.parameter_server import cluster_coordinator
-from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.engine.actors import ActorDiedError, ReplyLostError
 
 
 class ThreadActors:
@@ -21,6 +21,7 @@ class ThreadActors:
 
     def __init__(self) -> None:
         self.actors: list[ThreadActor] = []
+        self.has_ended = False
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> ThreadActor:
         actor = ThreadActor(kind, args)
@@ -28,7 +29,8 @@ class ThreadActors:
         return actor
 
     def check(self) -> None:
-        """There is no engine that could end."""
+        if self.has_ended:
+            raise ActorDiedError("the engine has ended")
 
     def stop(self) -> None:
         for actor in self.actors:
@@ -59,10 +61,13 @@ class ThreadActor:
 
     def call(self, method: str, *args: Any) -> ThreadReply:
         _all[id(self)] = self
-        sent = cloudpickle.dumps([arg.future.result() if isinstance(arg, ThreadReply) else arg for arg in args])
-        if self.is_dead:
+        try:
+            sent = cloudpickle.dumps([arg.kept() if isinstance(arg, ThreadReply) else arg for arg in args])
+            if self.is_dead:
+                raise ActorDiedError("it was killed")
+        except ActorDiedError as error:
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            future.set_exception(ActorDiedError("it was killed"))
+            future.set_exception(error)
             return ThreadReply(self, future)
         return ThreadReply(self, self.executor.submit(self._called, method, sent))
 
@@ -88,6 +93,13 @@ class ThreadReply:
     def __init__(self, actor: ThreadActor, future: concurrent.futures.Future[Any]) -> None:
         self.actor = actor
         self.future = future
+        self.is_lost = False
+
+    def kept(self) -> Any:
+        """What another call gets that has this as an argument."""
+        if self.is_lost:
+            raise ReplyLostError("all copies are lost")
+        return self.future.result()
 
     def result(self, timeout: float) -> Any:
         return self.future.result(timeout)

@@ -183,15 +183,19 @@ class ClusterCoordinator:
         Functions that are running or waiting are broken off. Afterwards the variables are in this process, and the
         strategy may get another coordinator.
         """
+        if self._finalizer.alive:
+            with contextlib.suppress(WorkerError, TimeoutError):  # raised below, where variables are fetched
+                self._cluster.bring_back()
         self._finalizer()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        # An error that is on its way says more than that servers which have died can't be read.
-        with contextlib.nullcontext() if kind is None else contextlib.suppress(WorkerError):
-            self.close()
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(WorkerError):  # the error says more than that servers which have died can't be read
+            self._finalizer()
 
     def _check_open(self, method: str) -> None:
         check_across(f"ClusterCoordinator.{method}")
@@ -246,12 +250,12 @@ class _Cluster:
                 self._build,
                 self.servers.break_off,
                 actors.check,
-                Recovery(self.servers, self.home, definitions, start_server),
+                Recovery(self.servers, self.home, definitions, start_server, actors.check),
                 strategy.groups,
                 strategy.max_staleness,
             )
             self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
-            self.servers.finished_below = self.dispatcher.finished_below
+            self.servers.ended = self.dispatcher.ended
             self._references.dispatcher = self.dispatcher
             self.servers.wait_until_ready()
         except BaseException:
@@ -287,7 +291,7 @@ class _Cluster:
         return PerWorkerDataset(number, self._iterators, self._definitions.drop)
 
     def _build(self, optimizer: int, variables: bytes) -> None:
-        self.home.build(optimizer, loads(variables, self._find))
+        self.home.build(optimizer, loads(variables, self._find, "the pytree of an optimizer's variables"))
         self.home.define()
 
     def _find(self, reference: Reference) -> Any:
@@ -296,6 +300,11 @@ class _Cluster:
         strategy = self._strategy()
         assert strategy is not None
         return strategy.extended.variables[number]
+
+    def bring_back(self) -> None:
+        """If a server has died when all functions had ended, have it back: its variables are to be fetched."""
+        if self.dispatcher.is_idle:
+            self.home.look()
 
     def stop(self) -> None:
         """End all processes, with the variables in this one."""

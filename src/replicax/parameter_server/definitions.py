@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax.parameter_server.engine.actors import Actor
+from replicax.parameter_server.serving.pushes import Ended
 from replicax.parameter_server.serving.shards import Shards
 from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
@@ -52,7 +53,7 @@ class ServersDefinition:
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """Something that the program has no more: a variable, a dataset or an iterator, and a worker needs it no more."""
+    """Something that the program has no more: a variable, an optimizer, a dataset or an iterator; nobody needs it."""
 
     kind: str
     number: int
@@ -100,15 +101,17 @@ class Definitions:
         """The program has something no more. To be called from anywhere, also while garbage is collected."""
         self._gone.append((kind, number))
 
-    def forget(self) -> list[int]:
-        """Have workers forget what has been dropped; returns the variables among that."""
-        variables = []
+    def forget(self) -> tuple[list[int], list[int]]:
+        """Have workers forget what has been dropped; returns the variables and the optimizers among that."""
+        variables, optimizers = [], []
         while self._gone:
             kind, number = self._gone.popleft()
             if kind == "variable" and self.shards.pop(number, None) is not None:
                 variables.append(number)
+            elif kind == "optimizer":
+                optimizers.append(number)
             self._add(kind, number, Forgotten(kind, number))
-        return variables
+        return variables, optimizers
 
     def add_variable(self, variable: Variable, shards: Shards) -> None:
         """Define a variable, or move it to other servers."""
@@ -148,7 +151,7 @@ class FunctionCall:
       fn: the function, pickled; ``None`` if the worker has it.
       arguments: ``(args, kwargs)``, pickled.
       definitions: those that the worker does not know yet.
-      finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+      ended: which functions had ended when it was sent.
       old_functions: digests of functions that the worker is to forget.
       inputs: results of other functions that this one uses, by their numbers.
       place: among the calls of this worker's process, from 0.
@@ -162,7 +165,7 @@ class FunctionCall:
     fn: bytes | None
     arguments: bytes
     definitions: Sequence[Any]
-    finished_below: int
+    ended: Ended
     old_functions: Sequence[str]
     inputs: Mapping[int, Any]
     place: int

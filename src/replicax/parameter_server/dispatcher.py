@@ -12,16 +12,16 @@ from typing import Any
 from replicax.errors import WorkerError
 from replicax.parameter_server.admission import Admission
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
-from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
+from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run, progress
+from replicax.parameter_server.serving.pushes import Ended
 from replicax.parameter_server.work_report import WorkLog
 from replicax.parameter_server.worker_starts import WorkerStarts
 from replicax.variables.slots import launching
 
 _MOST_DEATHS = 10
-_MOST_RECOVERIES = 10
 _MOST_QUEUED = 4096
 _PAUSE = 0.01
 _LOOK = 2.0
@@ -35,8 +35,8 @@ class Dispatcher:
       start: starts the process of a worker.
       definitions: what workers are told.
       build: builds an optimizer: its number, and the pickled pytree of its variables.
-      break_off: has the servers forget a step of which a function has failed; steps of functions below the argument
-        count.
+      break_off: has the servers forget a step of which a function has failed; steps of functions that have ended, by
+        the argument, count.
       check: raises if the engine itself has ended.
       recovery: of servers that die.
       groups: how many functions are a step; 1 if each is for itself.
@@ -49,7 +49,7 @@ class Dispatcher:
         start: Callable[[int], Actor],
         definitions: Definitions,
         build: Callable[[int, bytes], None],
-        break_off: Callable[[int], None],
+        break_off: Callable[[Ended], None],
         check: Callable[[], None],
         recovery: Recovery,
         groups: int,
@@ -63,7 +63,6 @@ class Dispatcher:
         self._recovery = recovery
         self._since_snapshot: list[Scheduled] = []
         self._has_lost_server = False
-        self._lost_in_vain = 0
         self._groups = groups
         self._admission = Admission(groups, max_staleness)
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
@@ -123,10 +122,10 @@ class Dispatcher:
             self._raise_error()
             self._begin_step()
 
-    def finished_below(self) -> int:
-        """All functions with smaller numbers have ended, and will not be run again unless servers go back."""
+    def ended(self) -> Ended:
+        """Which functions have ended, unless servers go back."""
         with self._changed:
-            return min(self._unfinished, default=self._next)
+            return Ended(self._recovery.era, min(self._unfinished, default=self._next))
 
     def done(self) -> bool:
         """Whether all functions are done; raises as :meth:`join` does."""
@@ -134,8 +133,15 @@ class Dispatcher:
             self._raise_error()
             return not self._unfinished
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits, so that servers which have died could be had back."""
+        with self._changed:
+            return not self._unfinished and self._closed is None
+
     def close(self, why: str) -> None:
         """Send nothing any more; what waits is not run."""
+        self._recovery.stop(why)  # it may hold the lock
         with self._changed:
             if self._closed is None:
                 self._closed = why
@@ -221,7 +227,7 @@ class Dispatcher:
             None if known else scheduled.fn,
             scheduled.arguments,
             new,
-            min(self._unfinished),
+            Ended(self._recovery.era, min(self._unfinished)),
             old,
             {value.number: value.fetch(0) for value in scheduled.inputs},
             worker.calls,
@@ -254,12 +260,9 @@ class Dispatcher:
         again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
         self._unfinished.update(scheduled.number for scheduled in again)
         try:
-            self._lost_in_vain += 1
-            if self._lost_in_vain > _MOST_RECOVERIES:
-                raise ActorDiedError(f"they have died {_MOST_RECOVERIES} times without a function finished in between")
             self._recovery.go_back()
             self._queue = collections.deque(again)
-        except (ActorDiedError, TimeoutError) as error:
+        except ActorDiedError as error:
             self._give_up(
                 f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint, with another "
                 "coordinator."
@@ -327,12 +330,18 @@ class Dispatcher:
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
+        except NoRoomError as error:
+            self._starts.replace(worker)  # which would wait for a call that has not come
+            return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
+        except Exception as error:  # of sending the outcome: the function has been run
+            text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
+            return CallOutcome(failure=Failure(type(error).__name__, text, "", "", None))
         worker.note(scheduled, outcome)
         if outcome.to_build is None:
             return outcome
         try:
             self._build(*outcome.to_build)
-        except ActorDiedError as error:
+        except (ActorDiedError, TimeoutError) as error:
             return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
@@ -364,7 +373,7 @@ class Dispatcher:
                     self._begin_step()
         else:
             self._since_snapshot.append(scheduled)
-            self._lost_in_vain = 0
+            self._recovery.note_progress()
             self.log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
         if self._broken_off is not None and not self._running:
@@ -375,7 +384,7 @@ class Dispatcher:
         self._broken_off = None
         self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
         try:
-            self._break_off_below(step * self._groups)
+            self._break_off_below(Ended(self._recovery.era, step * self._groups))
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 

@@ -59,12 +59,13 @@ class Ledger:
                     if known.get(key) is entry:
                         del known[key]
 
-    def forget(self, variables: Collection[int]) -> None:
-        """These variables are gone."""
+    def forget(self, variables: Collection[int], optimizers: Collection[int]) -> None:
+        """These are gone."""
         with self._lock:
-            for number in variables:
-                self._sent.pop(("value", number), None)
-                self._arrived.pop(("value", number), None)
+            for kind, gone in (("value", variables), ("optimizer", optimizers)):
+                for number in gone:
+                    self._sent.pop((kind, number), None)
+                    self._arrived.pop((kind, number), None)
 
     def sent(self, kind: str) -> dict[int, Any]:
         """What is to be sent again if the servers go back to the last snapshot."""

@@ -4,7 +4,8 @@ A snapshot is taken when no function is running, of all servers together: one ag
 the shared memory of its machine (Ray's object store) and in that of the next server, which holds it; so it outlives all
 processes of a machine, and any one machine, and it never comes to the coordinator's process. When a server's process
 has died, another is started, all servers go back to the snapshot, and the functions that have been run since are run
-again.
+again. Each may die at any moment of that, too: then it begins anew. The last whole snapshot is there until there is a
+newer one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable
 
 from replicax.parameter_server.definitions import Definitions
-from replicax.parameter_server.engine.actors import Actor, ActorDiedError, Reply, all_results
+from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
 from replicax.parameter_server.served_variables import VariableHome
 from replicax.parameter_server.serving.servers import Servers
 
+_MOST_RECOVERIES = 10
 _FUNCTIONS = 50
 _SHARE = 1 / 40
 
@@ -29,15 +31,28 @@ class Recovery:
       home: the variables that are on them.
       definitions: what workers are told, here of new servers.
       start: starts the process of a server.
+      check: raises if the engine itself has ended.
+
+    Attributes:
+      era: how many times servers have gone back, or have begun to.
     """
 
     def __init__(
-        self, servers: Servers, home: VariableHome, definitions: Definitions, start: Callable[[int], Actor]
+        self,
+        servers: Servers,
+        home: VariableHome,
+        definitions: Definitions,
+        start: Callable[[int], Actor],
+        check: Callable[[], None],
     ) -> None:
         self._servers = servers
         self._home = home
         self._definitions = definitions
         self._start = start
+        self._check = check
+        self.era = 0
+        self._tries = 0
+        self._stopped: str | None = None
         self._states: list[Reply] | None = None
         self._taken = time.monotonic()
         self._cost = 0.0
@@ -60,10 +75,10 @@ class Recovery:
         return due
 
     def snapshot(self) -> None:
-        """Take one; no function is running.
+        """Take one; no function is running. If it fails, the one before is still there.
 
         Raises:
-          ActorDiedError: a server has died.
+          ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
         mark = self._home.mark()
@@ -72,22 +87,56 @@ class Recovery:
         self._taken = time.monotonic()
         self._cost = self._taken - began
 
+    def note_progress(self) -> None:
+        """A function has ended well: what has died before has not died in vain."""
+        self._tries = 0
+
+    def stop(self, why: str) -> None:
+        """Going back is of no use any more. From any thread."""
+        self._stopped = why
+
     def go_back(self) -> None:
         """Start the servers that have died, and have all of them go back; no function is running.
 
+        It is tried again if a server dies meanwhile: while it starts, gets its state, or what was sent since.
+
         Raises:
-          ActorDiedError: a server that has just been started has died, or a snapshot is lost.
+          ActorDiedError: they die again and again, the snapshot is lost, or the engine has ended; says which.
         """
+        try:
+            self._go_back()
+        except ActorDiedError as error:
+            self._home.lost = f"the parameter servers are lost: {error}"
+            raise
+
+    def _go_back(self) -> None:
+        why = ""
+        while True:
+            self._check()
+            if self._stopped is not None:
+                raise ActorDiedError(self._stopped)
+            if self._tries >= _MOST_RECOVERIES:
+                raise ActorDiedError(f"they have died {self._tries} times without a function finished in between{why}")
+            self._tries += 1
+            try:
+                return self._try_to_go_back()
+            except ReplyLostError as error:
+                raise ActorDiedError(f"their last snapshot is lost, with all machines that had it: {error}") from None
+            except (ActorDiedError, TimeoutError) as error:
+                why = f"; the last time: {error}"
+
+    def _try_to_go_back(self) -> None:
         actors = list(self._servers.actors)
         for index, reply in enumerate([actor.call("ready") for actor in actors]):
             try:
-                all_results([reply], lambda _, index=index: f"parameter server {index}")  # type: ignore[misc]
+                reply.result(TIMEOUT)
             except (ActorDiedError, TimeoutError):
                 actors[index].kill()
                 actors[index] = self._start(index)
+        self.era += 1
         self._servers.replace(actors)
-        states = [None] * len(actors) if self._states is None else self._states
-        replies = [actor.call("restore", state) for actor, state in zip(actors, states, strict=True)]
-        all_results(replies, lambda i: f"parameter server {i}")
+        self._servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
         self._home.put_again()
+        if self._states is not None:
+            self._servers.keep(self._states)  # whoever has kept one may be among those that have died
         self._definitions.add_servers(actors)

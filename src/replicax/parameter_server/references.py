@@ -104,15 +104,38 @@ class References:
         return buffer.getvalue()
 
 
-def loads(data: bytes, find: Callable[[Reference], Any]) -> Any:
-    """What was pickled; ``find`` gives the objects that it refers to."""
-    return _Unpickler(data, find).load()
+def loads(data: bytes, find: Callable[[Reference], Any], what: str) -> Any:
+    """What was pickled.
+
+    Args:
+      data: the pickle.
+      find: gives the objects that it refers to; what it raises is raised here.
+      what: names it in messages.
+
+    Raises:
+      UnpicklingError: it can't be made of the pickle in this process; the message says why.
+    """
+    unpickler = _Unpickler(data, find)
+    try:
+        return unpickler.load()
+    except Exception as error:
+        if unpickler.is_finding:
+            raise
+        raise pickle.UnpicklingError(
+            f"{what} was pickled in the coordinator's program, and this process can't read it: "
+            f"{type(error).__name__}: {error}. What it uses of modules is not copied: they have to be there, and the "
+            "same, on every machine."
+        ) from error
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, find: Callable[[Reference], Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._find = find
+        self.is_finding = False
 
     def persistent_load(self, reference: Reference) -> Any:
-        return self._find(reference)
+        self.is_finding = True
+        found = self._find(reference)
+        self.is_finding = False
+        return found

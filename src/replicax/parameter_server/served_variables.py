@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +139,11 @@ class VariableHome:
         self._servers = servers
         self._choice = choice
         self._definitions = definitions
-        self._optimizers: dict[int, Optimizer] = {}
+        self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._defined: set[int] = set()
         self._ledger = Ledger()
+        self.lost: str | None = None
+        """Why the servers have not all got back what they knew; what they have now is of no use."""
         self.save: Callable[[], None] | None = None
         """Has a snapshot taken, as soon as that is possible."""
         self.recover: Callable[[], None] | None = None
@@ -156,9 +159,11 @@ class VariableHome:
 
     def _send(self, variables: Iterable[Variable]) -> bool:
         """Returns whether one of them has been here before, and was assigned."""
-        if gone := self._definitions.forget():
-            self._ledger.forget(gone)
-            self._servers.drop(gone)
+        gone, optimizers = self._definitions.forget()
+        if gone or optimizers:
+            self._ledger.forget(gone, optimizers)
+            self._servers.drop(gone, optimizers)
+            self._defined.difference_update(optimizers)
         new: list[Variable] = []
         assigned = []
         for variable in variables:
@@ -199,12 +204,17 @@ class VariableHome:
         """A variable is gone; the servers hear of it later, as the garbage collector may call this at any moment."""
         self._definitions.drop("variable", number)
 
+    def look(self) -> None:
+        """Have servers that have died back, if there are any."""
+        self._try(self._servers.wait_until_ready)
+
     def leave(self) -> None:
         """Fetch all variables, which from now on are here alone."""
         with launching:
             slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
             self.recover = None
             try:
+                self._check_lost()
                 for slot in slots:
                     if not slot.is_new:
                         self._refresh(slot)
@@ -244,6 +254,7 @@ class VariableHome:
         """Call the servers, while nobody else does; once again if one has died, and all have gone back."""
         with launching:
             try:
+                self._check_lost()
                 return call()
             except ActorDiedError:
                 if self.recover is None:
@@ -251,16 +262,21 @@ class VariableHome:
                 self.recover()
                 return call()
 
+    def _check_lost(self) -> None:
+        if self.lost is not None:
+            raise ActorDiedError(self.lost)
+
     # --- optimizers -------------------------------------------------------------------------------------
 
     def number_of(self, optimizer: Optimizer) -> int:
         """The number by which workers and servers know an optimizer."""
         with launching:
-            for number, known in self._optimizers.items():
+            for number, known in list(self._optimizers.items()):
                 if known is optimizer:
                     return number
             number = next(_numbers)
             self._optimizers[number] = optimizer
+            weakref.finalize(optimizer, self._definitions.drop, "optimizer", number).atexit = False
             return number
 
     def build(self, number: int, variables: Any) -> None:
@@ -274,7 +290,7 @@ class VariableHome:
         self.send()
 
     def _define_new(self) -> None:
-        for number, optimizer in self._optimizers.items():
+        for number, optimizer in list(self._optimizers.items()):
             if number not in self._defined and optimizer.parameters is not None:
                 self._send(self._variables)  # parameters have places now
                 self._define(number, optimizer)

@@ -42,6 +42,7 @@ class WorkerStarts:
 
     def replace(self, worker: WorkerAtWork) -> None:
         """Start another process, as the present one has died."""
+        worker.actor.kill()  # it may only have become unreachable
         worker.replace(self._start(worker.index))
         self.wait_for(worker)
 

@@ -16,6 +16,14 @@ class ActorDiedError(RuntimeError):
     """The process of an actor has ended, so that a call has no reply. It may have been run, or not."""
 
 
+class ReplyLostError(ActorDiedError):
+    """What a call has returned was kept by machines that have died; no call can have it as an argument any more."""
+
+
+class NoRoomError(RuntimeError):
+    """The engine has no memory for the arguments of a call, or for its result."""
+
+
 class Reply(Protocol):
     """What a call of an actor's method will return.
 
@@ -27,7 +35,9 @@ class Reply(Protocol):
         """Wait for it.
 
         Raises:
-          ActorDiedError: the actor's process has ended.
+          ActorDiedError: the actor's process has ended, or one whose reply was an argument.
+          NoRoomError: the call was not made, or what it has returned is nowhere.
+          ReplyLostError: an argument was a reply that is lost, and so the call was not made.
           TimeoutError: it has not come within ``timeout`` seconds.
           Exception: what the method raised.
         """
@@ -82,7 +92,7 @@ def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: f
       timeout: how many seconds to wait for all of them.
 
     Raises:
-      ActorDiedError, TimeoutError: with the name of the actor.
+      ActorDiedError, ReplyLostError, TimeoutError: with the name of the actor.
     """
     deadline = time.monotonic() + timeout
     found = []
@@ -90,7 +100,7 @@ def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: f
         try:
             found.append(reply.result(max(0.0, deadline - time.monotonic())))
         except ActorDiedError as error:
-            raise ActorDiedError(f"{whom(number)} has died: {error}") from None
+            raise type(error)(f"{whom(number)} has died: {error}") from None
         except TimeoutError:
             raise TimeoutError(f"{whom(number)} has not answered within {timeout:g} seconds") from None
     return found

@@ -25,10 +25,19 @@ def of(roots: set[int]) -> set[Process]:
     return {(pid, started[pid]) for pid in found if pid in started}
 
 
-def end(processes: set[Process]) -> None:
-    """Kill those that are still there, whoever is their parent by now."""
+def left_of(processes: set[Process]) -> set[Process]:
+    """Those that are still there, whoever is their parent by now."""
+    found = set()
     for pid, started in processes:
         with contextlib.suppress(OSError, IndexError):
             fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
             if fields[19] == started and fields[0] != "Z":
-                os.kill(pid, signal.SIGKILL)
+                found.add((pid, started))
+    return found
+
+
+def end(processes: set[Process]) -> None:
+    """Kill those that are still there."""
+    for pid, _ in left_of(processes):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

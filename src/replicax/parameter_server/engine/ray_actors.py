@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicax.parameter_server.engine import local_processes
-from replicax.parameter_server.engine.actors import ActorDiedError, Reply
+from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError, Reply, ReplyLostError
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
@@ -56,6 +56,7 @@ class RayActors:
             _start(ray)
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> RayActor:
+        _check_ray()  # which would be started otherwise, in another way
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
         options["max_concurrency"] = getattr(kind, "calls_at_once", 1)
         options["runtime_env"] = {"env_vars": dict(env)}
@@ -100,7 +101,7 @@ class RayActor:
         try:
             return RayReply(getattr(self.handle, method).remote(*references))
         except ray.exceptions.RayError as error:  # Ray is gone, or has no memory for the arguments
-            return _NoReply(_first_line(error))
+            return _NoReply(_as_ours(error) or ActorDiedError(_first_line(error)))
 
     def kill(self) -> None:
         import ray
@@ -113,10 +114,10 @@ class RayActor:
 class _NoReply:
     """Of a call that could not be made; why."""
 
-    why: str
+    why: Exception
 
     def result(self, timeout: float) -> Any:
-        raise ActorDiedError(self.why)
+        raise self.why
 
     def when_done(self, then: Callable[[], None]) -> None:
         then()
@@ -142,9 +143,10 @@ class RayReply:
                     if left <= _LOOK:
                         raise TimeoutError from None
         except ray.exceptions.RayTaskError as error:
-            raise _cause_of(error) from None
+            raise _as_ours(error) or _cause_of(error) from None
         except ray.exceptions.RayError as error:
-            raise ActorDiedError(_first_line(error)) from None
+            ours = _as_ours(error)
+            raise ours if isinstance(ours, NoRoomError) else ActorDiedError(_first_line(error)) from None
 
     def when_done(self, then: Callable[[], None]) -> None:
         self.reference.future().add_done_callback(lambda _: then())
@@ -170,13 +172,33 @@ def _node() -> Any:
     return importlib.import_module("ray._private.worker")._global_node
 
 
+def _as_ours(error: Any) -> Exception | None:
+    """What Ray says of the arguments and the result of a call; ``None`` if it is about something else."""
+    import ray
+
+    while isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
+    why = _first_line(error)
+    if isinstance(error, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError):
+        return NoRoomError(
+            f"Ray has no memory for the arguments or the result: {why}. Keep large arrays in variables, or have "
+            "workers read them; return less; free the disk that Ray uses when its memory is full; or start Ray with "
+            "more memory before the coordinator: ray.init(object_store_memory=…)"
+        )
+    if isinstance(error, ray.exceptions.ObjectLostError):
+        return ReplyLostError(why)
+    return ActorDiedError(why) if isinstance(error, ray.exceptions.RayActorError) else None
+
+
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def _cause_of(error: Any) -> BaseException:
-    cause: BaseException = error.as_instanceof_cause()
+    """What was raised in another process, as it was raised there."""
+    cause: BaseException = error.cause
+    cause.add_note(f"In another process:\n{error}")
     return cause
 
 

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Rows = tuple[np.ndarray, np.ndarray]
 """The indices of rows, and the rows: :class:`replicax.IndexedSlices` on the way."""
+
+
+class Ended(NamedTuple):
+    """Which functions have ended; everything that is said to a server comes with it.
+
+    Attributes:
+      era: how many times the servers have gone back to a snapshot. What is of another era than the server's has been
+        on its way for long: it is ignored, as functions that had ended by then may have to be run again.
+      below: all functions with smaller numbers have ended, and will not be run again in this era.
+    """
+
+    era: int = 0
+    below: int = 0
+
+
+_NONE = Ended()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +40,7 @@ class Push:
       gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
       added: what is added to each variable: an array, or rows.
       assigned: the new value of each variable.
-      finished_below: all functions with smaller numbers have ended, and will not be run again. So steps of several
-        functions that end below it are whole, and the servers make their updates.
+      ended: steps of several functions that are below it are whole, and the servers make their updates.
     """
 
     function: int
@@ -34,7 +49,7 @@ class Push:
     gradients: Mapping[int, Mapping[int, np.ndarray | Rows]]
     added: Mapping[int, np.ndarray | Rows]
     assigned: Mapping[int, np.ndarray]
-    finished_below: int = 0
+    ended: Ended = _NONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +89,7 @@ class OptimizerPart:
 
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """All that a server knows: parts of variables, optimizers, and which pushes it has seen."""
+    """All that a server knows: parts of variables, optimizers, which pushes it has seen, which functions have ended."""
 
     values: Mapping[int, Any]
     versions: Mapping[int, int]
@@ -83,3 +98,4 @@ class ServerState:
     seen: Set[tuple[int, int]]
     waiting: Mapping[tuple[int, int], Mapping[int, Push]]
     updates: int
+    below: int

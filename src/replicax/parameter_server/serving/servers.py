@@ -16,7 +16,7 @@ import numpy as np
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, Reply, all_results
 from replicax.parameter_server.serving.lines import ServerLine
 from replicax.parameter_server.serving.packed import Packed, packed, room_for
-from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows
+from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows
 from replicax.parameter_server.serving.shard_server import BY_LINE
 from replicax.parameter_server.serving.shards import Shards
 from replicax.parameter_server.serving.shared_memory import Lending, SharedBlocks, this_machine
@@ -80,12 +80,12 @@ class Servers:
         That is for who pulls and pushes all the time.
 
     Attributes:
-      finished_below: gives the number below which all functions have ended; see :class:`Push`.
+      ended: tells which functions have ended.
     """
 
     def __init__(self, actors: Sequence[Actor], shares: bool = False) -> None:
         self.actors = tuple(actors)
-        self.finished_below: Callable[[], int] = lambda: 0
+        self.ended: Callable[[], Ended] = Ended
         self._shares = shares
         self._blocks: dict[int, SharedBlocks | None] = {}
         self._lines: dict[int, ServerLine | None] = {}
@@ -101,16 +101,16 @@ class Servers:
             self._versions.pop(number, None)
             for server, part in shards.parts(value).items():
                 calls.setdefault(server, {})[number] = np.asarray(part), aggregation
-        self._all("put", {server: (parts, self.finished_below()) for server, parts in calls.items()})
+        self._all("put", {server: (parts, self.ended()) for server, parts in calls.items()})
 
     def define(self, parts: Mapping[int, OptimizerPart]) -> None:
         """Tell each server of an optimizer."""
         self._all("define", {server: (part,) for server, part in parts.items()})
 
-    def drop(self, numbers: Sequence[int]) -> None:
-        """Have all servers forget variables; nobody waits for it."""
+    def drop(self, variables: Sequence[int], optimizers: Sequence[int] = ()) -> None:
+        """Have all servers forget these; nobody waits for it."""
         for actor in self.actors:
-            actor.call("drop", tuple(numbers))
+            actor.call("drop", tuple(variables), tuple(optimizers))
 
     def pull(
         self, wanted: Mapping[int, Shards], present: Callable[[int], Any]
@@ -124,7 +124,7 @@ class Servers:
         Returns:
           The values, and how many updates each server had made.
         """
-        answer = self.ask(wanted, self.finished_below())
+        answer = self.ask(wanted, self.ended())
         values = {}
         for number in wanted:
             if answer.has(number):
@@ -132,12 +132,12 @@ class Servers:
                 self.note(number, answer)
         return values, answer.updates
 
-    def ask(self, wanted: Mapping[int, Shards], finished_below: int, again: Set[int] = frozenset()) -> Answer:
+    def ask(self, wanted: Mapping[int, Shards], ended: Ended, again: Set[int] = frozenset()) -> Answer:
         """Have the servers say which variables have changed; it makes no difference before :meth:`note`.
 
         Args:
           wanted: the variables.
-          finished_below: all functions with smaller numbers have ended.
+          ended: which functions have ended.
           again: those to be sent even if they have not changed.
         """
         versions = self._versions  # others, from when servers have gone back
@@ -149,8 +149,7 @@ class Servers:
                 calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
         lent = {server: self._room(server, asked) for server, asked in calls.items()}
         asked_in = {
-            server: (asked, finished_below, use)
-            for (server, asked), (use, _) in zip(calls.items(), lent.values(), strict=True)
+            server: (asked, ended, use) for (server, asked), (use, _) in zip(calls.items(), lent.values(), strict=True)
         }
         pulled = self._all("pull", asked_in)
         for server, got in pulled.items():
@@ -195,8 +194,8 @@ class Servers:
             asked = asked or {shards.servers[0]: indices}  # of no rows the dtype is wanted
         else:
             masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
-        below = self.finished_below()
-        found = self._all("rows", {server: (number, mine, below) for server, mine in asked.items()})
+        ended = self.ended()
+        found = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
         updates = {server: count for server, (count, _) in found.items()}
         parts = {server: rows for server, (_, rows) in found.items()}
         if not masks:
@@ -212,9 +211,9 @@ class Servers:
         sent = {server: packed(push, functools.partial(self._lend, server)) for server, push in pushes.items()}
         return self._call("push", {server: (push,) for server, push in sent.items()})
 
-    def break_off(self, below: int) -> None:
+    def break_off(self, ended: Ended) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
-        self._all("break_off", dict.fromkeys(range(len(self.actors)), (below,)))
+        self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
     def replace(self, actors: Sequence[Actor]) -> None:
         """Other processes are the servers now, or have other values than before."""
@@ -231,11 +230,22 @@ class Servers:
 
     def snapshots(self) -> list[Reply]:
         """The state of each, which a neighbour has in memory, too; nothing is copied to this process."""
-        states = [actor.call("snapshot", self.finished_below()) for actor in self.actors]
+        states = [actor.call("snapshot", self.ended()) for actor in self.actors]
+        self.keep(states)
+        return states
+
+    def keep(self, states: Sequence[Reply]) -> None:
+        """Have the neighbours keep these states; those that they have kept before until they have all."""
         neighbours = [*self.actors[1:], *self.actors[:1]]
         kept = [neighbour.call("keep", state) for neighbour, state in zip(neighbours, states, strict=True)]
         all_results(kept, lambda i: f"parameter server {i}, or its neighbour that keeps its state,")
-        return states
+        for actor in self.actors:
+            actor.call("keep_last")
+
+    def restore(self, states: Sequence[Reply | None], era: int) -> None:
+        """Have all go back to what they knew then, ``None`` for nothing; an era begins."""
+        replies = [actor.call("restore", state, era) for actor, state in zip(self.actors, states, strict=True)]
+        all_results(replies, lambda i: f"parameter server {i}")
 
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""

@@ -15,7 +15,7 @@ import numpy as np
 from replicax.parameter_server.serving.lines import LineAddress, ServedLines
 from replicax.parameter_server.serving.optimizer_update import update_of
 from replicax.parameter_server.serving.packed import Packed, packed
-from replicax.parameter_server.serving.pushes import OptimizerPart, Pulled, Push, Rows, ServerState
+from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
 from replicax.parameter_server.serving.shared_memory import Lending, LentBlocks
 from replicax.variables.aggregation import Aggregation
 
@@ -61,7 +61,8 @@ class ShardServer:
         self._seen: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], dict[int, Push]] = {}
         self._updates = 0
-        self._kept: ServerState | None = None
+        self._ended = Ended()
+        self._kept: list[ServerState] = []
         self._lent = LentBlocks()
         self._shown: set[int] = set()  # values that somebody reads after the call, when there may have been others
         self._lock = threading.Lock()
@@ -74,20 +75,22 @@ class ShardServer:
     # --- setting up -------------------------------------------------------------------------------------
 
     @_alone
-    def put(self, values: Mapping[int, tuple[Part, str]], finished_below: int) -> None:
+    def put(self, values: Mapping[int, tuple[Part, str]], ended: Ended) -> None:
         """Set parts of variables; each comes with how it combines what several replicas assign."""
-        self._finish(finished_below)
+        self._finish(ended)
         for number, (value, aggregation) in values.items():
             self._set(number, np.array(value))
             self._aggregations[number] = Aggregation(aggregation)
 
     @_alone
-    def drop(self, numbers: Sequence[int]) -> None:
-        """Forget variables."""
-        for number in numbers:
+    def drop(self, variables: Sequence[int], optimizers: Sequence[int]) -> None:
+        """Forget these."""
+        for number in variables:
             for known in (self._values, self._versions, self._aggregations):
                 known.pop(number, None)
             self._shown.discard(number)
+        for number in optimizers:
+            self._optimizers.pop(number, None)
 
     @_alone
     def define(self, optimizer: OptimizerPart) -> None:
@@ -101,21 +104,29 @@ class ShardServer:
     # --- the state as a whole ---------------------------------------------------------------------------
 
     @_alone
-    def snapshot(self, finished_below: int) -> ServerState:
+    def snapshot(self, ended: Ended) -> ServerState:
         """All that it knows."""
-        self._finish(finished_below)
+        self._finish(ended)
         values = {number: np.asarray(value) for number, value in self._values.items()}
         self._shown.update(values)
         parts = [part for part, _ in self._optimizers.values()]
         waiting = {step: dict(together) for step, together in self._waiting.items()}
         return ServerState(
-            values, dict(self._versions), dict(self._aggregations), parts, set(self._seen), waiting, self._updates
+            values,
+            dict(self._versions),
+            dict(self._aggregations),
+            parts,
+            set(self._seen),
+            waiting,
+            self._updates,
+            self._ended.below,
         )
 
     @_alone
-    def restore(self, state: ServerState | None) -> None:
-        """Know what a server knew then, and nothing else; ``None``: nothing."""
-        state = state or ServerState({}, {}, {}, [], set(), {}, 0)
+    def restore(self, state: ServerState | None, era: int) -> None:
+        """Know what a server knew then, and nothing else; ``None``: nothing. What is of another era does not count."""
+        state = state or ServerState({}, {}, {}, [], set(), {}, 0, 0)
+        self._ended = Ended(era, state.below)
         self._values = dict(state.values)
         self._shown = set(state.values)
         self._versions, self._aggregations = dict(state.versions), dict(state.aggregations)
@@ -127,8 +138,13 @@ class ShardServer:
 
     @_alone
     def keep(self, state: ServerState) -> None:
-        """Have the state of a neighbour in memory, instead of what was kept before."""
-        self._kept = state
+        """Have the state of a neighbour in memory, too; what was kept before is as well, as others may not come."""
+        self._kept.append(state)
+
+    @_alone
+    def keep_last(self) -> None:
+        """All servers have kept a state: those before are not needed any more."""
+        del self._kept[:-1]
 
     # --- the traffic ------------------------------------------------------------------------------------
 
@@ -147,15 +163,15 @@ class ShardServer:
         return self._lent.can_open(use)
 
     @_alone
-    def pull(self, known: Mapping[int, int], finished_below: int, use: Lending | None = None) -> Pulled | Packed:
+    def pull(self, known: Mapping[int, int], ended: Ended, use: Lending | None = None) -> Pulled | Packed:
         """The parts of these variables that are newer than the versions that the caller knows (-1: none).
 
         Args:
           known: these versions.
-          finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+          ended: which functions have ended.
           use: of memory of the caller's, for the parts, if they fit there.
         """
-        self._finish(finished_below)
+        self._finish(ended)
         found = {
             number: (self._versions[number], np.asarray(self._values[number]))
             for number, version in known.items()
@@ -170,24 +186,23 @@ class ShardServer:
         return pulled
 
     @_alone
-    def rows(self, number: int, indices: np.ndarray, finished_below: int) -> tuple[int, np.ndarray]:
+    def rows(self, number: int, indices: np.ndarray, ended: Ended) -> tuple[int, np.ndarray]:
         """How many updates there have been, and some rows of its part of a variable."""
-        self._finish(finished_below)
+        self._finish(ended)
         return self._updates, np.asarray(self._values[number])[indices]
 
     @_alone
     def push(self, push: Push | Packed) -> int:
         """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
 
-        A push that has come before changes nothing.
+        A push that has come before changes nothing; nor does one that comes so late that its function has ended
+        elsewhere, or that the servers have gone back meanwhile.
         """
         if isinstance(push, Packed):
             push = self._unpacked(push)
-        self._finish(push.finished_below)
+        self._finish(push.ended)
         key = push.function, push.number
-        if push.finished_below:
-            self._seen = {seen for seen in self._seen if seen[0] >= push.finished_below}
-        if key in self._seen or push.function < push.finished_below:
+        if push.ended.era != self._ended.era or push.function < self._ended.below or key in self._seen:
             return 0
         self._seen.add(key)
         staleness = 0 if push.based_on is None else self._updates - push.based_on
@@ -206,16 +221,20 @@ class ShardServer:
         return dataclasses.replace(found, assigned=own)  # they stay here, and a small one is not to hold all the rest
 
     @_alone
-    def break_off(self, below: int) -> None:
-        """A step has failed: what waits is forgotten, but for steps of functions below this number, which are whole."""
-        self._finish(below)
+    def break_off(self, ended: Ended) -> None:
+        """A step has failed: what waits is forgotten, but for steps of functions that have ended, which are whole."""
+        self._finish(ended)
         self._waiting.clear()
 
     # --- updates ----------------------------------------------------------------------------------------
 
-    def _finish(self, below: int) -> None:
-        """Functions below this number have ended: make the updates of steps that are whole."""
-        whole = sorted(step for step in self._waiting if (step[0] + 1) * self._groups <= below)
+    def _finish(self, ended: Ended) -> None:
+        """These functions have ended: make the updates of steps that are whole."""
+        if ended.era != self._ended.era or ended.below <= self._ended.below:
+            return
+        self._ended = ended
+        self._seen = {seen for seen in self._seen if seen[0] >= ended.below}
+        whole = sorted(step for step in self._waiting if (step[0] + 1) * self._groups <= ended.below)
         for step in whole:
             together = self._waiting.pop(step)
             self._update([together[function] for function in sorted(together)])
@@ -223,9 +242,10 @@ class ShardServer:
     def _update(self, pushes: Sequence[Push]) -> None:
         """One update, by the pushes of one step, in the order of their replicas."""
         self._updates += 1
-        for number in dict.fromkeys(n for push in pushes for n in push.gradients):
+        optimizers = [n for push in pushes for n in push.gradients if n in self._optimizers]
+        for number in dict.fromkeys(optimizers):  # without those that the program has dropped in the meantime
             self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
-        known = self._values  # without variables that the program has dropped in the meantime
+        known = self._values  # and without such variables
         for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
             delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
             value = self._values[number]

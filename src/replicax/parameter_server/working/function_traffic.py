@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.parameter_server.engine.actors import ActorDiedError, all_results
-from replicax.parameter_server.serving.pushes import Push
+from replicax.parameter_server.serving.pushes import Ended, Push
 from replicax.parameter_server.serving.servers import Sent, Servers, shared_out
 from replicax.parameter_server.serving.shards import Shards
 
@@ -27,20 +27,20 @@ class FunctionTraffic:
       servers: all of them.
       shards: of each variable, by number.
       function: its number.
-      finished_below: see :class:`replicax.parameter_server.serving.pushes.Push`.
+      ended: which functions had ended when it was sent.
 
     Attributes:
-      finished_below: the same.
+      ended: the same.
       read: the numbers of the variables that its programs have read.
       changed: the numbers of those that it has changed.
       updates: how many updates each server had made when the function last read from it.
     """
 
-    def __init__(self, servers: Servers, shards: Mapping[int, Shards], function: int, finished_below: int) -> None:
+    def __init__(self, servers: Servers, shards: Mapping[int, Shards], function: int, ended: Ended) -> None:
         self._servers = servers
         self._shards = shards
         self._function = function
-        self.finished_below = finished_below
+        self.ended = ended
         self._pushes = 0
         self._unsent: list[tuple[Change, dict[int, int]]] = []
         self._sent: list[Sent] = []
@@ -68,7 +68,7 @@ class FunctionTraffic:
         for change, updates in unsent:
             shared = shared_out(self._shards, *jax.tree_util.tree_map(np.asarray, change))
             pushes = {
-                server: Push(self._function, self._pushes, updates.get(server), *mine, self.finished_below)
+                server: Push(self._function, self._pushes, updates.get(server), *mine, self.ended)
                 for server, mine in shared.items()
             }
             self._pushes += 1

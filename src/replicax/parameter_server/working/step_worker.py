@@ -164,6 +164,7 @@ class StepWorker:
         self._read: dict[str, frozenset[int]] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of_pull = 0.0
+        self._pickled: dict[str, bytes] = {}
         self._functions: dict[str, Any] = {}
         self._definitions: dict[int, VariableDefinition] = {}
         self._variables: dict[int, WorkerVariable] = {}
@@ -208,17 +209,20 @@ class StepWorker:
         found, traffic = ahead.take(), None
         try:
             self._learn(call.definitions)
-            traffic = self.elsewhere.begin(call.number, call.finished_below, found)
+            traffic = self.elsewhere.begin(call.number, call.ended, found)
             self._inputs = call.inputs
             for digest in call.old_functions:
-                for known in (self._functions, self._read, self._seconds):
+                for known in (self._functions, self._pickled, self._read, self._seconds):
                     known.pop(digest, None)
             if call.fn is not None:
-                self._functions[call.digest] = loads(call.fn, self._find)
+                self._pickled[call.digest] = call.fn
             if call.failures < self._failures:
                 return CallOutcome(is_called_off=True), None
             self._running = call.digest
-            args, kwargs = loads(call.arguments, self._find)
+            if call.digest in self._pickled:  # it is not sent again, so it stays until it could be read
+                self._functions[call.digest] = loads(self._pickled[call.digest], self._find, call.name)
+                del self._pickled[call.digest]
+            args, kwargs = loads(call.arguments, self._find, f"an argument of {call.name}")
             for iterator in self._iterators.values():
                 iterator.begin()
             with self.strategy.scope():
@@ -247,7 +251,7 @@ class StepWorker:
     def _pull_ahead(self, call: FunctionCall) -> PulledAhead:
         began = time.monotonic()
         variables = {number: self._variables[number] for number in self._read[call.digest]}
-        found = self.elsewhere.pull_ahead(variables, call.finished_below)
+        found = self.elsewhere.pull_ahead(variables, call.ended)
         self._seconds_of_pull = time.monotonic() - began
         return found
 
@@ -257,7 +261,7 @@ class StepWorker:
                 self._definitions[one.number] = one
                 self.elsewhere.shards[one.number] = one.shards
             elif isinstance(one, OptimizerDefinition):
-                self.elsewhere.know_built(one.number, loads(one.variables, self._find))
+                self.elsewhere.know_built(one.number, loads(one.variables, self._find, "an optimizer's variables"))
             elif isinstance(one, ServersDefinition):
                 self.elsewhere.servers.replace(one.actors)
             elif isinstance(one, Forgotten):
@@ -271,6 +275,9 @@ class StepWorker:
             variable = self._variables.pop(gone.number, None)
             self._definitions.pop(gone.number, None)
             self.elsewhere.forget(gone.number, variable)
+        elif gone.kind == "optimizer":
+            self._optimizers.pop(gone.number, None)
+            self.elsewhere.forget_built(gone.number)
         elif gone.kind == "dataset":
             self._dataset_fns.pop(gone.number, None)
             self._datasets.pop(gone.number, None)
@@ -319,7 +326,7 @@ class StepWorker:
 
     def _dataset(self, number: int) -> Any:
         if number not in self._datasets:
-            dataset_fn = loads(self._dataset_fns[number], self._find)
+            dataset_fn = loads(self._dataset_fns[number], self._find, "dataset_fn")
             with self.strategy.scope():
                 self._datasets[number] = dataset_fn()
         return self._datasets[number]

@@ -13,6 +13,7 @@ import numpy as np
 from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
+from replicax.parameter_server.serving.pushes import Ended
 from replicax.parameter_server.serving.servers import Answer, Servers
 from replicax.parameter_server.serving.shards import Shards
 from replicax.parameter_server.working.function_traffic import FunctionTraffic
@@ -55,7 +56,7 @@ class WorkerElsewhere:
 
     def __init__(self, servers: Servers, groups: int) -> None:
         self.servers = servers
-        servers.finished_below = lambda: self.traffic.finished_below
+        servers.ended = lambda: self.traffic.ended
         self._groups = groups
         self.shards: dict[int, Shards] = {}
         self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
@@ -70,9 +71,9 @@ class WorkerElsewhere:
 
     # --- functions --------------------------------------------------------------------------------------
 
-    def begin(self, function: int, finished_below: int, ahead: PulledAhead | None) -> FunctionTraffic:
+    def begin(self, function: int, ended: Ended, ahead: PulledAhead | None) -> FunctionTraffic:
         """A scheduled function begins, for which some variables have been pulled ahead."""
-        self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, finished_below)
+        self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, ended)
         self._pulled_ahead = ahead
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
@@ -82,15 +83,15 @@ class WorkerElsewhere:
         """The function has ended; of variables that it returns the servers' values are wanted, changed or not."""
         self.traffic.changed.clear()
 
-    def pull_ahead(self, variables: Mapping[int, WorkerVariable], finished_below: int) -> PulledAhead:
+    def pull_ahead(self, variables: Mapping[int, WorkerVariable], ended: Ended) -> PulledAhead:
         """Get the servers' present values of these variables, while another function runs on the old ones.
 
         Args:
           variables: by number.
-          finished_below: as the coordinator knows it for the function that they are for.
+          ended: which functions had ended when the one that they are for was sent.
         """
         shards = {number: self.shards[number] for number in variables}
-        answer = self.servers.ask(shards, finished_below, self._overwritten)
+        answer = self.servers.ask(shards, ended, self._overwritten)
         whole = [number for number in variables if answer.has(number) and answer.is_whole(number)]
         values = {number: answer.whole(number, lambda _: None) for number in whole}
         return PulledAhead(answer, {number: variables[number].to_storage(value) for number, value in values.items()})
@@ -106,6 +107,10 @@ class WorkerElsewhere:
     def know_built(self, optimizer: int, variables: Any) -> None:
         """An optimizer has been built, for the variables of this pytree."""
         self._built[optimizer] = variables
+
+    def forget_built(self, optimizer: int) -> None:
+        """An optimizer is gone."""
+        self._built.pop(optimizer, None)
 
     def built(self, optimizer: int) -> Any:
         """That pytree; ``None`` if it has not been built."""
