@@ -79,7 +79,7 @@ def test_memory_is_lent_again_when_nobody_has_it_any_more() -> None:
 @needs_sharing
 def test_there_are_no_more_blocks_than_a_few() -> None:
     mine = SharedBlocks()
-    held = [mine.lend(1000) for _ in range(20)]
+    held = [mine.lend(1000) for _ in range(40)]
     assert None in held
     files = len(os.listdir("/proc/self/fd"))
     del held, mine

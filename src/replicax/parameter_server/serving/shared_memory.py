@@ -27,7 +27,7 @@ _HEADER = 64
 _TOKEN = 16
 _ENDED = struct.Struct("Q")
 _LEAST_SIZE = 1 << 20
-_MOST_BLOCKS = 8
+_MOST_BLOCKS = 32
 _OUT_OF_USE = 32
 """A block that has not been lent for so many times that one was is given back to the system."""
 
