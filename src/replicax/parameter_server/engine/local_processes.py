@@ -36,6 +36,16 @@ def left_of(processes: set[Process]) -> set[Process]:
     return found
 
 
+def named(processes: set[Process], part: str) -> set[Process]:
+    """Those whose command line has ``part`` in it."""
+    found = set()
+    for pid, started in left_of(processes):
+        with contextlib.suppress(OSError):
+            if part in (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace"):
+                found.add((pid, started))
+    return found
+
+
 def end(processes: set[Process]) -> None:
     """Kill those that are still there."""
     for pid, _ in left_of(processes):

@@ -216,6 +216,7 @@ def _start(ray: Any) -> None:
             ray.init(configure_logging=False, log_to_driver=False)
             return
         _keep_to_this_machine()
+        before = local_processes.of({os.getpid()})
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
@@ -229,7 +230,9 @@ def _start(ray: Any) -> None:
                 )
                 return
             except Exception as error:  # its own time limits are short for a busy machine
+                begun = local_processes.named(local_processes.of({os.getpid()}) - before, "ray")
                 ray.shutdown()
+                local_processes.end(begun)  # it does not know what it has begun to start
                 if not left:
                     raise RuntimeError(
                         f"Ray could not be started on this machine, in {_ATTEMPTS} attempts: {error}"
