@@ -98,7 +98,7 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
         none = coordinator.schedule(look_up, args=(np.zeros((0, 2), np.int32),)).fetch(WAIT)
         assert (none.shape, none.dtype) == ((0, 2, 4), np.float32)
         asked = [args[1] for method, args in calls if method == "rows"]
-        assert {method for method, _ in calls} <= {"rows", "ready", "snapshot", "put"}
+        assert {method for method, _ in calls} <= {"rows", "ready", "line", "snapshot", "put"}
         assert sum(map(len, asked[: 2 if dim is not None else 1])) == (8 if dim == 1 else 4)  # each row once
         coordinator.schedule(look_up, args=(np.array([6]),))
         with pytest.raises(replicax.WorkerError, match=r"the index 6 at \[0\] is out of range"):

@@ -15,6 +15,7 @@ import pytest
 
 from replicax.parameter_server.engine.actors import ActorDiedError
 from replicax.parameter_server.serving.lines import LineAddress, ServedLines, ServerLine
+from replicax.parameter_server.serving.pushes import Ended, Push
 from replicax.parameter_server.serving.shard_server import ShardServer
 from replicax.parameter_server.serving.shared_memory import this_machine
 
@@ -116,15 +117,13 @@ def test_only_other_processes_of_the_machine_get_the_address() -> None:
 
 def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
     server = ShardServer(0, 1, {})
-    server.put({7: (np.zeros(1000, np.float32), "none")}, 0)
+    server.put({7: (np.zeros(1000, np.float32), "none")}, Ended())
     address = server.line(this_machine(), ANOTHER)
     assert address is not None
-    pulled = server.pull({7: -1}, 0)
+    pulled = server.pull({7: -1}, Ended())
     line = ServerLine(address)
 
     def push(line: Any, function: int) -> None:
-        from replicax.parameter_server.serving.pushes import Push
-
         change = Push(function, 0, None, {}, {7: np.ones(1000, np.float32)}, {})
         line.call("push", change).result(WAIT) if line is not None else server.push(change)
 
@@ -136,7 +135,7 @@ def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
         thread.start()
     for thread in threads:
         thread.join(WAIT)
-    [version, value] = server.pull({7: -1}, 0).values[7]
+    [version, value] = server.pull({7: -1}, Ended()).values[7]
     assert version == 151
     assert value.tolist() == [150.0] * 1000
     assert pulled.values[7][1].tolist() == [0.0] * 1000  # what was read before is not written to
