@@ -145,7 +145,7 @@ class WorkerElsewhere:
             values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
             for number, value in values.items():
                 variable = wanted[number]
-                variable.slot.array = variable.to_storage(value)  # a copy, as the program may be given its memory
+                variable.slot.array = variable.to_storage(value)  # JAX keeps their memory, and copies what it writes to
             based_on = {server: min(count, based_on.get(server, count)) for server, count in updates.items()} | {
                 server: count for server, count in based_on.items() if server not in updates
             }
