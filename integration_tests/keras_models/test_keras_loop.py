@@ -196,3 +196,37 @@ def test_one_replica() -> None:
         return first, debugged, compiled, last, model.predict(X, verbose=0), model.get_weights()
 
     check(use, replicas=1)
+
+
+def test_an_execution_of_many_steps_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the variables of all metrics, which Keras resets at the beginning of an epoch, are one more."""
+    with replicax.OneDeviceStrategy("cpu:0").scope():
+        model = classifier(steps_per_execution=4)
+    x, y = np.concatenate([X[:32]] * 2), np.concatenate([Y[:32]] * 2).astype("int32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    transfers = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *args, **options: transfers.append(args) or put(*args, **options))
+    model.fit(x, y, batch_size=8, verbose=0)  # two executions
+    assert len(transfers) == 3
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_batches_of_several_kinds_in_one_execution(replicas: int) -> None:
+    """Each step has its own rows, whatever the shapes and dtypes of those around it are."""
+    kinds = [(8, "float32", np.asarray), (8, "float32", np.asarray), (8, "float16", np.asarray)]
+    kinds += [(4, "float16", np.asarray), (8, "float32", jax.numpy.asarray), (8, "float32", np.asarray)]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return len(kinds)
+
+        def __getitem__(self, index: int) -> Any:
+            rows, dtype, array = kinds[index]
+            start = index * 5
+            return array(X[start : start + rows].astype(dtype)), array(Y[start : start + rows].astype("int32"))
+
+    def use(model: keras.Model) -> Any:
+        return model.fit(Batches(), epochs=2, verbose=0, shuffle=False).history, model.get_weights()
+
+    check(use, replicas=replicas, steps_per_execution=6)

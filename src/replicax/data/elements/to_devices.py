@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.data.elements.chunks import Staged
@@ -78,13 +79,18 @@ def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool =
     """
     mesh = replicas.mesh
     if bare:
-        alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], NamedSharding(mesh, PartitionSpec()))
+        alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], _on_each(mesh))
         return alone
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     if sharding.is_fully_addressable:
         arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
         return arrays
     return [jax.make_array_from_process_local_data(sharding, s, (replicas.count, *s.shape[1:])) for s in stacks]
+
+
+@functools.lru_cache(maxsize=64)  # JAX finds out about a sharding when it first uses it, and remembers it there
+def _on_each(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def _stacks(element: Element) -> list[Any]:

@@ -21,6 +21,7 @@ from replicax.workers.replicas import Replicas
 
 _AS_THEY_ARE = frozenset(map(np.dtype, (bool, np.uint8, np.int8, np.int32, np.uint32, np.float16, np.float32)))
 """Dtypes of the host that are those of devices, whatever JAX's settings, so that no number can be out of range."""
+_ARRAYS_OF_HOST = {np.ndarray}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,16 +97,30 @@ class Feed:
     def groups(self, batches: Sequence[Any]) -> list[ElementGroup | Single]:
         """Some batches, as groups of those that one program can go through."""
         groups: list[ElementGroup | Single] = []
-        apart = [self._taken_apart(data) for data in batches]
-        for (_, *kind), members in itertools.groupby(apart, lambda taken: (_shapes(taken[0]), *taken[1])):
+        for members, kind in self._runs(batches):
             sizes, copies, structure = kind
-            columns = list(zip(*(leaves for leaves, _ in members), strict=True))
+            columns = list(zip(*members, strict=True))
             if len(set(sizes)) == 1:
                 groups.append(self._placer(_StagedBatches(columns, sizes, copies, structure, self._replicas.local)))
             else:
-                elements = (self._element(leaves, *kind) for leaves in zip(*columns, strict=True))
-                groups += [Single(self._placer(element)) for element in elements]
+                groups += [Single(self._placer(self._element(leaves, *kind))) for leaves in members]
         return groups
+
+    def _runs(self, batches: Sequence[Any]) -> list[tuple[list[list[Any]], tuple[tuple[int, ...], int, Any]]]:
+        """Neighbours of one kind: the arrays of each, and how they are taken apart, which is found out once for all."""
+        runs: list[tuple[list[list[Any]], tuple[tuple[int, ...], int, Any]]] = []
+        before: list[Any] | None = None
+        for data in batches:
+            leaves, tree = jax.tree_util.tree_flatten(data)
+            if set(map(type, leaves)) != _ARRAYS_OF_HOST:
+                leaves, _ = self._taken_apart(data)
+            like = [tree, *[leaf.shape for leaf in leaves], *[leaf.dtype for leaf in leaves]]
+            if like != before:
+                leaves, kind = self._taken_apart(data)
+                runs.append(([], kind))
+                before = like
+            runs[-1][0].append(leaves)
+        return runs
 
     @property
     def _placer(self) -> Callable[[Element | Staged], Any]:
@@ -158,16 +173,15 @@ class _StagedBatches(Staged):
         self.sizes = [sizes] * len(columns[0])
         self._buffers = []
         for column in columns:
-            stack = np.stack(column)
+            count, shape = len(column), column[0].shape
+            rows = np.concatenate(column)  # the one copy that is needed: the dataset may fill its buffers again
             if copies > 1:
-                parts = np.broadcast_to(stack[None], (len(local), *stack.shape))
+                parts = np.broadcast_to(rows.reshape(1, count, *shape), (len(local), count, *shape))
             else:
-                parts = stack.reshape(len(stack), len(sizes), sizes[0], *stack.shape[2:]).swapaxes(0, 1)[list(local)]
+                parts = rows.reshape(count, len(sizes), sizes[0], *shape[1:]).swapaxes(0, 1)
+                if len(sizes) > 1:
+                    parts = parts[list(local)]
             self._buffers.append(parts)
-
-
-def _shapes(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _rows(data: Any) -> int:
