@@ -58,6 +58,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
 
         import ray
 
+        from replicax.parameter_server.serving.pushes import Ended
         from replicax.parameter_server.working.function_traffic import FunctionTraffic
 
         v: Any = served[megabytes]
@@ -66,7 +67,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
 
         def pushed(assign: bool) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
-            traffic = FunctionTraffic(elsewhere.servers, elsewhere.shards, next(numbers), 0)
+            traffic = FunctionTraffic(elsewhere.servers, elsewhere.shards, next(numbers), Ended())
             change = {v.number_on_servers: ones}
             traffic.change({}, {} if assign else change, change if assign else {})
             traffic.send()

@@ -11,8 +11,6 @@ import jax
 import pytest
 
 import replicax
-from replicax.parameter_server import cluster_coordinator
-from tests.parameter_server.thread_actors import ThreadActors
 
 # Modules on packages that only `make integrations` installs.
 FOREIGN = {f"replicax.integrations.{name}" for name in ("hugging_face", "tf_data", "torch_data")}
@@ -24,9 +22,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", ["replicax", *MODULES])
-def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # To start Ray takes seconds; docs/parameter_server.md and tests/parameter_server/test_ray.py do.
-    monkeypatch.setattr(cluster_coordinator, "_make_actors", ThreadActors)
+def test_examples(name: str) -> None:
     # Readers' sessions have JAX's defaults, not this suite's strict ones.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
