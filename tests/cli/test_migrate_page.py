@@ -103,7 +103,7 @@ TOLD = {
     "clusters: the first resolver": "UnionResolver: the first resolver that knows its own",
     "clusters: a Slurm step": "SlurmClusterResolver: tasks are in Slurm's order",
     "clusters: pods with numbers": "KubernetesClusterResolver: in the order of their completion indices",
-    "coordinator: a result is an argument": "ClusterCoordinator.schedule: a result may be an argument of another function",
+    "coordinator: a result is an argument": "ClusterCoordinator.schedule: may be an argument of another function",
     "coordinator: the kind of a function's error": "ClusterCoordinator.schedule: an error is a WorkerError",
     "coordinator: a dataset is made from": "ClusterCoordinator.create_per_worker_dataset: told how many there are",
     "coordinator: a dataset is distributed": "ClusterCoordinator.create_per_worker_dataset: distributed on workers",

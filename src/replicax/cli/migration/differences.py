@@ -16,8 +16,8 @@ DIFFERENCES: dict[str, str] = {
     "MultiWorkerMirroredStrategy": "cluster_resolver is a keyword; by the same TF_CONFIG JAX connects the workers",
     "TPUStrategy": "the resolver may be left out",
     "ParameterServerStrategy": "servers and workers are processes that the coordinator starts, on this machine or on a "
-    "Ray cluster; optimizers are applied on the servers; mode='sync' trains in step; steps run on workers only; each variable goes to "
-    "the server that has the fewest bytes so far; an on-read variable without an aggregation is an error",
+    "Ray cluster; steps run on workers only; optimizers are applied on the servers; mode='sync' trains in step; each "
+    "variable goes to the server that has the fewest bytes so far; an on-read variable without an aggregation is an error",
     "ClusterCoordinator": "what a function changes counts once, though its worker dies and it runs again; an error "
     "says which worker and line; close() ends the processes",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",
@@ -72,8 +72,8 @@ DIFFERENCES: dict[str, str] = {
     "ReplicaContext.replica_id_in_sync_group": "an array in a step, on which Python can't branch",
     "ClusterResolver.master": "rpc_layer stands before every address, also that of a named task",
     "DistributedIterator.get_next": "inside a step a ContextError, a RuntimeError",
-    "ClusterCoordinator.schedule": "a result may be an argument of another function; an error is a WorkerError, with the "
-    "original as its cause; a function that makes variables is a ContextError",
+    "ClusterCoordinator.schedule": "a result may be an argument of another function; an error is a WorkerError, with "
+    "the original as its cause; a function that makes variables is a ContextError",
     "ClusterCoordinator.create_per_worker_dataset": "each worker is told how many there are, and which it is; datasets "
     "are distributed on workers, not in the coordinator's program",
     "PerReplica.values": "a PerReplica has no truth, and is not an array",
