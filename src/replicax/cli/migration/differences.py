@@ -17,7 +17,7 @@ DIFFERENCES: dict[str, str] = {
     "TPUStrategy": "the resolver may be left out",
     "ParameterServerStrategy": "servers and workers are processes that the coordinator starts, on this machine or on a "
     "Ray cluster; steps run on workers only; optimizers are applied on the servers; mode='sync' trains in step; each "
-    "variable goes to the server that has the fewest bytes so far; an on-read variable without an aggregation is an error",
+    "variable goes to the server that has the fewest bytes so far; an on-read variable needs an aggregation",
     "ClusterCoordinator": "what a function changes counts once, though its worker dies and it runs again; an error "
     "says which worker and line; close() ends the processes",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",
