@@ -141,3 +141,14 @@ def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
     assert pulled.values[7][1].tolist() == [0.0] * 1000  # what was read before is not written to
     with pytest.raises(ValueError, match="restore can't be called by way of a line"):
         line.call("restore", None).result(WAIT)
+
+
+def test_a_line_that_has_failed_gives_no_call_the_answer_of_another() -> None:
+    may_end = threading.Event()
+    line = ServerLine(served(lambda method, args: may_end.wait(WAIT) and method))
+    first = line.call("first")
+    line._fail(BlockingIOError())  # as when the server was stopped for long
+    may_end.set()
+    for reply in first, line.call("second"):
+        with pytest.raises(ActorDiedError, match="does not answer"):
+            reply.result(WAIT)

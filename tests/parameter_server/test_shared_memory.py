@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import pickle
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ import pytest
 import replicax
 from replicax.parameter_server.serving import shared_memory
 from replicax.parameter_server.serving.packed import Packed, packed
+from replicax.parameter_server.serving.pushes import Ended, Pulled, Push
+from replicax.parameter_server.serving.shard_server import ShardServer
 from replicax.parameter_server.serving.shared_memory import LentBlocks, SharedBlocks
 from tests.parameter_server.thread_actors import coordinator_of
 
@@ -235,3 +238,28 @@ def test_a_value_that_a_server_holds_stays_when_its_worker_is_gone() -> None:
         for value in (3.0, 4.0, 5.0):
             coordinator.schedule(fn, args=(value,)).fetch(WAIT)
             assert v.numpy().tolist() == [value] * LARGE
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_variables_that_were_assigned_one_array_change_each_for_itself(dtype: Any) -> None:
+    server = ShardServer(0, 1, {})
+    server.put({number: (np.zeros(3, dtype), "none") for number in (1, 2)}, Ended())
+    one = np.ones(3, dtype)
+    server.push(pickle.loads(pickle.dumps(Push(0, 0, None, {}, {}, {1: one, 2: one}), protocol=5)))
+    server.push(Push(1, 0, None, {}, {1: one}, {}))
+    pulled = server.pull({1: -1, 2: -1}, Ended())
+    assert isinstance(pulled, Pulled)
+    assert [pulled.values[number][1].tolist() for number in (1, 2)] == [[2] * 3, [1] * 3]
+
+
+@needs_sharing
+def test_values_that_servers_keep_leave_blocks_for_the_traffic() -> None:
+    server, blocks, variables = ShardServer(0, 1, {}), SharedBlocks(), range(100)
+    server.put({number: (np.zeros(1), "none") for number in variables}, Ended())
+    for number in variables:
+        push = packed(Push(number, 0, None, {}, {}, {number: np.full(LARGE, number)}), blocks.lend)
+        assert isinstance(push, Packed)
+        server.push(push)
+    pulled = server.pull(dict.fromkeys(variables, -1), Ended())
+    assert isinstance(pulled, Pulled)
+    assert all((pulled.values[number][1] == number).all() for number in variables)

@@ -118,6 +118,7 @@ class ServerLine:
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._is_read = False
+        self._died: ActorDiedError | None = None
         self._waiting: collections.deque[LineReply] = collections.deque()
 
     def call(self, method: str, *args: Any) -> LineReply:
@@ -126,6 +127,9 @@ class ServerLine:
         reply = LineReply(self)
         with self._sending:
             with self._changed:
+                if self._died is not None:  # what comes now, if anything, answers older calls
+                    reply.answer = False, self._died
+                    return reply
                 self._waiting.append(reply)
             try:
                 self._connection.send_bytes(data)
@@ -169,12 +173,14 @@ class ServerLine:
         except Exception as error:
             answer = False, error
         with self._changed:
-            self._waiting.popleft().answer = answer
+            if self._waiting:  # else it has failed meanwhile
+                self._waiting.popleft().answer = answer
 
     def _fail(self, error: Exception) -> None:
         """The server has ended: no reply comes any more."""
         died = ActorDiedError(f"its process has ended, or does not answer: {type(error).__name__}")
         with self._changed:
+            self._died = died
             while self._waiting:
                 self._waiting.popleft().answer = False, died
             self._changed.notify_all()

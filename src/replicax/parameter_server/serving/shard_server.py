@@ -215,10 +215,10 @@ class ShardServer:
     def _unpacked(self, push: Packed) -> Push:
         """A push whose arrays are in memory of the worker's, which can be used again when nothing here has them."""
         found: Push = push.unpacked(self._lent.memory(push.use))
-        if 2 * sum(value.nbytes for value in found.assigned.values()) > push.nbytes:
+        if not push.use.is_short and 2 * sum(value.nbytes for value in found.assigned.values()) > push.nbytes:
             return found
         own = {number: np.array(value) for number, value in found.assigned.items()}
-        return dataclasses.replace(found, assigned=own)  # they stay here, and a small one is not to hold all the rest
+        return dataclasses.replace(found, assigned=own)  # they stay here, and are not to hold all the rest
 
     @_alone
     def break_off(self, ended: Ended) -> None:
@@ -252,7 +252,8 @@ class ShardServer:
             self._set(number, _with_added(np.array(value) if number in self._shown else value, delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
-            self._set(number, value)  # the memory that it came in
+            self._set(number, value)  # the memory that it came in, which another variable may have been given, too
+            self._shown.add(number)
 
     def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
         """What the groups of replicas of one step add or assign, combined as the variable says."""

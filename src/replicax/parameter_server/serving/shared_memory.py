@@ -43,6 +43,7 @@ class Lending:
       size: of the block.
       token: by which it is told from others that have had the same number.
       number: how many times the block has been lent by now.
+      is_short: whether its owner has few blocks left, so that what is to stay here should be copied.
     """
 
     machine: str
@@ -51,6 +52,7 @@ class Lending:
     size: int
     token: bytes
     number: int
+    is_short: bool = False
 
     @property
     def path(self) -> str:
@@ -97,11 +99,11 @@ class _Block:
         """Whether neither this process nor the other one has its memory in use."""
         return not self._is_used_here and _ENDED.unpack_from(self._mapped, _TOKEN)[0] == self._uses
 
-    def lend(self) -> tuple[Lending, np.ndarray]:
+    def lend(self, is_short: bool) -> tuple[Lending, np.ndarray]:
         """Lend it once: it is in use here and in another process."""
         self._uses += 1
         self._is_used_here = True
-        use = Lending(self._machine, os.getpid(), self._file, len(self._mapped), self._token, self._uses)
+        use = Lending(self._machine, os.getpid(), self._file, len(self._mapped), self._token, self._uses, is_short)
         return use, _memory(self._mapped, self._end_here)
 
     def _end_here(self) -> None:
@@ -109,7 +111,7 @@ class _Block:
 
 
 class SharedBlocks:
-    """SharedBlocks that this process lends to one other, again and again.
+    """Blocks that this process lends to one other, again and again.
 
     There are as many as have been in use at the same time lately, and at most a fixed number: fresh memory is slow.
     """
@@ -133,6 +135,7 @@ class SharedBlocks:
         with self._lock:
             self._times += 1
             free = [block for block in self._blocks if block.is_free]
+            is_short = len(self._blocks) - len(free) >= _MOST_BLOCKS // 2
             fitting = [block for block in free if room <= block.room < 4 * max(room, _LEAST_SIZE)]
             chosen = fitting[-1] if fitting else None
             spare = [block for block in free if block is not chosen]
@@ -151,7 +154,7 @@ class SharedBlocks:
                     return None
             self._blocks.append(chosen)
             chosen.last = self._times
-            return chosen.lend()
+            return chosen.lend(is_short)
 
 
 class LentBlocks:
