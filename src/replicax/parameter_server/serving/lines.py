@@ -78,9 +78,8 @@ class ServedLines:
     def _answer(self, connection: Any, key: bytes) -> None:
         """Answer the calls of one process, until it ends."""
         with connection, contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-            multiprocessing.connection.deliver_challenge(
-                connection, key
-            )  # before anything of a stranger's is unpickled
+            # Before anything of a stranger's is unpickled.
+            multiprocessing.connection.deliver_challenge(connection, key)
             multiprocessing.connection.answer_challenge(connection, key)
             while True:
                 connection.send_bytes(self._served(connection.recv_bytes()))

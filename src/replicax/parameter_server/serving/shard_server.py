@@ -171,6 +171,7 @@ class ShardServer:
           ended: which functions have ended.
           use: of memory of the caller's, for the parts, if they fit there.
         """
+        lent = None if use is None else (use, self._lent.memory(use))  # so this use ends also when the rest fails
         self._finish(ended)
         found = {
             number: (self._versions[number], np.asarray(self._values[number]))
@@ -178,9 +179,8 @@ class ShardServer:
             if number in self._values and self._versions[number] != version
         }
         pulled: Pulled | Packed = Pulled(self._updates, found)
-        if use is not None:
-            memory = self._lent.memory(use)
-            pulled = packed(pulled, lambda room: (use, memory) if room <= len(memory) else None)
+        if lent is not None:
+            pulled = packed(pulled, lambda room: lent if room <= len(lent[1]) else None)
         if isinstance(pulled, Pulled):
             self._shown.update(found)
         return pulled
