@@ -148,10 +148,7 @@ class Servers:
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
                 calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
         lent = {server: self._room(server, asked) for server, asked in calls.items()}
-        asked_in = {
-            server: (asked, ended, use) for (server, asked), (use, _) in zip(calls.items(), lent.values(), strict=True)
-        }
-        pulled = self._all("pull", asked_in)
+        pulled = self._all("pull", {server: (asked, ended, lent[server][0]) for server, asked in calls.items()})
         for server, got in pulled.items():
             if isinstance(got, Packed):
                 pulled[server] = got.unpacked(lent[server][1])
