@@ -11,14 +11,15 @@ or a loop, of which ``run_steps`` is one, a gradient by the filter takes many ti
 
 The gradient of a matrix product by a weight sums over examples, the first dims of both operands. XLA has its fast code
 for products over a last and a first dim, and does not get there by itself. So the smaller operand is turned around
-here. The order in which such a product is added up is another one then.
+here. The order in which such a product is added up is another one then. So it is with the gradients of convolutions by
+their filters; what becomes of them is in ``_jax/filter_gradients.py``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from replicax._jax.contractions import (
     is_in_fast_order,
     is_slow_over_examples,
 )
+from replicax._jax.filter_gradients import bind_by_filter, is_slow_by_filter
 from replicax._jax.operation_params import PoolingWindows, pooling_windows
 from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
@@ -72,6 +74,17 @@ class WeightGradients(Rule):
             return bind_over_inner_dims(equation, operands)
 
 
+class FilterGradients(Rule):
+    """The gradients of convolutions by their filters. Not for a program whose values the compiler may split."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name in CONVOLUTIONS and is_slow_by_filter(equation)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        with _jax.from_line_of(equation):
+            return bind_by_filter(equation, operands)
+
+
 def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool) -> list[Rule]:
     """Those that have something to do in a program: the others need not look for it.
 
@@ -81,7 +94,7 @@ def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool
       split: whether the compiler decides how values are split over devices.
       in_order: whether sums have to be taken in an order that does not depend on where a replica is.
     """
-    pooling, convolutions, weights = PoolingGradients(), Convolutions(), WeightGradients()
+    pooling, convolutions = PoolingGradients(), Convolutions()
 
     def is_inside(equation: _jax.Equation) -> bool:
         inner = _jax.sub_jaxprs(equation) if equation.primitive.name in CONTROL_FLOW else []
@@ -91,7 +104,7 @@ def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool
     if not split:
         wanted.append((pooling, pooling.is_ours))
         if not in_order:
-            wanted.append((weights, weights.is_ours))
+            wanted += [(rule, rule.is_ours) for rule in (WeightGradients(), FilterGradients())]
     wanted.append((convolutions, convolutions.is_ours if in_a_loop else is_inside))
     return [rule for rule, is_wanted in wanted if _jax.contains(jaxpr, is_wanted)]
 
@@ -115,23 +128,43 @@ def _pooling_gradient(windows: PoolingWindows, cotangent: Any, operand: Any) -> 
     number = _chosen([_at(place, padded, count, windows) for place in places], windows.largest)
 
     # Elements are a number of strides apart, or have nothing to do with each other. A place of a window is a number of
-    # strides, and what is left over.
-    zero = lax.full_like(cotangent, 0)
-    extents = [-(-size // stride) for size, stride in zip(padded.shape, windows.strides, strict=True)]
-    sums: dict[tuple[int, ...], Any] = {}
-    for i, place in reversed(list(enumerate(places))):  # the last place belongs to the first window
-        part = lax.select(lax.eq(number, lax.full_like(number, i)), cotangent, zero)
-        steps, rest = zip(*map(divmod, place, windows.strides), strict=True)
+    # strides, and what is left over, for which there is a dim of its own.
+    extents = list(map(_ceil, padded.shape, windows.strides))
+    whole: Any = None
+    for steps in reversed(list(itertools.product(*map(range, map(_ceil, windows.sizes, windows.strides))))):
         around = [(before, e - before - n, 0) for before, e, n in zip(steps, extents, count, strict=True)]
-        part = lax.pad(part, zero.dtype.type(0), around)
-        sums[rest] = sums[rest] + part if rest in sums else part
-
-    whole = _interleaved(sums, windows.strides, jnp.zeros(extents, cotangent.dtype))
+        numbers = _beside(lax.pad(number, number.dtype.type(-1), around))
+        handed = _beside(lax.pad(cotangent, cotangent.dtype.type(0), around))
+        part = jnp.where(numbers == _numbers(steps, windows), handed, 0)
+        whole = part if whole is None else whole + part  # the last steps belong to the first window
+    whole = lax.reshape(whole, [e * stride for e, stride in zip(extents, windows.strides, strict=True)])
     around = [
         (-before, before + size - n, 0)
         for (before, _), size, n in zip(windows.padding, operand.shape, whole.shape, strict=True)
     ]
-    return lax.pad(whole, zero.dtype.type(0), around)
+    return lax.pad(whole, whole.dtype.type(0), around)
+
+
+def _ceil(size: int, stride: int) -> int:
+    return -(-size // stride)
+
+
+def _beside(array: Any) -> Any:
+    """With a dim of size 1 behind each dim."""
+    return lax.reshape(array, [n for size in array.shape for n in (size, 1)])
+
+
+def _numbers(steps: Sequence[int], windows: PoolingWindows) -> Any:
+    """What the places of a window are called that are so many strides from its begin, by what is left over.
+
+    Where there is no such place, it is a name that none has.
+    """
+    found, exist = jnp.int8(0), jnp.bool_(True)
+    shape = [n for stride in windows.strides for n in (1, stride)]
+    for dim, (size, stride) in enumerate(zip(windows.sizes, windows.strides, strict=True)):
+        place = lax.broadcasted_iota(jnp.int8, shape, 2 * dim + 1) + jnp.int8(steps[dim] * stride)
+        found, exist = found * jnp.int8(size) + place, exist & (place < size)
+    return jnp.where(exist, found, -2)
 
 
 def _at(place: Sequence[int], padded: Any, count: Sequence[int], windows: PoolingWindows) -> Any:
@@ -148,20 +181,3 @@ def _chosen(elements: Sequence[Any], largest: bool) -> Any:
         stay = lax.ge(chosen, other) if largest else lax.le(chosen, other)
         chosen, number = lax.select(stay, chosen, other), lax.select(stay, number, lax.full_like(number, i))
     return lax.optimization_barrier(number)  # or the compiler finds it out anew for each element of the result
-
-
-def _interleaved(parts: Mapping[tuple[int, ...], Any], strides: Sequence[int], zeros: Any) -> Any:
-    """The array whose elements from ``rest`` on, a stride apart, are ``parts[rest]``, or else ``zeros``."""
-
-    def whole(rest: tuple[int, ...]) -> Any:
-        dim = len(rest)
-        if dim == len(strides):
-            return parts.get(rest, zeros)
-        arrays = [whole((*rest, r)) for r in range(strides[dim])]
-        if len(arrays) == 1:
-            return arrays[0]
-        shape = arrays[0].shape
-        merged = (*shape[:dim], shape[dim] * len(arrays), *shape[dim + 1 :])
-        return lax.reshape(jnp.stack(arrays, dim + 1), merged)
-
-    return whole(())
