@@ -32,6 +32,8 @@ _ALONE = {*_WORKERS, *_SERVERS} - {TWO, RECOVERY, BOTH, AGAIN}
 _PATIENCE = 30.0
 """Seconds to wait for a process that does what a strike wants; then the strike takes what there is."""
 _WAIT = 600.0
+_ELEMENTS = 1 << 17
+"""So many that the parts are in memory that workers and servers share."""
 _LEAVING = 10.0
 """Seconds that processes have to end after the coordinator has been closed."""
 
@@ -142,11 +144,11 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
     )
     with strategy.scope():
         iterations = replicax.Variable(0, name="iterations")
-        counts = replicax.Variable(np.zeros(1000, np.int32), name="counts", aggregation="sum")
+        counts = replicax.Variable(np.zeros(_ELEMENTS, np.int32), name="counts", aggregation="sum")
 
     def step() -> None:
         iterations.assign_add(1)
-        counts.assign_add(np.ones(1000, np.int32))
+        counts.assign_add(np.ones(_ELEMENTS, np.int32))
 
     def count(number: int) -> int:
         time.sleep(0.01)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(this_machine() is None, reason="this system has 
 
 
 def served(serve: Callable[[str, tuple[Any, ...]], Any]) -> LineAddress:
-    address = ServedLines(serve).address(this_machine(), ANOTHER)
+    address = ServedLines(lambda method, args, line: serve(method, args)).address(this_machine(), ANOTHER)
     assert address is not None
     return address
 
@@ -85,7 +85,7 @@ def test_a_reply_that_does_not_come_is_waited_for_no_longer_than_said() -> None:
 
 
 def test_calls_of_a_server_that_has_ended_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(lines: ServedLines, call: bytes) -> bytes:
+    def end(lines: ServedLines, call: bytes, line: int) -> bytes:
         raise EOFError  # ends its thread, and with it the connection
 
     monkeypatch.setattr(ServedLines, "_served", end)
@@ -108,7 +108,7 @@ def test_who_has_not_the_key_can_not_call() -> None:
 
 
 def test_only_other_processes_of_the_machine_get_the_address() -> None:
-    lines = ServedLines(lambda method, args: None)
+    lines = ServedLines(lambda method, args, line: None)
     assert lines.address("another", ANOTHER) is None
     assert lines.address(None, ANOTHER) is None
     assert lines.address(this_machine(), os.getpid()) is None
@@ -118,7 +118,7 @@ def test_only_other_processes_of_the_machine_get_the_address() -> None:
 def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
     server = ShardServer(0, 1, {})
     server.put({7: (np.zeros(1000, np.float32), "none")}, Ended())
-    address = server.line(this_machine(), ANOTHER)
+    address, _ = server.meet(this_machine(), ANOTHER, None)
     assert address is not None
     pulled = server.pull({7: -1}, Ended())
     line = ServerLine(address)
