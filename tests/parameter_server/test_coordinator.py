@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -172,6 +173,17 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
         assert seconds == list(range(len(seconds)))
         again = iter(coordinator.create_per_worker_dataset(dataset))
         assert int(coordinator.schedule(next, args=(again,)).fetch(WAIT)[0]) % 100 == 0
+
+
+@pytest.mark.parametrize(("returned", "named"), [(None, "None; does it lack its return?"), (7, "int")])
+def test_a_dataset_fn_that_returns_no_dataset_is_named(
+    strategy: replicax.ParameterServerStrategy, returned: Any, named: str
+) -> None:
+    with coordinator_of(strategy) as (coordinator, _):
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: returned))
+        coordinator.schedule(next, args=(iterator,))
+        with pytest.raises(replicax.WorkerError, match=re.escape(f"or another iterable; it returned {named}")):
+            coordinator.join(WAIT)
 
 
 def test_what_can_not_be_sent_is_named(strategy: replicax.ParameterServerStrategy) -> None:
