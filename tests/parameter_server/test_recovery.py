@@ -12,6 +12,7 @@ import pytest
 
 import replicax
 from replicax.parameter_server import recovery
+from replicax.parameter_server.engine.actors import NoRoomError
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
@@ -231,6 +232,20 @@ def test_a_snapshot_that_is_lost_is_an_error_at_once() -> None:
         with pytest.raises(replicax.WorkerError, match=r"snapshot is lost, with all machines that had it.*checkpoint"):
             v.numpy()
         assert len(actors.actors) == before + 1
+        close_without_values(coordinator)
+
+
+def test_values_that_have_no_room_at_the_end_are_an_error_that_says_so() -> None:
+    strategy, _, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(add)
+        coordinator.join(WAIT)
+
+        def refuse(method: str, args: Any) -> None:
+            if method == "pull":
+                raise NoRoomError("no memory for it")
+
+        actors.of("ShardServer")[0].before = refuse
         close_without_values(coordinator)
 
 

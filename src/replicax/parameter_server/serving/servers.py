@@ -267,4 +267,14 @@ def shared_out(
 
 
 def _parts(shards: Shards, change: np.ndarray | Rows) -> Mapping[int, Any]:
-    return shards.rows(*change) if isinstance(change, tuple) else shards.parts(change)
+    return shards.rows(*_merged(*change)) if isinstance(change, tuple) else shards.parts(change)
+
+
+def _merged(indices: np.ndarray, rows: np.ndarray) -> Rows:
+    """The same change, with the sum of rows that come several times, if that leaves half of the rows at most."""
+    unique, places = np.unique(indices, return_inverse=True)
+    if 2 * len(unique) > len(indices):
+        return indices, rows
+    total = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)
+    np.add.at(total, places, rows)
+    return unique, total
