@@ -50,6 +50,9 @@ def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathli
     except replicax.WorkerError as error:
         print("told:", error)
     coordinator.close()
+    deadline = time.monotonic() + 10  # those that have been killed are gone in a moment
+    while len(local_processes.left_of(here)) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
     print("left:", len(local_processes.left_of(here)) - 1)
     """
     program = running(tmp_path / "program.py", text)
