@@ -122,7 +122,7 @@ $(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
 $(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
-	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,torch]' \
+	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,ray,torch]' \
 	    pytest tensorflow-cpu tensorboard keras
 	touch $@
 

@@ -8,8 +8,9 @@
   to pull it until the program can read it, beside ``ray.put`` of an array of this size: in turn in the same process,
   after 20 rounds that do not count. One at a time, so a call there and back counts as time; and pushes in a row, as the
   functions of a worker make them, two on their way at a time, beside puts in a row of which two are kept. *Add* is a
-  push that is added to the variable, so the server reads and writes the value besides. The bar is 0.7 of the bandwidth
-  of ``ray.put``.
+  push that is added to the variable, and *update* a gradient, until the optimizer (SGD) has made the new value: so the
+  server reads and writes the value besides. After each of the three comes a pull of the new value. The bar is 0.7 of
+  the bandwidth of ``ray.put``, for a push of a value and for each of these pulls.
 - **Calls.** How often each server is called in a step: once to pull and once to push at most, whatever
   the number of variables.
 - **Overlap.** A step that computes for 50 ms, reads a variable of 4 MB and changes it: from one step to the next one,
@@ -41,6 +42,13 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "parameter_server.json"
 LEAST_BANDWIDTH, MOST_CALLS, MOST_OVERLAP, LEAST_RATE = 0.7, 1.0, 1.1, 0.95
 SECONDS = 0.05
 WARM_UP, IN_A_ROW = 20, 4
+BARS = (
+    ("push", "put"),
+    ("pull", "put"),
+    ("pull after an add", "put"),
+    ("pull after an update", "put"),
+    ("pushes in a row", "puts in a row"),
+)
 
 
 def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
@@ -51,6 +59,11 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
             megabytes: replicax.Variable(np.zeros(megabytes * 2**20 // 4, np.float32), name=f"{megabytes} MB")
             for megabytes in sizes
         }
+        optimizers = {megabytes: replicax.Optimizer(optax.sgd(0.1)) for megabytes in sizes}
+
+    def build(megabytes: int) -> None:
+        v = served[megabytes]
+        strategy.run(lambda: optimizers[megabytes].apply_gradients([(jnp.ones(v.shape), v)]))
 
     def measure(megabytes: int, rounds: int) -> dict[str, list[float]]:
         import collections
@@ -62,16 +75,29 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         from replicax.parameter_server.working.function_traffic import FunctionTraffic
 
         v: Any = served[megabytes]
+        optimizer: Any = optimizers[megabytes]
         own, ones = np.ones(v.shape, np.float32), np.ones(v.shape, np.float32)
         elsewhere, numbers = v.elsewhere, itertools.count(megabytes * 10**9)  # what has come before changes nothing
 
-        def pushed(assign: bool) -> FunctionTraffic:
+        def pushed(kind: str) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
             traffic = FunctionTraffic(elsewhere.servers, elsewhere.shards, next(numbers), Ended())
             change = {v.number_on_servers: ones}
-            traffic.change({}, {} if assign else change, change if assign else {})
+            traffic.change(
+                {optimizer._number: change} if kind == "update" else {},
+                change if kind == "add" else {},
+                change if kind == "push" else {},
+            )
             traffic.send()
             return traffic
+
+        def update() -> None:
+            """Until the server has computed it: it reads a row then."""
+            settle(pushed("update"))
+            elsewhere.rows(v.number_on_servers, np.zeros(1, np.int64))
+
+        def pull() -> None:
+            v.read_value().block_until_ready()
 
         def in_a_row(send: Any, wait: Any) -> None:
             """As of functions of a worker, of which it has two."""
@@ -85,11 +111,14 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         settle = FunctionTraffic.settle
         cases = {
             "put": lambda: ray.put(own),
-            "push": lambda: settle(pushed(True)),
-            "pull": lambda: v.read_value().block_until_ready(),
-            "add": lambda: settle(pushed(False)),
+            "push": lambda: settle(pushed("push")),
+            "pull": pull,
+            "add": lambda: settle(pushed("add")),
+            "pull after an add": pull,
+            "update": update,
+            "pull after an update": pull,
             "puts in a row": lambda: in_a_row(lambda: ray.put(own), lambda _: None),
-            "pushes in a row": lambda: in_a_row(lambda: pushed(True), settle),
+            "pushes in a row": lambda: in_a_row(lambda: pushed("push"), settle),
         }
         times: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(rounds):
@@ -103,11 +132,14 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     with replicax.ClusterCoordinator(strategy) as coordinator:
         for megabytes in sizes:
+            coordinator.schedule(build, args=(megabytes,)).fetch()
             times = coordinator.schedule(measure, args=(megabytes, WARM_UP + rounds)).fetch()
             rates = found[megabytes] = {f"{name}, ms": 1e3 * statistics.median(some) for name, some in times.items()}
-            for name, base in (("push", "put"), ("pull", "put"), ("add", "put"), ("pushes in a row", "puts in a row")):
-                pairs = zip(times[base], times[name], strict=True)
-                rates[f"{name} / {base}"] = statistics.median(put / mine for put, mine in pairs)
+            for name, some in times.items():
+                base = "puts in a row" if "row" in name else "put"
+                if name != base:
+                    pairs = zip(times[base], some, strict=True)
+                    rates[f"{name} / {base}"] = statistics.median(put / mine for put, mine in pairs)
             print(f"{megabytes} MB: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items()), flush=True)
     return found
 
@@ -248,7 +280,7 @@ def main() -> int:
     if "bandwidth" in wanted:
         found["bandwidth"] = bandwidth((4, 16, 64), 10 if args.quick else 30)
         for megabytes, rates in found["bandwidth"].items():
-            for kind, base in (("push", "put"), ("pull", "put"), ("pushes in a row", "puts in a row")):
+            for kind, base in BARS:
                 ratio = rates[f"{kind} / {base}"]
                 name = f"{kind} of {megabytes} MB / ray.{base}"
                 rows.append((name, ratio, "≥ 0.70", ratio >= LEAST_BANDWIDTH))

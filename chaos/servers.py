@@ -32,6 +32,8 @@ _ALONE = {*_WORKERS, *_SERVERS} - {TWO, RECOVERY, BOTH, AGAIN}
 _PATIENCE = 30.0
 """Seconds to wait for a process that does what a strike wants; then the strike takes what there is."""
 _WAIT = 600.0
+_ELEMENTS = 1 << 17
+"""So many that the parts are in memory that workers and servers share."""
 _LEAVING = 10.0
 """Seconds that processes have to end after the coordinator has been closed."""
 
@@ -130,27 +132,36 @@ def left_of(noted: set[local_processes.Process]) -> int:
     return len(left)
 
 
-def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> bool:
-    """Strike a run; returns whether all was well."""
+def counting(strategy: Any, elements: int) -> tuple[Any, Any, Callable[[], None]]:
+    """What has to come out: a number and an array on servers, and a function that adds one to each element of both."""
     import numpy as np
 
+    import replicax
+
+    with strategy.scope():
+        iterations = replicax.Variable(0, name="iterations")
+        counts = replicax.Variable(np.zeros(elements, np.int32), name="counts", aggregation="sum")
+
+    def step() -> None:
+        iterations.assign_add(1)
+        counts.assign_add(np.ones(elements, np.int32))
+
+    return iterations, counts, lambda: strategy.run(step)
+
+
+def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> bool:
+    """Strike a run; returns whether all was well."""
     import replicax
 
     began = time.monotonic()
     strategy = replicax.ParameterServerStrategy(
         num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.FixedShardsPartitioner(2)
     )
-    with strategy.scope():
-        iterations = replicax.Variable(0, name="iterations")
-        counts = replicax.Variable(np.zeros(1000, np.int32), name="counts", aggregation="sum")
-
-    def step() -> None:
-        iterations.assign_add(1)
-        counts.assign_add(np.ones(1000, np.int32))
+    iterations, counts, add = counting(strategy, _ELEMENTS)
 
     def count(number: int) -> int:
         time.sleep(0.01)
-        strategy.run(step)
+        add()
         time.sleep(0.01)
         return number
 

@@ -45,6 +45,24 @@ def test_a_distribution_of_keras() -> None:
         keras.distribution.set_distribution(None)
 
 
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_loop_of_keras_on_parameter_servers(loop: str) -> None:
+    pytest.importorskip("ray")
+    from tests.parameter_server.thread_actors import coordinator_of
+
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+
+    def run() -> None:
+        model = dense()
+        model.compile("sgd", "mse")
+        getattr(model, loop)(X, *([Y] if loop != "predict" else []), verbose=0)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(run)
+        with pytest.raises(replicax.WorkerError, match=f"Keras' {loop} of the model .* MirroredStrategy"):
+            coordinator.join(100.0)
+
+
 class Counts(layers.Layer):
     """Keeps something of the last batch, and does not say how the replicas' are combined."""
 

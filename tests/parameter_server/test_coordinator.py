@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -98,7 +99,7 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
         none = coordinator.schedule(look_up, args=(np.zeros((0, 2), np.int32),)).fetch(WAIT)
         assert (none.shape, none.dtype) == ((0, 2, 4), np.float32)
         asked = [args[1] for method, args in calls if method == "rows"]
-        assert {method for method, _ in calls} <= {"rows", "ready", "line", "snapshot", "put"}
+        assert {method for method, _ in calls} <= {"rows", "ready", "meet", "snapshot", "put"}
         assert sum(map(len, asked[: 2 if dim is not None else 1])) == (8 if dim == 1 else 4)  # each row once
         coordinator.schedule(look_up, args=(np.array([6]),))
         with pytest.raises(replicax.WorkerError, match=r"the index 6 at \[0\] is out of range"):
@@ -144,8 +145,10 @@ def test_the_next_schedule_raises_it_too(strategy: replicax.ParameterServerStrat
         coordinator.schedule(lambda: 1 // 0)
 
         def schedule_on() -> None:
-            for _ in range(1000):
+            deadline = time.monotonic() + WAIT
+            while time.monotonic() < deadline:
                 coordinator.schedule(lambda: time.sleep(0.01))
+                time.sleep(0.001)
 
         with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
             schedule_on()
@@ -170,6 +173,17 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
         assert seconds == list(range(len(seconds)))
         again = iter(coordinator.create_per_worker_dataset(dataset))
         assert int(coordinator.schedule(next, args=(again,)).fetch(WAIT)[0]) % 100 == 0
+
+
+@pytest.mark.parametrize(("returned", "named"), [(None, "None; does it lack its return?"), (7, "int")])
+def test_a_dataset_fn_that_returns_no_dataset_is_named(
+    strategy: replicax.ParameterServerStrategy, returned: Any, named: str
+) -> None:
+    with coordinator_of(strategy) as (coordinator, _):
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: returned))
+        coordinator.schedule(next, args=(iterator,))
+        with pytest.raises(replicax.WorkerError, match=re.escape(f"or another iterable; it returned {named}")):
+            coordinator.join(WAIT)
 
 
 def test_what_can_not_be_sent_is_named(strategy: replicax.ParameterServerStrategy) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.serving import lines
 from replicax.parameter_server.serving.lines import LineAddress, ServedLines, ServerLine
 from replicax.parameter_server.serving.pushes import Ended, Push
 from replicax.parameter_server.serving.shard_server import ShardServer
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(this_machine() is None, reason="this system has 
 
 
 def served(serve: Callable[[str, tuple[Any, ...]], Any]) -> LineAddress:
-    address = ServedLines(serve).address(this_machine(), ANOTHER)
+    address = ServedLines(lambda method, args, line: serve(method, args)).address(this_machine(), ANOTHER)
     assert address is not None
     return address
 
@@ -85,7 +87,7 @@ def test_a_reply_that_does_not_come_is_waited_for_no_longer_than_said() -> None:
 
 
 def test_calls_of_a_server_that_has_ended_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(lines: ServedLines, call: bytes) -> bytes:
+    def end(served: ServedLines, call: bytes, line: int) -> bytes:
         raise EOFError  # ends its thread, and with it the connection
 
     monkeypatch.setattr(ServedLines, "_served", end)
@@ -107,18 +109,62 @@ def test_who_has_not_the_key_can_not_call() -> None:
     assert called == ["mine"]
 
 
+def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_HANDSHAKE", 1)
+    address = served(lambda method, args: method)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(WAIT)
+        stranger.connect(address.name)
+        while stranger.recv(1000):  # the challenge, and then the end
+            pass
+    line = ServerLine(address)
+    time.sleep(1.5)  # and afterwards it may take its time
+    assert line.call("mine").result(WAIT) == "mine"
+
+
+def test_callers_are_served_again_when_there_are_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = served(lambda method, args: method)
+    begin, refused = ServedLines._begin, []
+
+    def refuse(*args: Any) -> None:
+        refused.append(args)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ServedLines, "_begin", staticmethod(refuse))
+    with pytest.raises((OSError, EOFError)):
+        ServerLine(address)
+    assert refused
+    monkeypatch.setattr(ServedLines, "_begin", staticmethod(begin))
+    assert ServerLine(address).call("mine").result(WAIT) == "mine"
+
+
+def test_lines_that_are_there_at_a_time_have_different_numbers() -> None:
+    gone: list[int] = []
+    address = ServedLines(lambda method, args, line: line, gone.append).address(this_machine(), ANOTHER)
+    assert address is not None
+    some = [ServerLine(address) for _ in range(3)]
+    assert sorted(line.call("which").result(WAIT) for line in some) == [1, 2, 3]
+    [second] = [line for line in some if line.call("which").result(WAIT) == 2]
+    second._connection.close()
+    deadline = time.monotonic() + WAIT
+    while not gone and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert gone == [2]
+    assert ServerLine(address).call("which").result(WAIT) in (2, 4)  # it may be about to be free
+
+
 def test_only_other_processes_of_the_machine_get_the_address() -> None:
-    lines = ServedLines(lambda method, args: None)
-    assert lines.address("another", ANOTHER) is None
-    assert lines.address(None, ANOTHER) is None
-    assert lines.address(this_machine(), os.getpid()) is None
-    assert lines.address(this_machine(), ANOTHER) is lines.address(this_machine(), ANOTHER)
+    some = ServedLines(lambda method, args, line: None)
+    assert some.address("another", ANOTHER) is None
+    assert some.address(None, ANOTHER) is None
+    assert some.address(this_machine(), os.getpid()) is None
+    assert some.address(this_machine(), ANOTHER) is some.address(this_machine(), ANOTHER)
 
 
 def test_a_server_runs_one_call_at_a_time_whichever_way_they_come() -> None:
     server = ShardServer(0, 1, {})
     server.put({7: (np.zeros(1000, np.float32), "none")}, Ended())
-    address = server.line(this_machine(), ANOTHER)
+    address, _ = server.meet(this_machine(), ANOTHER, None)
     assert address is not None
     pulled = server.pull({7: -1}, Ended())
     line = ServerLine(address)

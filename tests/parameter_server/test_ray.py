@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import replicax
 from replicax.parameter_server.engine import ray_actors
+from replicax.parameter_server.serving.shared_memory import this_machine
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 
 pytest.importorskip("ray")
@@ -87,6 +89,40 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
     # The one that was killed, and another: a process that starts late may find nothing left to do.
     assert len({pid for _, pid in coordinator.fetch(results)}) >= 2
+
+
+@pytest.mark.skipif(this_machine() is None, reason="this system has no memory to be shared")
+def test_large_values_are_read_where_servers_have_them(
+    coordinator: replicax.ClusterCoordinator, strategy: replicax.ParameterServerStrategy
+) -> None:
+    """By programs that change their own copies, while a worker is killed that has them."""
+    size, steps = 1 << 16, 12
+    with strategy.scope():
+        v = replicax.Variable(np.zeros((1, size), np.float32), name="v", aggregation="sum")
+        w = replicax.Variable(np.zeros((1, size), np.float32), name="w", aggregation="mean")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step() -> Any:
+        seen = v.read_value().sum(), w.read_value().sum()
+        v.assign_add(jnp.ones((1, size)))
+        optimizer.apply_gradients([(jnp.ones((1, size)), w)])
+        return seen
+
+    def train() -> Any:
+        opened = sum(1 for way in v.elsewhere.servers._ways for _ in way._lent)  # type: ignore[attr-defined]
+        return strategy.run(step), opened, os.getpid()
+
+    results = []
+    for number in range(steps):
+        results += [coordinator.schedule(train) for _ in range(2)]
+        if number == 6:
+            os.kill(results[-1].fetch(WAIT)[-1], signal.SIGKILL)
+    coordinator.join(timeout_seconds=WAIT)
+    for number, (seen, _, _) in enumerate(coordinator.fetch(results)):
+        assert [float(total) for total in seen] == [2.0 * (number // 2) * size, -2.0 * (number // 2) * size]
+    assert all(opened for _, opened, _ in coordinator.fetch(results[-2:]))
+    assert (v.numpy() == 2 * steps).all()
+    assert (w.numpy() == -2 * steps).all()
 
 
 def test_all_of_it_is_on_loopback(coordinator: replicax.ClusterCoordinator) -> None:

@@ -50,6 +50,9 @@ def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathli
     except replicax.WorkerError as error:
         print("told:", error)
     coordinator.close()
+    deadline = time.monotonic() + 10  # those that have been killed are gone in a moment
+    while len(local_processes.left_of(here)) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
     print("left:", len(local_processes.left_of(here)) - 1)
     """
     program = running(tmp_path / "program.py", text)
@@ -82,14 +85,12 @@ def test_what_has_no_room_is_an_error_of_its_function(what: str, tmp_path: pathl
 
 def test_a_program_that_is_killed_leaves_no_server_and_no_worker(tmp_path: pathlib.Path) -> None:
     """Two processes of Ray's own, which have nothing of the program, take longer to see it."""
-    program = running(
-        tmp_path / "program.py", "print('ready', flush=True); coordinator.schedule(time.sleep, args=(1000,)).fetch()"
-    )
-    while "ready" not in program.stdout.readline():
-        assert program.poll() is None
-    noted = local_processes.of({program.pid})
-    program.send_signal(signal.SIGKILL)
-    program.wait(WAIT)
+    text = "print('ready', flush=True); coordinator.schedule(time.sleep, args=(1000,)).fetch()"
+    with running(tmp_path / "program.py", text) as program:
+        while "ready" not in program.stdout.readline():
+            assert program.poll() is None
+        noted = local_processes.of({program.pid})
+        program.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + WAIT
     while len(left := local_processes.left_of(noted)) > 2 and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import replicax
 from replicax.parameter_server import recovery
+from replicax.parameter_server.engine.actors import NoRoomError
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
@@ -134,6 +137,41 @@ def test_servers_that_die_while_servers_go_back_are_had_back_too(method: str) ->
         spare(actors)
 
 
+def test_a_server_that_hangs_is_replaced_without_waiting_for_it_as_for_one_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "_SECONDS_TO_ANSWER", 0.2)
+    strategy, v, add = adding()
+    go_on = threading.Event()
+
+    def hang(method: str, args: Any) -> None:
+        if method == "ready":
+            go_on.wait(WAIT)
+
+    def start_slowly(kind: type, *args: Any, env: Any) -> Any:
+        actor = start(kind, *args, env=env)
+        actor.before = lambda method, args: time.sleep(0.5) if method == "ready" else None
+        return actor
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        for _ in range(8):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        dead, hung = actors.of("ShardServer")
+        start, actors.start = actors.start, start_slowly
+        dead.kill()
+        hung.before = hang
+        began = time.monotonic()
+        coordinator.schedule(add)
+        try:
+            coordinator.join(WAIT)
+            assert time.monotonic() - began < WAIT / 2
+            assert v.numpy().tolist() == [9.0] * 4
+            assert hung.is_dead
+        finally:
+            go_on.set()
+
+
 def adding() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
     """A variable on two servers, and a function that adds one to it."""
     strategy = replicax.ParameterServerStrategy(
@@ -146,6 +184,12 @@ def adding() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
         v.assign_add(np.ones(4, np.float32))
 
     return strategy, v, lambda: strategy.run(step)
+
+
+def close_without_values(coordinator: Any) -> None:
+    """The servers can't be had back, and so not the values that they had in the end."""
+    with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
+        coordinator.close()
 
 
 def test_a_snapshot_is_kept_until_the_next_one_is_whole() -> None:
@@ -188,8 +232,21 @@ def test_a_snapshot_that_is_lost_is_an_error_at_once() -> None:
         with pytest.raises(replicax.WorkerError, match=r"snapshot is lost, with all machines that had it.*checkpoint"):
             v.numpy()
         assert len(actors.actors) == before + 1
-        with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
-            coordinator.close()
+        close_without_values(coordinator)
+
+
+def test_values_that_have_no_room_at_the_end_are_an_error_that_says_so() -> None:
+    strategy, _, add = adding()
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(add)
+        coordinator.join(WAIT)
+
+        def refuse(method: str, args: Any) -> None:
+            if method == "pull":
+                raise NoRoomError("no memory for it")
+
+        actors.of("ShardServer")[0].before = refuse
+        close_without_values(coordinator)
 
 
 def test_nothing_is_started_where_the_engine_has_ended() -> None:
@@ -202,8 +259,7 @@ def test_nothing_is_started_where_the_engine_has_ended() -> None:
         with pytest.raises(replicax.WorkerError, match="servers can't go on: the engine has ended"):
             v.numpy()
         assert len(actors.actors) == before
-        with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
-            coordinator.close()
+        close_without_values(coordinator)
 
 
 def test_a_server_that_dies_before_the_end_is_had_back_for_the_last_values() -> None:
@@ -274,5 +330,4 @@ def test_servers_that_always_die_are_an_error() -> None:
         coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
         with pytest.raises(replicax.WorkerError, match=r"servers can't go on: .*Restore .* from a checkpoint"):
             coordinator.join(WAIT)
-        with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
-            coordinator.close()
+        close_without_values(coordinator)

@@ -54,8 +54,6 @@ def test_what_one_process_writes_the_other_reads() -> None:
     there = LentBlocks().memory(use)
     memory[:1000] = np.arange(1000) % 256
     assert (there[:1000] == np.arange(1000) % 256).all()
-    there[0] = 7
-    assert memory[0] == 7
 
 
 @needs_sharing
@@ -73,7 +71,6 @@ def test_memory_is_lent_again_when_nobody_has_it_any_more() -> None:
     del part
     again, memory = lend()
     assert again.token == use.token
-    assert again.number == use.number + 1
     theirs.memory(again)
     assert lend()[0].token != use.token  # it has been looked at there, and is still looked at here
     assert memory.nbytes >= 1000
@@ -115,7 +112,7 @@ def test_blocks_that_their_owner_has_no_more_are_forgotten() -> None:
     others = SharedBlocks()
     use, _ = others.lend(1000) or pytest.fail("no memory")
     assert theirs.can_open(use)
-    assert list(theirs._mapped) == [use.token]
+    assert [block.token for block in theirs] == [use.token]
 
 
 # --- messages -------------------------------------------------------------------------------------------

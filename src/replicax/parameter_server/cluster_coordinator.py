@@ -238,7 +238,7 @@ class _Cluster:
         try:
 
             def start_server(index: int) -> Actor:
-                return actors.start(ShardServer, index, strategy.groups, settings, env={"JAX_PLATFORMS": "cpu"})
+                return actors.start(ShardServer, index, strategy.groups, settings, env=_server_environment())
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
@@ -313,6 +313,17 @@ class _Cluster:
             self.home.leave()
         finally:
             self._actors.stop()
+
+
+def _server_environment() -> dict[str, str]:
+    """The environment of a server.
+
+    An update's results are fresh memory, which in small pages takes several times as long to get as to compute them.
+    """
+    env = {"JAX_PLATFORMS": "cpu"}
+    if "GLIBC_TUNABLES" not in os.environ:
+        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # other systems, and older ones, ignore it
+    return env
 
 
 def _worker_environment(devices: int) -> dict[str, str]:

@@ -21,6 +21,8 @@ from replicax.parameter_server.serving.servers import Servers
 _MOST_RECOVERIES = 10
 _FUNCTIONS = 50
 _SHARE = 1 / 40
+_SECONDS_TO_ANSWER = 30.0
+"""For a server whose process has started: it answers when calls before, which may move arrays, have ended."""
 
 
 class Recovery:
@@ -52,6 +54,7 @@ class Recovery:
         self._check = check
         self.era = 0
         self._tries = 0
+        self._starting: set[int] = set()
         self._stopped: str | None = None
         self._states: list[Reply] | None = None
         self._taken = time.monotonic()
@@ -127,15 +130,19 @@ class Recovery:
 
     def _try_to_go_back(self) -> None:
         actors = list(self._servers.actors)
+        began = time.monotonic()
         for index, reply in enumerate([actor.call("ready") for actor in actors]):
+            limit = began + (TIMEOUT if index in self._starting else _SECONDS_TO_ANSWER)
             try:
-                reply.result(TIMEOUT)
+                reply.result(max(0.0, limit - time.monotonic()))
             except (ActorDiedError, TimeoutError):
                 actors[index].kill()
                 actors[index] = self._start(index)
+                self._starting.add(index)
         self.era += 1
         self._servers.replace(actors)
         self._servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
+        self._starting.clear()
         self._home.put_again()
         if self._states is not None:
             self._servers.keep(self._states)  # whoever has kept one may be among those that have died

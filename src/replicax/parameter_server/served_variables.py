@@ -14,7 +14,7 @@ from replicax import context
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, WorkerError
 from replicax.nests import is_leaf
-from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError
 from replicax.parameter_server.ledger import Ledger
 from replicax.parameter_server.serving.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.serving.pushes import OptimizerPart
@@ -218,7 +218,7 @@ class VariableHome:
                 for slot in slots:
                     if not slot.is_new:
                         self._refresh(slot)
-            except (ActorDiedError, TimeoutError) as error:
+            except (ActorDiedError, NoRoomError, TimeoutError) as error:
                 raise WorkerError(
                     f"{error}. Variables have the values that this program has read last; restore them from a "
                     "checkpoint."

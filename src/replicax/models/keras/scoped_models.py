@@ -17,6 +17,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import python_utils
 
 from replicax import context
+from replicax.errors import ContextError
 from replicax.models.keras import several_workers, workers_callbacks
 from replicax.models.keras.divided_batches import Feed
 from replicax.models.keras.model_state import GROUPS, ModelState
@@ -55,6 +56,7 @@ class StepFunctions:
     def _make(self, name: str, method: str, groups: tuple[str, ...], force: bool) -> None:
         if getattr(self._model, name) is None or force:
             _check_no_other_distribution()
+            _check_is_not_on_servers(self._model, self.strategy, method)
             _check_is_kerass_own(self._model, f"make_{name}", method)
             function = StepFunction(self._model, self.strategy, self._state, self._feed, method, groups)
             setattr(self._model, name, function)
@@ -198,6 +200,18 @@ def _check_no_other_distribution() -> None:
         raise RuntimeError(
             f"the model belongs to a strategy of Replicax, and keras.distribution is set to {other!r}: use one of them "
             "(keras.distribution.set_distribution(None))"
+        )
+
+
+def _check_is_not_on_servers(model: Any, strategy: Strategy, method: str) -> None:
+    if strategy.extended.elsewhere is not None:
+        loop = {"train_step": "fit", "test_step": "evaluate", "predict_step": "predict"}[method]
+        raise ContextError(
+            f"Keras' {loop} of the model {model.name!r} in a function that is scheduled on parameter servers: Keras "
+            "has variables of its own, which no server has, so the workers would each have a model of their own. Run "
+            "Keras' loop under MirroredStrategy, ShardedStrategy or MultiWorkerMirroredStrategy. For parameter servers "
+            "keep the parameters in variables that strategy.scope() makes in the program that schedules, and schedule "
+            "a function with strategy.run(step)."
         )
 
 

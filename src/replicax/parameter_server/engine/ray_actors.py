@@ -183,7 +183,8 @@ def _as_ours(error: Any) -> Exception | None:
         return NoRoomError(
             f"Ray has no memory for the arguments or the result: {why}. Keep large arrays in variables, or have "
             "workers read them; return less; free the disk that Ray uses when its memory is full; or start Ray with "
-            "more memory before the coordinator: ray.init(object_store_memory=…)"
+            "more memory before the coordinator: ray.init(object_store_memory=…). Snapshots of all variables are "
+            "there, too, and what the program that schedules reads of them"
         )
     if isinstance(error, ray.exceptions.ObjectLostError):
         return ReplyLostError(why)

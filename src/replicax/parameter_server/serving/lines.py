@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing.connection
 import os
 import pickle
@@ -18,13 +19,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax.parameter_server.engine.actors import TIMEOUT, ActorDiedError
 from replicax.parameter_server.serving.shared_memory import this_machine
 
 _PAUSE = 0.1
+_HANDSHAKE = 10
+"""Seconds that a caller has for each message of its handshake."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +49,18 @@ class ServedLines:
     """The server's side.
 
     Args:
-      serve: called with the name of a method and its arguments, on several threads.
+      serve: called with the name of a method, its arguments, and the number of the line, on several threads. Lines
+        that are there at a time have different numbers, from 1 on.
+      gone: called with the number of a line that has ended, before another one gets it.
     """
 
-    def __init__(self, serve: Callable[[str, tuple[Any, ...]], Any]) -> None:
+    def __init__(
+        self, serve: Callable[[str, tuple[Any, ...], int], Any], gone: Callable[[int], None] = lambda line: None
+    ) -> None:
         self._serve = serve
+        self._gone = gone
+        self._numbers: set[int] = set()
+        self._numbering = threading.Lock()
         self._address: LineAddress | None = None
 
     def address(self, machine: str | None, process: int) -> LineAddress | None:
@@ -70,23 +80,42 @@ class ServedLines:
 
     def _accept(self, listener: multiprocessing.connection.Listener, key: bytes) -> None:
         while True:
-            try:
-                self._begin(self._answer, listener.accept(), key)
-            except OSError:  # who has called is gone, or there are no more files
-                time.sleep(_PAUSE)
+            with contextlib.ExitStack() as stack:
+                try:
+                    connection = stack.enter_context(listener.accept())
+                    self._begin(self._answer, connection, key)
+                    stack.pop_all()
+                except (OSError, RuntimeError):  # the caller is gone, or there are no more files or threads
+                    time.sleep(_PAUSE)
 
     def _answer(self, connection: Any, key: bytes) -> None:
         """Answer the calls of one process, until it ends."""
         with connection, contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
             # Before anything of a stranger's is unpickled.
+            _limit(connection.fileno(), _HANDSHAKE)
             multiprocessing.connection.deliver_challenge(connection, key)
             multiprocessing.connection.answer_challenge(connection, key)
-            while True:
-                connection.send_bytes(self._served(connection.recv_bytes()))
+            _limit(connection.fileno(), 0)
+            with self._numbered() as line:
+                while True:
+                    connection.send_bytes(self._served(connection.recv_bytes(), line))
 
-    def _served(self, call: bytes) -> bytes:
+    @contextlib.contextmanager
+    def _numbered(self) -> Iterator[int]:
+        with self._numbering:
+            line = next(number for number in itertools.count(1) if number not in self._numbers)
+            self._numbers.add(line)
         try:
-            return pickle.dumps((True, self._serve(*pickle.loads(call))), protocol=5)
+            yield line
+        finally:
+            self._gone(line)
+            with self._numbering:
+                self._numbers.remove(line)
+
+    def _served(self, call: bytes, line: int) -> bytes:
+        try:
+            method, args = pickle.loads(call)
+            return pickle.dumps((True, self._serve(method, args, line)), protocol=5)
         except Exception as error:
             try:
                 answer = pickle.dumps((False, error))
@@ -108,8 +137,7 @@ class ServerLine:
 
     def __init__(self, address: LineAddress) -> None:
         with socket.socket(socket.AF_UNIX) as connected:
-            for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a process that is stopped must not hold this one up
-                connected.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(TIMEOUT), 0))
+            _limit(connected.fileno(), int(TIMEOUT))  # a process that is stopped must not hold this one up
             connected.connect(address.name)
             self._connection: Any = multiprocessing.connection.Connection(connected.detach())
         multiprocessing.connection.answer_challenge(self._connection, address.key)
@@ -208,3 +236,10 @@ class LineReply:
                     return then()
 
         threading.Thread(target=wait, name="replicax-line", daemon=True).start()
+
+
+def _limit(connection: int, seconds: int) -> None:
+    """Have reading from a connection, and writing to it, fail after so long; 0: never."""
+    with socket.socket(fileno=os.dup(connection)) as same:
+        for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", seconds, 0))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from replicax.parameter_server.serving.shared_memory import Lending
 
-_LEAST = 1 << 17
+LEAST = 1 << 17
 """Smaller arrays are sent with the call."""
 _ALIGNED = 64
 """Arrays that begin at a multiple of this JAX takes as they are."""
@@ -38,9 +38,7 @@ class Packed:
         return sum(stop - start for start, stop in self.places)
 
     def unpacked(self, memory: np.ndarray) -> Any:
-        """The message, with arrays that are in this memory, and are not to be written to."""
-        memory = memory.view()
-        memory.flags.writeable = False
+        """The message, with arrays that are in this memory."""
         return pickle.loads(self.pickled, buffers=[memory[start:stop] for start, stop in self.places])
 
 
@@ -56,7 +54,7 @@ def packed(message: Any, lend: Callable[[int], tuple[Lending, np.ndarray] | None
     def take(buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer stays in the pickle."""
         raw = buffer.raw()
-        if raw.nbytes < _LEAST:
+        if raw.nbytes < LEAST:
             return True
         large.append(raw)
         return False
@@ -65,11 +63,8 @@ def packed(message: Any, lend: Callable[[int], tuple[Lending, np.ndarray] | None
     _Pickler(pickled, protocol=5, buffer_callback=take).dump(message)
     if not large:
         return message
-    places, end = [], 0
-    for raw in large:
-        start = -(-end // _ALIGNED) * _ALIGNED
-        end = start + raw.nbytes
-        places.append((start, end))
+    starts, end = aligned([raw.nbytes for raw in large])
+    places = [(start, start + raw.nbytes) for start, raw in zip(starts, large, strict=True)]
     lent = lend(end)
     if lent is None:
         return message
@@ -93,6 +88,10 @@ def _array(buffer: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
 
 
-def room_for(sizes: list[int]) -> int:
-    """How many bytes of memory arrays of these sizes take; 0 if none of them is large."""
-    return sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes if size >= _LEAST)
+def aligned(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where arrays of these sizes begin, one behind the other, and where the last one ends."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(-(-end // _ALIGNED) * _ALIGNED)
+        end = starts[-1] + size
+    return starts, end

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import TIMEOUT, Actor, Reply, all_results
-from replicax.parameter_server.serving.lines import ServerLine
-from replicax.parameter_server.serving.packed import Packed, packed, room_for
+from replicax.parameter_server.engine.actors import Actor, Reply, all_results
+from replicax.parameter_server.serving.packed import packed
 from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows
-from replicax.parameter_server.serving.shard_server import BY_LINE
 from replicax.parameter_server.serving.shards import Shards
-from replicax.parameter_server.serving.shared_memory import Lending, SharedBlocks, this_machine
+from replicax.parameter_server.serving.ways import Way
 
 Sent = Mapping[int, Reply]
 """The replies of servers that have been called, by their numbers."""
@@ -87,10 +80,7 @@ class Servers:
         self.actors = tuple(actors)
         self.ended: Callable[[], Ended] = Ended
         self._shares = shares
-        self._blocks: dict[int, SharedBlocks | None] = {}
-        self._lines: dict[int, ServerLine | None] = {}
-        self._sizes: dict[tuple[int, int], int] = {}
-        self._lock = threading.Lock()
+        self._ways = [Way(actor, shares) for actor in self.actors]
         self._versions: dict[int, dict[int, int]] = {}
         self._overwritten: set[int] = set()
 
@@ -147,13 +137,13 @@ class Servers:
         for number, shards in wanted.items():
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
                 calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
-        lent = {server: self._room(server, asked) for server, asked in calls.items()}
-        pulled = self._all("pull", {server: (asked, ended, lent[server][0]) for server, asked in calls.items()})
+        ways = self._ways
+        pulled = self._all("pull", {server: (asked, ended, ways[server].reads) for server, asked in calls.items()})
         for server, got in pulled.items():
-            if isinstance(got, Packed):
-                pulled[server] = got.unpacked(lent[server][1])
-            for number, (_, part) in pulled[server].values.items():
-                self._sizes[server, number] = part.nbytes
+            try:
+                pulled[server] = ways[server].read(got)
+            except OSError:
+                pulled.update(self._all("pull", {server: (calls[server], ended, False)}))
         return Answer(wanted, known, versions, pulled)
 
     def note(self, number: int, answer: Answer) -> None:
@@ -205,7 +195,7 @@ class Servers:
 
     def push(self, pushes: Mapping[int, Push]) -> Sent:
         """Send what each server is to change; the results will be how stale that is."""
-        sent = {server: packed(push, functools.partial(self._lend, server)) for server, push in pushes.items()}
+        sent = {server: packed(push, self._ways[server].lend) for server, push in pushes.items()}
         return self._call("push", {server: (push,) for server, push in sent.items()})
 
     def break_off(self, ended: Ended) -> None:
@@ -216,14 +206,11 @@ class Servers:
         """Other processes are the servers now, or have other values than before."""
         self.actors = tuple(actors)
         self._versions = {}
-        self._blocks = {}  # those that are lent don't come back
-        self._lines = {}
+        self._ways = [Way(actor, self._shares) for actor in self.actors]  # memory that is lent does not come back
 
     def forget(self, number: int) -> None:
         """A variable is gone."""
         self._versions.pop(number, None)
-        for server in range(len(self.actors)):
-            self._sizes.pop((server, number), None)
 
     def snapshots(self) -> list[Reply]:
         """The state of each, which a neighbour has in memory, too; nothing is copied to this process."""
@@ -248,32 +235,6 @@ class Servers:
         """Until all of their processes have started."""
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
 
-    # --- memory that is shared --------------------------------------------------------------------------
-
-    def _room(self, server: int, asked: Mapping[int, int]) -> tuple[Lending | None, Any]:
-        """Memory for the parts of these variables, if they are large and a server has been seen to have them."""
-        room = room_for([self._sizes.get((server, number), 0) for number in asked])
-        return (self._lend(server, room) if room else None) or (None, None)
-
-    def _lend(self, server: int, room: int) -> tuple[Lending, np.ndarray] | None:
-        """Memory of this many bytes that a server can open; ``None`` if there is none."""
-        blocks = self._shared_with(server)
-        return None if blocks is None else blocks.lend(room)
-
-    def _shared_with(self, server: int) -> SharedBlocks | None:
-        """What this process shares with a server, which is asked once whether it can."""
-        with self._lock:
-            known = self._blocks
-            if self._shares and server not in known:
-                blocks = SharedBlocks()
-                first = blocks.lend(1)
-                try:
-                    can = first is not None and self.actors[server].call("can_open", first[0]).result(TIMEOUT)
-                except Exception:  # whatever it is, the next call will see it, too
-                    return None
-                known[server] = blocks if can else None
-            return known.get(server)
-
     # --- calls ------------------------------------------------------------------------------------------
 
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
@@ -283,24 +244,7 @@ class Servers:
         return dict(zip(sent, results, strict=True))
 
     def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
-        lines = {server: self._line_to(server) if method in BY_LINE else None for server in calls}
-        return {server: (lines[server] or self.actors[server]).call(method, *args) for server, args in calls.items()}
-
-    def _line_to(self, server: int) -> ServerLine | None:
-        """A line to a server, which is asked once where; ``None`` if there can't be one."""
-        if not self._shares:
-            return None
-        with self._lock:
-            known = self._lines
-            if server not in known:
-                try:
-                    address = self.actors[server].call("line", this_machine(), os.getpid()).result(TIMEOUT)
-                except Exception:  # whatever it is, the next call will see it, too
-                    return None
-                known[server] = None
-                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-                    known[server] = ServerLine(address) if address is not None else None
-            return known[server]
+        return {server: self._ways[server].call(method, *args) for server, args in calls.items()}
 
 
 def shared_out(
@@ -323,4 +267,14 @@ def shared_out(
 
 
 def _parts(shards: Shards, change: np.ndarray | Rows) -> Mapping[int, Any]:
-    return shards.rows(*change) if isinstance(change, tuple) else shards.parts(change)
+    return shards.rows(*_merged(*change)) if isinstance(change, tuple) else shards.parts(change)
+
+
+def _merged(indices: np.ndarray, rows: np.ndarray) -> Rows:
+    """The same change, with the sum of rows that come several times, if that leaves half of the rows at most."""
+    unique, places = np.unique(indices, return_inverse=True)
+    if 2 * len(unique) > len(indices):
+        return indices, rows
+    total = np.zeros((len(unique), *rows.shape[1:]), rows.dtype)
+    np.add.at(total, places, rows)
+    return unique, total

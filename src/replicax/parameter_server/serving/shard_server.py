@@ -14,9 +14,10 @@ import numpy as np
 
 from replicax.parameter_server.serving.lines import LineAddress, ServedLines
 from replicax.parameter_server.serving.optimizer_update import update_of
-from replicax.parameter_server.serving.packed import Packed, packed
+from replicax.parameter_server.serving.packed import Packed
 from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
-from replicax.parameter_server.serving.shared_memory import Lending, LentBlocks
+from replicax.parameter_server.serving.shared_memory import Lending
+from replicax.parameter_server.serving.shared_values import SharedPart, SharedValues
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array
@@ -63,10 +64,10 @@ class ShardServer:
         self._updates = 0
         self._ended = Ended()
         self._kept: list[ServerState] = []
-        self._lent = LentBlocks()
-        self._shown: set[int] = set()  # values that somebody reads after the call, when there may have been others
+        self._shared = SharedValues()
+        self._shown: set[int] = set()  # values that are being sent, or are another's memory: not to be written to
         self._lock = threading.Lock()
-        self._lines = ServedLines(self._by_line)
+        self._lines = ServedLines(self._by_line, self._gone)
 
     def ready(self) -> int:
         """The process's number; answers once it has started."""
@@ -148,42 +149,54 @@ class ShardServer:
 
     # --- the traffic ------------------------------------------------------------------------------------
 
-    def line(self, machine: str | None, process: int) -> LineAddress | None:
-        """Where a process of this machine can call some of these methods; ``None`` if it can't."""
-        return self._lines.address(machine, process)
+    @_alone
+    def meet(self, machine: str | None, process: int, use: Lending | None) -> tuple[LineAddress | None, bool]:
+        """How a process of this machine can reach this one.
 
-    def _by_line(self, method: str, args: tuple[Any, ...]) -> Any:
+        Args:
+          machine: of the caller; see :func:`replicax.parameter_server.serving.shared_memory.this_machine`.
+          process: its number.
+          use: of some memory of the caller's.
+
+        Returns:
+          Where it can call some of these methods, if it can; and whether it can send arrays in its memory.
+        """
+        return self._lines.address(machine, process), use is not None and self._shared.can_open(use)
+
+    def _by_line(self, method: str, args: tuple[Any, ...], caller: int) -> Any:
         if method not in BY_LINE:
             raise ValueError(f"{method} can't be called by way of a line: expected one of {', '.join(sorted(BY_LINE))}")
+        if method == "pull":
+            known, ended, shares = args
+            return self.pull(known, ended, shares, caller)
         return getattr(self, method)(*args)
 
     @_alone
-    def can_open(self, use: Lending) -> bool:
-        """Whether it can have the caller's memory, of which this is some."""
-        return self._lent.can_open(use)
+    def _gone(self, caller: int) -> None:
+        """A process calls by way of its line no more."""
+        self._shared.gone(caller)
 
     @_alone
-    def pull(self, known: Mapping[int, int], ended: Ended, use: Lending | None = None) -> Pulled | Packed:
+    def pull(self, known: Mapping[int, int], ended: Ended, shares: bool = False, caller: int = 0) -> Pulled:
         """The parts of these variables that are newer than the versions that the caller knows (-1: none).
 
         Args:
           known: these versions.
           ended: which functions have ended.
-          use: of memory of the caller's, for the parts, if they fit there.
+          shares: whether the caller reads large parts where they are.
+          caller: the number of its line, if it has one.
         """
-        lent = None if use is None else (use, self._lent.memory(use))  # so this use ends also when the rest fails
         self._finish(ended)
-        found = {
-            number: (self._versions[number], np.asarray(self._values[number]))
+        newer = {
+            number: self._values[number]
             for number, version in known.items()
             if number in self._values and self._versions[number] != version
         }
-        pulled: Pulled | Packed = Pulled(self._updates, found)
-        if lent is not None:
-            pulled = packed(pulled, lambda room: lent if room <= len(lent[1]) else None)
-        if isinstance(pulled, Pulled):
-            self._shown.update(found)
-        return pulled
+        found, moved = self._shared.given(newer, caller if shares else 0)
+        self._values.update(moved)
+        self._shown.difference_update(moved)
+        self._shown.update(number for number, part in found.items() if not isinstance(part, SharedPart))
+        return Pulled(self._updates, {number: (self._versions[number], part) for number, part in found.items()})
 
     @_alone
     def rows(self, number: int, indices: np.ndarray, ended: Ended) -> tuple[int, np.ndarray]:
@@ -214,7 +227,7 @@ class ShardServer:
 
     def _unpacked(self, push: Packed) -> Push:
         """A push whose arrays are in memory of the worker's, which can be used again when nothing here has them."""
-        found: Push = push.unpacked(self._lent.memory(push.use))
+        found: Push = push.unpacked(self._shared.memory(push.use))
         if not push.use.is_short and 2 * sum(value.nbytes for value in found.assigned.values()) > push.nbytes:
             return found
         own = {number: np.array(value) for number, value in found.assigned.items()}
@@ -248,8 +261,7 @@ class ShardServer:
         known = self._values  # and without such variables
         for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
             delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
-            value = self._values[number]
-            self._set(number, _with_added(np.array(value) if number in self._shown else value, delta))
+            self._set(number, self._with_added(number, delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
             self._set(number, value)  # the memory that it came in, which another variable may have been given, too
@@ -285,6 +297,21 @@ class ShardServer:
         shape, dtype = optimizer.empty[number]
         return np.zeros(shape, dtype)
 
+    def _with_added(self, number: int, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
+        """The sum; in the value's own memory, if nobody else has it."""
+        value: Any = self._values[number]
+        can_change = number not in self._shown and self._shared.can_change(value)
+        changed = value if can_change else self._shared.like(value)
+        for delta in deltas:
+            if not isinstance(delta, tuple):
+                np.add(value, delta, out=changed, casting="unsafe")
+            else:
+                if changed is not value:
+                    np.copyto(changed, value)
+                np.add.at(changed, *delta)
+            value = changed
+        return changed
+
     def _set(self, number: int, value: Part) -> None:
         self._shown.discard(number)
         self._values[number] = value
@@ -308,15 +335,3 @@ def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> Any:
     for indices, values in rows:
         np.add.at(total, indices, values)
     return total
-
-
-def _with_added(value: Part, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
-    """The sum; in the value's own memory, if that is this process's."""
-    is_own = isinstance(value, np.ndarray) and value.flags.owndata and value.flags.writeable
-    changed: Any = value if is_own else np.array(value)
-    for delta in deltas:
-        if isinstance(delta, tuple):
-            np.add.at(changed, *delta)
-        else:
-            np.add(changed, delta, out=changed, casting="unsafe")
-    return changed

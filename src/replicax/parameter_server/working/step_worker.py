@@ -328,7 +328,7 @@ class StepWorker:
         if number not in self._datasets:
             dataset_fn = loads(self._dataset_fns[number], self._find, "dataset_fn")
             with self.strategy.scope():
-                self._datasets[number] = dataset_fn()
+                self._datasets[number] = _checked(dataset_fn())
         return self._datasets[number]
 
     def _named(self, variables: Any) -> bytes:
@@ -344,6 +344,16 @@ class _OwnReferences(References):
         if isinstance(value, WorkerVariable):
             return "variable", value.number_on_servers
         return super().name_of(value)
+
+
+def _checked(dataset: Any) -> Any:
+    """What ``dataset_fn`` has returned, if that can be iterated over."""
+    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        returned = "None; does it lack its return?" if dataset is None else type(dataset).__name__
+        raise TypeError(
+            f"create_per_worker_dataset: dataset_fn is to return a dataset, or another iterable; it returned {returned}"
+        )
+    return dataset
 
 
 def _fetched(strategy: Strategy, returned: Any) -> Any:
