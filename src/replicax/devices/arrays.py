@@ -50,6 +50,8 @@ def put(
         if not value.is_fully_replicated:
             return jax.device_put(value, sharding)
         value = value.addressable_data(0)
+    if is_array and may_alias is False and _would_share(value, sharding):
+        value = copied(value)
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding, may_alias=may_alias)
     if not is_array:
@@ -57,6 +59,32 @@ def put(
     places = sharding.addressable_devices_indices_map(value.shape)
     pieces = [jax.device_put(_part(value, index), device, may_alias=may_alias) for device, index in places.items()]
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Several values of this worker at once, as :func:`put` puts them where none may share memory.
+
+    Args:
+      values: arrays, and arrays of NumPy that nobody else has.
+      shardings: where each shall be.
+    """
+    own = list(values)
+    shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
+    if shared:
+        copies = _jax.copies([values[i] for i in shared], [values[i].sharding for i in shared])
+        for i, copy in zip(shared, copies, strict=True):
+            own[i] = copy
+    return _jax.copies(own, shardings)
+
+
+def _would_share(value: Any, sharding: Sharding) -> bool:
+    """Whether JAX leaves a part of an array where it is, even if that is asked not to be: it is to be elsewhere, too.
+
+    A program that is given the memory of the one would take that of the other.
+    """
+    if not isinstance(value, jax.Array) or value.sharding == sharding:
+        return False
+    return not value.sharding.device_set.isdisjoint(sharding.device_set)
 
 
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
+from replicax.devices.arrays import put_copies
 from replicax.devices.host_values import check_there, is_key
 from replicax.nests import is_leaf, known
 from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
@@ -161,7 +162,7 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     if not together:
         return
     shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in together]
-    stored = _jax.copies(list(together.values()), shardings)
+    stored = put_copies(list(together.values()), shardings)
     with exchanging():
         for variable, array in zip(together, stored, strict=True):
             variable.slot.array = array
