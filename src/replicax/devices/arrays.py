@@ -84,7 +84,8 @@ def _would_share(value: Any, sharding: Sharding) -> bool:
     """
     if not isinstance(value, jax.Array) or value.sharding == sharding:
         return False
-    return not value.sharding.device_set.isdisjoint(sharding.device_set)
+    present, wanted = value.sharding.device_set, sharding.device_set
+    return not present.isdisjoint(wanted) and len(present) + len(wanted) > 2
 
 
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:
