@@ -21,7 +21,7 @@ from tests.conftest import logical_strategy, strategy_of
 from tests.launcher.launches import launched
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-SMALL = Size(layers=3, width=16, heads=4, groups=2, hidden=24, words=32, length=12)
+SMALL = Size(layers=2, width=16, heads=4, groups=2, hidden=24, words=32, length=12)
 TEXTS, STEPS = 8, 3
 
 

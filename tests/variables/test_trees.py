@@ -175,3 +175,25 @@ def test_an_equinox_module_of_variables_trains_as_on_one_device(replicas) -> Non
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     np.testing.assert_allclose(live.layers[0].weight.numpy(), model.layers[0].weight, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.vmap(live)(X), jax.vmap(model)(X), rtol=1e-4, atol=1e-5)  # live outside, too
+
+
+def test_assigned_together_as_one_by_one() -> None:
+    """Mirrored variables in one transfer; others, and those given twice, as if each had been assigned in turn."""
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        split, small = replicax.Variable(np.zeros((512, 64), np.float32)), replicax.Variable(np.float32(0))
+        own = replicax.Variable(np.float32(0), synchronization="on_read", aggregation="sum")
+        key = replicax.Variable(jax.random.key(0))
+    whole = np.arange(512 * 64, dtype=np.float32).reshape(512, 64)
+    variables = [small, split, own, key, small]
+    replicax.assign(variables, [jnp.ones(()), whole, 6.0, jax.random.key(3), np.float32(2)])
+    np.testing.assert_array_equal(split.numpy(), whole)
+    assert [float(small.numpy()), float(own.numpy())] == [2, 6]
+    assert jnp.array_equal(jax.random.key_data(key.value), jax.random.key_data(jax.random.key(3)))
+    given = jnp.zeros(())
+    replicax.assign([small, small], [jnp.ones(()), given])
+    strategy.run(lambda: small.assign_add(1).value)
+    assert [float(small.numpy()), float(given)] == [1, 0]  # what was given is not the variable's memory
+    with pytest.raises(ValueError, match="shape"):
+        replicax.assign([small, split], [jnp.zeros(()), jnp.zeros(3)])
+    assert float(small.numpy()) == 1

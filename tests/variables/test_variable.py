@@ -529,3 +529,23 @@ def test_copies_of_one_shape_meet_in_one_program(aggregation: str) -> None:
     for v in variables:
         v.read_value()
     assert len(strategy.extended.programs._entries) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("where", ["cpu:0", "cpu:1", "both", "split"])
+def test_an_array_that_was_assigned_stays_its_owners(replicas, where):
+    """A step is given the memory of the variables that it changes, not that of what has been assigned to them."""
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("x",))
+    both, split = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("x",)))
+    place = {"cpu:0": devices[0], "cpu:1": devices[1], "both": both, "split": split}[where]
+    given = [jax.device_put(jnp.full(4, float(i)), place) for i in range(4)]
+    with strategy.scope():
+        a, b, c = (replicax.Variable(jnp.zeros(4)) for _ in range(3))
+        made = replicax.Variable(given[3])
+    a.assign(given[0])
+    replicax.assign([b, c], given[1:3])
+    strategy.run(lambda: [v.assign_add(jnp.ones(4)).value for v in (a, b, c, made)])
+    assert [array.tolist() for array in given] == [[float(i)] * 4 for i in range(4)]
+    assert [v.numpy().tolist() for v in (a, b, c, made)] == [[i + 1.0] * 4 for i in range(4)]

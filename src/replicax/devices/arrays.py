@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax
-from replicax.devices.host_values import Where, as_array, check_integers
+from replicax.devices.host_values import Where, as_array, check_integers, own_copy
 from replicax.devices.mesh import devices_of
 
 
@@ -30,7 +30,8 @@ def put(
       value: an array or number: on this worker, and then all workers have the same; or an array that lies on
         several workers already.
       sharding: where it shall be.
-      may_alias: whether it may share memory with ``value``; ``None``: if it is there already.
+      may_alias: whether it may share memory with ``value``; ``None``: if it is there already. Of an array of NumPy:
+        whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is made.
       where: what to call it, if an integer of it fits no array on devices.
 
     No collective, unless ``value`` lies on several workers, and not wholly on each.
@@ -41,19 +42,50 @@ def put(
     is_array = isinstance(value, jax.Array)
     if not is_array:
         check_integers(value, where)
+        if isinstance(value, np.ndarray) and not may_alias:
+            value = own_copy(value)
     if is_array and not value.is_fully_addressable:
         if value.sharding == sharding and may_alias is not False:
             return value
         if not value.is_fully_replicated:
             return jax.device_put(value, sharding)
         value = value.addressable_data(0)
+    if is_array and may_alias is False and _would_share(value, sharding):
+        value = copied(value)
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding, may_alias=may_alias)
     if not is_array:
-        value = np.asarray(value) if isinstance(value, np.ndarray) else as_array(value, where)
+        value = value if isinstance(value, np.ndarray) else as_array(value, where)
     places = sharding.addressable_devices_indices_map(value.shape)
     pieces = [jax.device_put(_part(value, index), device, may_alias=may_alias) for device, index in places.items()]
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Several values of this worker at once, as :func:`put` puts them where none may share memory.
+
+    Args:
+      values: arrays, and arrays of NumPy that nobody else has.
+      shardings: where each shall be.
+    """
+    own = list(values)
+    shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
+    if shared:
+        copies = _jax.copies([values[i] for i in shared], [values[i].sharding for i in shared])
+        for i, copy in zip(shared, copies, strict=True):
+            own[i] = copy
+    return _jax.copies(own, shardings)
+
+
+def _would_share(value: Any, sharding: Sharding) -> bool:
+    """Whether JAX leaves a part of an array where it is, even if that is asked not to be: it is to be elsewhere, too.
+
+    A program that is given the memory of the one would take that of the other.
+    """
+    if not isinstance(value, jax.Array) or value.sharding == sharding:
+        return False
+    present, wanted = value.sharding.device_set, sharding.device_set
+    return not present.isdisjoint(wanted) and len(present) + len(wanted) > 2
 
 
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -80,14 +81,64 @@ def _limits(source: Any, target: Any) -> tuple[int, int] | None:
     return int(limits.min), int(limits.max)
 
 
+def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, Any]:
+    """A copy, in memory that nobody writes to, for whatever gives it to JAX.
+
+    JAX takes an array of NumPy as it is then: on a CPU a device's array may be that very memory, whatever is asked of
+    ``jax.device_put``, and elsewhere it is read in the background. So who fills the same array again, as many datasets
+    do, would change what has been put on a device, or what a step that has not begun yet is going to read.
+
+    Large copies lie so that a CPU's devices take them without another.
+
+    >>> import jax, numpy as np
+    >>> from replicax.devices.host_values import own_copy
+    >>> x = np.zeros(3)
+    >>> array = jax.device_put(own_copy(x))
+    >>> x[:] = 1
+    >>> array.tolist()
+    [0.0, 0.0, 0.0]
+    """
+    if array.nbytes < _LARGE or array.dtype.hasobject:
+        return array.copy() if dtype is None else array.astype(dtype)
+    copy = room_for(array.shape, array.dtype if dtype is None else np.dtype(dtype))
+    copy[...] = array
+    return copy
+
+
+def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array to be filled once, which a CPU's devices take as it lies.
+
+    >>> import numpy as np
+    >>> from replicax.devices.host_values import room_for
+    >>> room_for((2, 3), np.dtype("float32")).shape
+    (2, 3)
+    """
+    if dtype.hasobject:
+        return np.empty(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    room: np.ndarray[Any, Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return room
+
+
+_LARGE = 1 << 16
+"""From how many bytes on another copy takes longer than making the first one with care."""
+_ALIGNMENT = 64
+"""XLA's, on CPUs, in bytes."""
+
+
 def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
-    """``jnp.asarray(value, dtype)``, after :func:`check_integers`.
+    """``jnp.asarray(value, dtype)``, after :func:`check_integers`; of a NumPy array a copy.
 
     >>> from replicax.devices.host_values import as_array
     >>> as_array(2**40, "x", "float32")
     Array(1.0995116e+12, dtype=float32)
     """
     check_integers(value, where, dtype)
+    if isinstance(value, np.ndarray):
+        check_numbers(value, where)
+        value = own_copy(value)
     try:
         return jnp.asarray(value, dtype)
     except (TypeError, ValueError):
@@ -118,7 +169,7 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A NumPy array in JAX's dtype, still on the host; ``None`` for any other value.
+    """A copy of a NumPy array in JAX's dtype, still on the host (:func:`own_copy`); ``None`` for any other value.
 
     Raises:
       IntegerRangeError: an integer does not fit in this dtype; the message begins with ``where``.
@@ -129,7 +180,7 @@ def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None
         return None
     check_numbers(value, where)
     wanted = jax.dtypes.canonicalize_dtype(value.dtype if dtype is None else dtype)
-    return None if dtype is not None and wanted != dtype else value.astype(wanted)
+    return None if dtype is not None and wanted != dtype else own_copy(value, wanted)
 
 
 def numpy_array(value: Any) -> Any:

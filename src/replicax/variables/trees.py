@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.devices.host_values import is_key
+from replicax import _jax
+from replicax.devices.arrays import put_copies
+from replicax.devices.host_values import check_there, is_key
 from replicax.nests import is_leaf, known
 from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
+from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
+from replicax.variables.slots import exchanging, lent
+from replicax.variables.store import ConcreteStore, current_store
 from replicax.variables.variable import Variable
 
 Tree = TypeVar("Tree")
@@ -102,6 +108,8 @@ def as_arrays(tree: Tree) -> Tree:
 def assign(variables: Tree, values: Tree) -> None:
     """Set each variable in ``variables`` to the value at its place in ``values``, as ``variable.assign`` does.
 
+    Mirrored variables get theirs in one transfer.
+
     Args:
       variables: a pytree of variables. What stands there besides is left as it is.
       values: a pytree of the same structure, of arrays or of variables.
@@ -130,9 +138,59 @@ def assign(variables: Tree, values: Tree) -> None:
             f"have {found}"
         ) from error
     pairs = [(leaf, value) for leaf, value in zip(leaves, new, strict=True) if isinstance(leaf, Variable)]
-    checked = [(leaf, leaf.checked(_value_of(value))) for leaf, value in pairs]
-    for leaf, value in checked:
-        leaf.assign(value)
+    assign_all([(leaf, _value_of(value)) for leaf, value in pairs])
+
+
+@_jax.outside_meshes
+def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
+    """Assign each variable its value, as ``variable.assign`` does, one after the other.
+
+    Those that are mirrored go to the devices in one transfer, outside of a step.
+
+    Raises:
+      ValueError, TypeError, LocalityError: as ``variable.assign`` does. A shape or a dtype that does not fit is found
+        before any variable is changed.
+    """
+    checked = [(variable, _checked(variable, value)) for variable, value in pairs]
+    together: dict[Variable, Any] = {}
+    is_outside = isinstance(current_store(), ConcreteStore) and _jax.current_trace() is _jax.eval_trace()
+    for variable, value in checked:
+        if is_outside and _is_plain(variable):
+            together[variable] = value
+        else:
+            variable.assign(value)
+    if not together:
+        return
+    shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in together]
+    stored = put_copies(list(together.values()), shardings)
+    with exchanging():
+        for variable, array in zip(together, stored, strict=True):
+            variable.slot.array = array
+            lent.discard(variable.slot)
+
+
+def _checked(variable: Variable, value: Any) -> Any:
+    """An array of the variable's shape and dtype; of the host, if it is there, in memory that nobody writes to."""
+    if (
+        isinstance(value, jax.Array)
+        and not getattr(value, "weak_type", False)  # random keys have none
+        and value.dtype == variable.dtype
+        and value.shape == variable.shape
+    ):
+        check_there(variable.dtype, variable.describe)
+        return value
+    return variable.checked(value)
+
+
+def _is_plain(variable: Variable) -> bool:
+    """Whether every device is to have the whole value, and what other workers have need not be compared."""
+    replicas = variable.replicas
+    return (
+        type(variable) is Variable
+        and type(variable.layout) is Mirrored
+        and not replicas.is_absent
+        and not replicas.lockstep.several
+    )
 
 
 def _value_of(value: Any) -> Any:

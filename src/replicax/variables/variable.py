@@ -485,7 +485,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     def to_storage(self, value: Any) -> jax.Array:
         """A new array on the strategy's devices that holds ``value`` on every replica."""
         mesh = self.replicas.mesh
-        laid_out = put(self.layout.laid_out(value), self.layout.laid_out_sharding(mesh), may_alias=False)
+        is_ours = isinstance(value, np.ndarray)  # see on_host
+        laid_out = put(self.layout.laid_out(value), self.layout.laid_out_sharding(mesh), may_alias=is_ours)
         return self.layout.to_stored(laid_out, mesh)
 
     def stored(self) -> jax.Array:

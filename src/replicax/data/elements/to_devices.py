@@ -79,8 +79,9 @@ def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool =
     """
     mesh = replicas.mesh
     if bare:
-        alone: list[jax.Array] = jax.device_put([s[0] for s in stacks], _on_each(mesh))
-        return alone
+        bares, where = [s[0] for s in stacks], _on_each(mesh)
+        alone = _jax.put_alone(bares, where) if mesh.size == 1 else None
+        return jax.device_put(bares, where) if alone is None else alone
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     if sharding.is_fully_addressable:
         arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
-from replicax.devices.host_values import check_integers
+from replicax.devices.host_values import as_array, check_integers
 from replicax.errors import ContextError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.exact.array_facts import Localities, Places
@@ -168,7 +167,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
-        array = here(jnp.asarray(value))
+        array = here(as_array(value, "an argument"))
         given.append((_jax.copy_on(device, array), locality, _place(leaf)))
         return given[-1][0]
 

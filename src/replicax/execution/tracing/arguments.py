@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
-from replicax.devices.host_values import check_integers
+from replicax.devices.host_values import check_integers, own_copy
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.tracing.function_key import ById, ByKey
@@ -196,7 +196,7 @@ class Arguments:
         return build
 
     def placed(self, mesh: jax.sharding.Mesh) -> list[Any]:
-        """The traced values on the devices of ``mesh``; those on other devices are copied."""
+        """The traced values on the devices of ``mesh``; those on other devices are copied, and those of NumPy."""
         if not self.arrays:
             return []
         everywhere, along = _layouts(mesh)
@@ -204,8 +204,11 @@ class Arguments:
         placed = []
         for array, key in zip(self.arrays, keys, strict=True):
             wanted = along if key[0] is T else everywhere
-            present = getattr(array, "sharding", wanted)  # NumPy arrays and numbers have none: jit places them
-            if present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
+            present = getattr(array, "sharding", None)
+            if present is None:  # NumPy arrays and numbers have none: jit places them
+                if isinstance(array, np.ndarray):
+                    array = own_copy(array)  # the step may begin later
+            elif present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
                 array = put(array, wanted)
             placed.append(array)
         return placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +15,14 @@ from replicax.data.elements.batch_rows import BatchRows
 from replicax.data.elements.chunks import Staged
 from replicax.data.elements.elements import Element
 from replicax.data.elements.to_devices import placer
+from replicax.devices.host_values import own_copy, room_for
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.nests import known
 from replicax.workers.replicas import Replicas
 
 _AS_THEY_ARE = frozenset(map(np.dtype, (bool, np.uint8, np.int8, np.int32, np.uint32, np.float16, np.float32)))
 """Dtypes of the host that are those of devices, whatever JAX's settings, so that no number can be out of range."""
-_ARRAYS_OF_HOST = {np.ndarray}
+_flatten = jax.tree_util.default_registry.flatten  # jax.tree_util.tree_flatten calls it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,13 @@ class Feed:
     def kind(self, data: Any) -> tuple[Any, list[Any]]:
         """What batches must have in common to be run by the same program of one replica, and the arrays of this one.
 
-        The kind is ``None`` if its arrays have to be looked at.
+        They are copies, as the dataset may fill its own again before the program begins. The kind is ``None`` if its
+        arrays have to be looked at.
         """
         leaves, (*_, structure) = self._taken_apart(data)
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        return (structure, kinds) if all(dtype in _AS_THEY_ARE for _, dtype in kinds) else None, leaves
+        is_known = all(dtype in _AS_THEY_ARE for _, dtype in kinds)
+        return (structure, kinds) if is_known else None, list(map(own_copy, leaves))
 
     def batch(self, data: Any) -> Batch:
         """One batch, of ``PerReplica`` arrays (with one replica, of plain ones)."""
@@ -94,32 +97,28 @@ class Feed:
         placed: Batch = self._placer(self._element(leaves, sizes, copies, structure))
         return placed
 
-    def groups(self, batches: Sequence[Any]) -> list[ElementGroup | Single]:
-        """Some batches, as groups of those that one program can go through."""
+    def groups(self, batches: Iterable[Any], room: int) -> list[ElementGroup | Single]:
+        """At most ``room`` batches, as groups of those that one program can go through."""
         groups: list[ElementGroup | Single] = []
-        for members, kind in self._runs(batches):
-            sizes, copies, structure = kind
-            columns = list(zip(*members, strict=True))
-            if len(set(sizes)) == 1:
-                groups.append(self._placer(_StagedBatches(columns, sizes, copies, structure, self._replicas.local)))
+        for run in self._runs(batches, room):
+            if len(set(run.kind[0])) == 1:
+                groups.append(self._placer(run))
             else:
-                groups += [Single(self._placer(self._element(leaves, *kind))) for leaves in members]
+                groups += [Single(self._placer(self._element(leaves, *run.kind))) for leaves in run.batches()]
         return groups
 
-    def _runs(self, batches: Sequence[Any]) -> list[tuple[list[list[Any]], tuple[tuple[int, ...], int, Any]]]:
-        """Neighbours of one kind: the arrays of each, and how they are taken apart, which is found out once for all."""
-        runs: list[tuple[list[list[Any]], tuple[tuple[int, ...], int, Any]]] = []
-        before: list[Any] | None = None
+    def _runs(self, batches: Iterable[Any], room: int) -> list[_Run]:
+        """Neighbours of one kind. How they are taken apart is found out once for all."""
+        runs: list[_Run] = []
+        given: Any = None
         for data in batches:
-            leaves, tree = jax.tree_util.tree_flatten(data)
-            if set(map(type, leaves)) != _ARRAYS_OF_HOST:
-                leaves, _ = self._taken_apart(data)
-            like = [tree, *[leaf.shape for leaf in leaves], *[leaf.dtype for leaf in leaves]]
-            if like != before:
+            leaves, tree = _flatten(data)
+            if not runs or tree != given or not runs[-1].added(leaves):
                 leaves, kind = self._taken_apart(data)
-                runs.append(([], kind))
-                before = like
-            runs[-1][0].append(leaves)
+                if not runs or tree != given or not runs[-1].added(leaves):
+                    runs.append(_Run(kind, leaves, room - sum(run.count for run in runs), self._replicas.local))
+                    runs[-1].added(leaves)
+                    given = tree
         return runs
 
     @property
@@ -154,34 +153,54 @@ class Feed:
         return Element(structure, parts, sizes, len(set(sizes)) == 1)
 
 
-class _StagedBatches(Staged):
-    """Batches of one kind, in arrays ``[this worker's replicas, batches, …]`` on the host.
+class _Run(Staged):
+    """Batches of one kind, one after the other, on the host.
+
+    What is added is copied at once, as the dataset may fill its arrays again.
 
     Args:
-      columns: for each leaf, that of each batch.
-      sizes: how many rows each replica gets.
-      copies: how many replicas get the same.
-      structure: of a batch.
+      kind: how many rows each replica gets, how many replicas get the same, and the structure of a batch.
+      leaves: of the first batch, which is not added.
+      room: for how many batches there is room.
       local: the numbers of this worker's replicas.
     """
 
     def __init__(
-        self, columns: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any, local: Sequence[int]
+        self, kind: tuple[tuple[int, ...], int, Any], leaves: Sequence[Any], room: int, local: Sequence[int]
     ) -> None:
-        self.tree = structure
+        self.kind = kind
+        self.tree = kind[2]
         self.is_padded = False
-        self.sizes = [sizes] * len(columns[0])
-        self._buffers = []
-        for column in columns:
-            count, shape = len(column), column[0].shape
-            rows = np.concatenate(column)  # the one copy that is needed: the dataset may fill its buffers again
-            if copies > 1:
-                parts = np.broadcast_to(rows.reshape(1, count, *shape), (len(local), count, *shape))
-            else:
-                parts = rows.reshape(count, len(sizes), sizes[0], *shape[1:]).swapaxes(0, 1)
-                if len(sizes) > 1:
-                    parts = parts[list(local)]
-            self._buffers.append(parts)
+        self.sizes = []
+        self._local = local
+        self._batches = [room_for((room, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self._leaves = [(leaf.shape, leaf.dtype, batches) for leaf, batches in zip(leaves, self._batches, strict=True)]
+
+    def added(self, leaves: Sequence[Any]) -> bool:
+        """Add one more, if it is of this kind; of the host."""
+        at = len(self.sizes)
+        for leaf, (shape, dtype, batches) in zip(leaves, self._leaves, strict=True):
+            if type(leaf) is not np.ndarray or leaf.shape != shape or leaf.dtype != dtype:
+                return False
+            batches[at] = leaf
+        self.sizes.append(self.kind[0])
+        return True
+
+    def batches(self) -> list[list[Any]]:
+        """The arrays of each."""
+        return [[batches[i] for batches in self._batches] for i in range(self.count)]
+
+    def stacks(self) -> list[np.ndarray[Any, Any]]:
+        """For each leaf an array ``[this worker's replicas, batches, …]``."""
+        return [self._stack(batches[: self.count]) for batches in self._batches]
+
+    def _stack(self, batches: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        sizes, copies, _ = self.kind
+        count, _, *shape = batches.shape
+        if copies > 1:
+            return np.broadcast_to(batches, (len(self._local), *batches.shape))
+        parts = batches.reshape(count, len(sizes), sizes[0], *shape).swapaxes(0, 1)
+        return parts[list(self._local)] if len(sizes) > 1 else parts
 
 
 def _rows(data: Any) -> int:
@@ -227,16 +246,13 @@ class Group:
         """What has not been run is lost, as in Keras' own loop."""
 
 
-def taken(iterator: Iterator[Any], count: int) -> list[Any]:
-    """The next batches of Keras' loop, at least one and at most ``count``.
+def taken(iterator: Iterator[Any], count: int) -> tuple[Any, Iterator[Any]]:
+    """The next batches of Keras' loop, at least one and at most ``count``: the first, and then all of them.
+
+    The dataset may fill a batch's arrays again when the next one is taken.
 
     Raises:
       StopIteration: there is none.
     """
-    batches = [next(iterator)]
-    while len(batches) < count:
-        try:
-            batches.append(next(iterator))
-        except StopIteration:
-            break
-    return batches
+    first = next(iterator)
+    return first, itertools.chain((first,), itertools.islice(iterator, count - 1))

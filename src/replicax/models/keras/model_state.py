@@ -7,12 +7,11 @@ from typing import Any, overload
 
 import jax
 
-from replicax import _jax
 from replicax.devices.arrays import here
 from replicax.strategy import Strategy
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.trees import assign_all
 
 GROUPS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 """What the state of a step consists of, as Keras names and orders it."""
@@ -109,7 +108,7 @@ class ModelState:
             ShownGroup([self._taken(keras, array, changed) for keras, array in zip(variables, arrays, strict=True)])
             for variables, arrays in zip(keras_variables, state, strict=True)
         )
-        _assign(changed)
+        assign_all(changed)  # at the beginning of each epoch all metrics, which Keras has reset
         return groups
 
     def _taken(self, keras: Any, array: Any, changed: list[tuple[Variable, Any]]) -> StateCell:
@@ -120,40 +119,3 @@ class ModelState:
         elif cell.take(array):
             changed.append((cell.variable, array))
         return cell
-
-
-@_jax.outside_meshes
-def _assign(changed: Sequence[tuple[Variable, Any]]) -> None:
-    """Assign each variable its array. Those that need no conversion go to the devices in one transfer.
-
-    At the beginning of each epoch these are the variables of all metrics, which Keras has reset.
-    """
-    together: list[tuple[Variable, Any]] = []
-    is_traced = _jax.current_trace() is not _jax.eval_trace()
-    for variable, array in changed:
-        if not is_traced and _needs_no_conversion(variable, array):
-            together.append((variable, array))
-        else:
-            variable.assign(array)
-    if not together:
-        return
-    shardings = [variable.layout.sharding(variable.replicas.mesh) for variable, _ in together]
-    stored = jax.device_put([array for _, array in together], shardings, may_alias=False)
-    with exchanging():
-        for (variable, _), array in zip(together, stored, strict=True):
-            variable.slot.array = array
-            lent.discard(variable.slot)
-
-
-def _needs_no_conversion(variable: Variable, array: Any) -> bool:
-    """Whether ``array`` is what every device is to have; what other workers have need not be compared, either."""
-    replicas = variable.replicas
-    return (
-        type(variable.layout) is Mirrored
-        and not replicas.is_absent
-        and not replicas.lockstep.several
-        and isinstance(array, jax.Array)
-        and not array.weak_type
-        and array.dtype == variable.dtype
-        and array.shape == variable.shape
-    )

@@ -91,19 +91,21 @@ class StepFunction:
             raise
 
     def _results(self, iterator: Iterator[Any]) -> Any:
-        batches = taken(iter(iterator), self._model.steps_per_execution)
+        steps = self._model.steps_per_execution
+        first, batches = taken(iter(iterator), steps)
         if self._is_to_compare:
-            check_same(batches[0], self._strategy.extended.replicas.lockstep)
+            check_same(first, self._strategy.extended.replicas.lockstep)
             self._is_to_compare = False
         if self._method == "predict_step":
             result = self._predicted(batches)
-        elif len(batches) == 1 or self._options is not None:
+        elif steps == 1 or self._options is not None:
             for data in batches:
                 result = self._run(data)
         else:
-            groups = Group(self._feed.groups(batches))
+            groups = self._feed.groups(batches, steps)
+            count = sum(group.count for group in groups)
             programs = self._strategy.extended.programs
-            result = run_steps(programs, self._steps, groups, len(batches), None).last_step_outputs
+            result = run_steps(programs, self._steps, Group(groups), count, None).last_step_outputs
         if self._method != "predict_step" and self._strategy.extended.replicas.count > 1:
             result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
         return result
@@ -129,7 +131,7 @@ class StepFunction:
         """A number of the logs that the replicas have not combined: a mean over as many rows each, such as a loss."""
         return self._strategy.reduce("mean", log) if isinstance(log, PerReplica) else log
 
-    def _predicted(self, batches: Sequence[Any]) -> Any:
+    def _predicted(self, batches: Iterator[Any]) -> Any:
         """The outputs for some batches, in the order of their rows."""
         outputs = []
         for data in batches:
