@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from replicax._jax.apart import turned_around
 from replicax._jax.jaxprs.programs import bind
 from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
 from replicax._jax.types import Equation
@@ -81,6 +82,9 @@ def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]
 WORTH_TURNING = 128
 """How many multiplications there are, at least, for each element that is turned around to make a product a fast one."""
 
+FEWEST_EXAMPLES = 128
+"""That such a product sums over: of fewer, the compiler's way is as quick."""
+
 
 def is_slow_over_examples(equation: Equation) -> bool:
     """Whether a product of matrices sums over the first dims of both, and has enough to do to be made a fast one."""
@@ -89,31 +93,38 @@ def is_slow_over_examples(equation: Equation) -> bool:
     if (
         not tuple(lhs) == tuple(rhs) == tuple(range(len(lhs)))
         or batch
-        or equation.params["out_sharding"] is not None
+        or not _is_unsplit(equation.params["out_sharding"])
         or not first == second == result == jnp.float32
     ):
         return False
     examples, rows, columns = _matrix_sizes(equation)
     turned = min(_turned(examples, rows, columns).values())
-    return min(examples, rows, columns) > 1 and WORTH_TURNING * turned <= examples * rows * columns
+    return (
+        examples >= FEWEST_EXAMPLES and min(rows, columns) > 1 and WORTH_TURNING * turned <= examples * rows * columns
+    )
 
 
 def bind_over_inner_dims(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     """The result of such a product, which is made one over the last dim of one operand and the first of the other.
 
     The compiler would merge what is turned around with the product, which had the slow order again, or with what
-    computes the operand. So it is kept apart.
+    computes the operand, element by element in the wrong order. So it is compiled apart.
     """
     examples, rows, columns = _matrix_sizes(equation)
     lhs, rhs = lax.reshape(operands[0], (examples, rows)), lax.reshape(operands[1], (examples, columns))
-    params = {**equation.params, "dimension_numbers": (((1,), (0,)), ((), ()))}
+    params = {**equation.params, "dimension_numbers": (((1,), (0,)), ((), ())), "out_sharding": None}
     turned = _turned(examples, rows, columns)
     swapped = turned["rhs"] <= turned["lhs"]
     a, b = (rhs, lhs) if swapped else (lhs, rhs)
-    [result] = bind(equation, [lax.optimization_barrier(lax.transpose(a, (1, 0))), b], params)
+    [result] = bind(equation, [turned_around(a), b], params)
     result = lax.optimization_barrier(result)
     result = lax.transpose(result, (1, 0)) if swapped else result
     return [lax.reshape(result, getattr(equation.outvars[0].aval, "shape", ()))]
+
+
+def _is_unsplit(sharding: Any) -> bool:
+    """Whether a product's result is split over no axis: inside a mesh, gradients say so of each dim."""
+    return sharding is None or all(axis is None for axis in getattr(sharding, "spec", [sharding]))
 
 
 def _turned(examples: int, rows: int, columns: int) -> dict[str, int]:

@@ -13,6 +13,10 @@ The gradient of a matrix product by a weight sums over examples, the first dims 
 for products over a last and a first dim, and does not get there by itself. So the smaller operand is turned around
 here. The order in which such a product is added up is another one then. So it is with the gradients of convolutions by
 their filters; what becomes of them is in ``_jax/filter_gradients.py``.
+
+A sum over elements of an array with more than four dims, as attention's gradient has it, takes many times as long as of
+one with fewer, if the compiler merges it with the product that it sums up. So its operand gets as few dims as it can
+have.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
+from replicax._jax.apart import kept
 from replicax._jax.contractions import (
     bind_in_fast_order,
     bind_over_inner_dims,
@@ -33,9 +38,15 @@ from replicax._jax.contractions import (
     is_slow_over_examples,
 )
 from replicax._jax.filter_gradients import bind_by_filter, is_slow_by_filter
-from replicax._jax.operation_params import PoolingWindows, pooling_windows
-from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS
+from replicax._jax.operation_params import PoolingWindows, dims_along, pooling_windows
+from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS, SUMS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
+
+MOST_DIMS = 4
+"""With more dims than that, sums of products take many times as long."""
+
+FEWEST_SUMMED = 1024
+"""Elements of an operand that is worth another shape."""
 
 LARGEST_WINDOW = 16
 """Elements of a window, or from one to the next: each is a slice of its own in the compiled program."""
@@ -85,6 +96,20 @@ class FilterGradients(Rule):
             return bind_by_filter(equation, operands)
 
 
+class Sums(Rule):
+    """Sums over elements of arrays with many dims. Not for a program whose values the compiler may split."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name in SUMS and _has_many_dims(equation)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        with _jax.from_line_of(equation):
+            sizes, summed = _merged_dims(equation)
+            # In memory, or the compiler merged the sum with what computes the operand, many dims and all.
+            operand = kept(lax.reshape(operands[0], sizes))
+            return [lax.reshape(jnp.sum(operand, summed), getattr(equation.outvars[0].aval, "shape", ()))]
+
+
 def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool) -> list[Rule]:
     """Those that have something to do in a program: the others need not look for it.
 
@@ -104,9 +129,28 @@ def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool
     if not split:
         wanted.append((pooling, pooling.is_ours))
         if not in_order:
-            wanted += [(rule, rule.is_ours) for rule in (WeightGradients(), FilterGradients())]
+            wanted += [(rule, rule.is_ours) for rule in (WeightGradients(), FilterGradients(), Sums())]
     wanted.append((convolutions, convolutions.is_ours if in_a_loop else is_inside))
     return [rule for rule, is_wanted in wanted if _jax.contains(jaxpr, is_wanted)]
+
+
+def _has_many_dims(equation: _jax.Equation) -> bool:
+    operand: Any = equation.invars[0].aval
+    return (
+        operand.ndim > MOST_DIMS
+        and operand.size >= FEWEST_SUMMED
+        and operand.dtype == jnp.float32
+        and len(_merged_dims(equation)[0]) <= MOST_DIMS
+    )
+
+
+def _merged_dims(equation: _jax.Equation) -> tuple[list[int], list[int]]:
+    """The shape of a sum's operand with as few dims as it can have, and which of them it sums over."""
+    operand: Any = equation.invars[0].aval
+    summed = dims_along(equation.params, operand.ndim)
+    sides = [(d in summed, size) for d, size in enumerate(operand.shape) if size != 1]
+    runs = [(side, math.prod(size for _, size in run)) for side, run in itertools.groupby(sides, lambda pair: pair[0])]
+    return [size for _, size in runs], [i for i, (side, _) in enumerate(runs) if side]
 
 
 def _is_simple(equation: _jax.Equation) -> bool:

@@ -7,12 +7,13 @@ What it does there say rules; however many there are, it is one pass.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 
 from replicax import _jax
+from replicax._jax.apart import kept
 from replicax._jax.primitive_families import SHARD_MAPS
 
 
@@ -33,10 +34,12 @@ class Rewriting:
 
     Args:
       rules: the first to say that an operation is its own replaces it.
+      stored: which results of a program's operations are to be computed once, and to be in memory.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], stored: Callable[[_jax.Jaxpr], Collection[Any]] = lambda _: ()) -> None:
         self._rules = rules
+        self._stored = stored
         self._concerned: dict[int, tuple[Any, bool]] = {}
         self._rewritten: dict[int, tuple[Any, Any]] = {}
 
@@ -63,13 +66,20 @@ class Rewriting:
 
     def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
         """The results of a program without constants."""
-        return _jax.interpret(jaxpr, values, self._equation)
+        stored = self._stored(jaxpr)
+
+        def results(equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+            found = self._equation(equation, operands)
+            return [kept(x) if v in stored else x for v, x in zip(equation.outvars, found, strict=True)]
+
+        return _jax.interpret(jaxpr, values, results if stored else self._equation)
 
     def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether there is anything to rewrite."""
         known = self._concerned.get(id(jaxpr))
         if known is None:
-            known = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
+            concerned = any(map(self._concerns, jaxpr.eqns)) or bool(self._stored(jaxpr))
+            known = self._concerned[id(jaxpr)] = jaxpr, concerned
         return known[1]
 
     def _concerns(self, equation: _jax.Equation) -> bool:
