@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from replicax._jax import contains
-from replicax._jax.filter_gradients import MOST_PARTS
+from replicax._jax.cpu.filter_gradients import MOST_PARTS
 from replicax.execution.compiled.cpu_operations import Convolutions, FilterGradients, rules_for
 from replicax.execution.compiled.program_rewriting import Rewriting
 

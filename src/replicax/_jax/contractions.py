@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._jax.apart import turned_around
+from replicax._jax.cpu.apart import turned_around
 from replicax._jax.jaxprs.programs import bind
 from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
 from replicax._jax.types import Equation

@@ -12,7 +12,7 @@ or a loop, of which ``run_steps`` is one, a gradient by the filter takes many ti
 The gradient of a matrix product by a weight sums over examples, the first dims of both operands. XLA has its fast code
 for products over a last and a first dim, and does not get there by itself. So the smaller operand is turned around
 here. The order in which such a product is added up is another one then. So it is with the gradients of convolutions by
-their filters; what becomes of them is in ``_jax/filter_gradients.py``.
+their filters; what becomes of them is in ``_jax/cpu/filter_gradients.py``.
 
 A sum over elements of an array with more than four dims, as attention's gradient has it, takes many times as long as of
 one with fewer, if the compiler merges it with the product that it sums up. So its operand gets as few dims as it can
@@ -30,14 +30,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.apart import kept
 from replicax._jax.contractions import (
     bind_in_fast_order,
     bind_over_inner_dims,
     is_in_fast_order,
     is_slow_over_examples,
 )
-from replicax._jax.filter_gradients import bind_by_filter, is_slow_by_filter
+from replicax._jax.cpu.apart import kept
+from replicax._jax.cpu.filter_gradients import bind_by_filter, is_slow_by_filter
 from replicax._jax.operation_params import PoolingWindows, dims_along, pooling_windows
 from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS, SUMS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule

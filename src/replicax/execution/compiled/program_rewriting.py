@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax._jax.apart import kept
+from replicax._jax.cpu.apart import kept
 from replicax._jax.primitive_families import SHARD_MAPS
 
 

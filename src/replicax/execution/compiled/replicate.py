@@ -17,6 +17,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.cpu_operations import rules_for
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
+from replicax.execution.compiled.kept_values import has_kept_values, kept_values
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
@@ -33,7 +34,6 @@ from replicax.execution.compiled.local_values import (
 )
 from replicax.execution.compiled.placement_report import PlacementReport
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
-from replicax.execution.compiled.shared_values import has_shared_values, shared_values
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
 from replicax.execution.padding.questions import dim_of_examples
@@ -338,8 +338,8 @@ def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, *, in_a_loop: bool, in_order: b
     rules: list[Rule] = [AutomaticAxes(logical, on_cpu)] if logical else []
     if on_cpu:
         rules += rules_for(jaxpr, in_a_loop=in_a_loop, split=bool(logical), in_order=in_order)
-    if on_cpu and not logical and not in_order and has_shared_values(jaxpr):
-        return Rewriting(rules, shared_values)
+    if on_cpu and not logical and not in_order and has_kept_values(jaxpr):
+        return Rewriting(rules, kept_values)
     return Rewriting(rules) if rules else None
 
 

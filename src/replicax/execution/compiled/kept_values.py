@@ -1,4 +1,4 @@
-"""Shared values: what XLA on CPUs would compute anew in each place that uses it.
+"""Kept values: what XLA on CPUs would compute anew in each place that uses it.
 
 It merges elementwise operations with whatever uses their results, and computes them in each of several uses. That is
 quick where a value comes from few others. But what goes past many layers, as a residual connection and its gradient do,
@@ -26,7 +26,7 @@ FEWEST_OPERATIONS = 6
 _MERGED = ELEMENTWISE | BROADCASTS | RESHAPES | SQUEEZES
 
 
-def shared_values(jaxpr: _jax.Jaxpr) -> set[Any]:
+def kept_values(jaxpr: _jax.Jaxpr) -> set[Any]:
     """The results of a program's operations that are to be in memory, but not of programs inside it."""
     uses = collections.Counter(v for e in jaxpr.eqns for v in set(filter(_is_value, e.invars)))
     uses.update(filter(_is_value, jaxpr.outvars))
@@ -47,9 +47,9 @@ def shared_values(jaxpr: _jax.Jaxpr) -> set[Any]:
     return found
 
 
-def has_shared_values(jaxpr: _jax.Jaxpr) -> bool:
+def has_kept_values(jaxpr: _jax.Jaxpr) -> bool:
     """Whether there are such in a program, or in one inside it."""
-    return bool(shared_values(jaxpr)) or any(has_shared_values(p) for e in jaxpr.eqns for p in _jax.sub_jaxprs(e))
+    return bool(kept_values(jaxpr)) or any(has_kept_values(p) for e in jaxpr.eqns for p in _jax.sub_jaxprs(e))
 
 
 def _is_value(atom: Any) -> bool:

@@ -11,14 +11,14 @@ import pytest
 from jax import lax
 
 import replicax
+from replicax.execution.compiled.kept_values import FEWEST_ELEMENTS, has_kept_values, kept_values
 from replicax.execution.compiled.program_rewriting import Rewriting
 from replicax.execution.compiled.replicate import rewriting_for
-from replicax.execution.compiled.shared_values import FEWEST_ELEMENTS, has_shared_values, shared_values
 from tests.conftest import strategy_of
 
 LAYERS = 4
 SHAPE = (FEWEST_ELEMENTS // 64, 64)
-PASS = Rewriting([], shared_values)
+PASS = Rewriting([], kept_values)
 
 
 def residual(x: Any, weight: Any, layers: int = LAYERS) -> Any:
@@ -53,7 +53,7 @@ def kept_in(text: str) -> int:
 def test_residual_sums_are_in_memory_wherever_they_are(fn: Any) -> None:
     x, weight = operands()
     ours = jax.jit(PASS.applied_to(fn))
-    assert has_shared_values(jax.make_jaxpr(fn)(x, weight).jaxpr)
+    assert has_kept_values(jax.make_jaxpr(fn)(x, weight).jaxpr)
     np.testing.assert_allclose(ours(x, weight), jax.jit(fn)(x, weight), rtol=1e-5, atol=1e-5)
     assert kept_in(ours.lower(x, weight).as_text()) > kept_in(jax.jit(fn).lower(x, weight).as_text()) == 0
 
@@ -61,7 +61,7 @@ def test_residual_sums_are_in_memory_wherever_they_are(fn: Any) -> None:
 @pytest.mark.parametrize("layers", [2, 3, 8])
 def test_every_other_layer_is_computed_from_three_arrays(layers: int) -> None:
     program = jax.make_jaxpr(lambda x, w: residual(x, w, layers))(*operands()).jaxpr
-    assert len(shared_values(program)) == (layers - 1) // 2
+    assert len(kept_values(program)) == (layers - 1) // 2
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_every_other_layer_is_computed_from_three_arrays(layers: int) -> None:
 )
 def test_others_are_computed_where_they_are_used(fn: Any) -> None:
     x, _ = operands()
-    assert not has_shared_values(jax.make_jaxpr(fn)(x, x + 1, x + 2).jaxpr)
+    assert not has_kept_values(jax.make_jaxpr(fn)(x, x + 1, x + 2).jaxpr)
 
 
 @pytest.mark.parametrize("kind", ["uint32", "bool"])
@@ -86,7 +86,7 @@ def test_what_is_not_a_float_is_kept_as_it_is(kind: str) -> None:
         v = x & y | z ^ x & z | y ^ x
         return v, v & x
 
-    assert len(shared_values(jax.make_jaxpr(fn)(x, ~x, x ^ x).jaxpr)) == 1
+    assert len(kept_values(jax.make_jaxpr(fn)(x, ~x, x ^ x).jaxpr)) == 1
     for found, expected in zip(jax.jit(PASS.applied_to(fn))(x, ~x, x), jax.jit(fn)(x, ~x, x), strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -1,0 +1,1 @@
+"""What JAX and XLA need said in their own way on CPUs."""
