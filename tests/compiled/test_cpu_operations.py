@@ -15,6 +15,7 @@ import replicax
 from replicax._jax import contains
 from replicax.execution.compiled.cpu_operations import (
     Convolutions,
+    Pooling,
     PoolingGradients,
     Sums,
     WeightGradients,
@@ -79,6 +80,30 @@ def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> 
     first, second = jax.jit(ours), jax.jit(fn)
     for x in operands:
         np.testing.assert_array_equal(first(x), second(x))
+
+
+@pytest.mark.parametrize("kind", ["numbers", "ties", "strange"])
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("name", ["2x2", "a remainder", "examples and channels"])
+def test_pooling_with_windows_side_by_side_is_the_same(name: str, op: str, kind: str) -> None:
+    sizes, strides, padding = POOLS[name]
+    start, reduce = (-jnp.inf, lax.max) if op == "max" else (jnp.inf, lax.min)
+
+    def fn(x: Any) -> Any:
+        return lax.reduce_window(x, start, reduce, sizes, strides, padding)
+
+    ours = Rewriting([Pooling()]).applied_to(fn)
+    x = operand(kind, "float32")
+    assert contains(jax.make_jaxpr(fn)(x).jaxpr, lambda e: "reduce_window" in e.primitive.name)
+    assert not contains(jax.make_jaxpr(ours)(x).jaxpr, lambda e: "reduce_window" in e.primitive.name)
+    np.testing.assert_array_equal(jax.jit(ours)(x), jax.jit(fn)(x))
+
+
+@pytest.mark.parametrize("name", ["padding on one side", "gaps", "overlap", "much overlap"])
+def test_pooling_with_other_windows_is_left_alone(name: str) -> None:
+    sizes, strides, padding = POOLS[name]
+    program = jax.make_jaxpr(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, sizes, strides, padding))
+    assert rules_for(program(operand("numbers", "float32")).jaxpr, in_a_loop=True, split=False, in_order=False) == []
 
 
 def test_large_windows_are_left_alone() -> None:
@@ -366,7 +391,7 @@ def test_a_step_and_a_loop_of_steps_have_convolutions_in_the_fast_order_and_no_s
         (in_a_loop, False, [Convolutions]),
         (lambda x, kernel: in_a_loop(jnp.sin(x), jnp.sin(kernel))[0] @ jnp.ones((8, 8)), False, [Convolutions]),
         (lambda x, kernel: lax.scan(lambda c, _: (c * 2, None), x, None, 3)[0], True, []),
-        (lambda x, kernel: pooling("max", POOLS["2x2"], jnp.dtype("float32"))(x), False, [PoolingGradients]),
+        (lambda x, kernel: pooling("max", POOLS["2x2"], jnp.dtype("float32"))(x), False, [Pooling, PoolingGradients]),
         (lambda x, kernel: pooling("max", LARGE, jnp.dtype("float32"))(x), True, []),
     ],
 )

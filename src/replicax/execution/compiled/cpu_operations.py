@@ -5,6 +5,9 @@ elementwise operations: which element each window chooses, by the same compariso
 ones it is the same; and for each element the sum of what windows hand to it, in the order of the windows. So the bits
 are the same, but for the sign of zeros.
 
+Pooling itself reads an array from memory there. With windows side by side it is elementwise operations of their
+elements, which the compiler merges with what computes the array.
+
 Convolutions are fast in one order of their dims. XLA brings them into it, but only at the top of a program. In a branch
 or a loop, of which ``run_steps`` is one, a gradient by the filter takes many times as long
 (``python -m peers --problems cnn``: JAX by hand in a scan). So their order is made here.
@@ -21,6 +24,7 @@ have.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -38,8 +42,16 @@ from replicax._jax.contractions import (
 )
 from replicax._jax.cpu.apart import kept
 from replicax._jax.cpu.filter_gradients import bind_by_filter, is_slow_by_filter
-from replicax._jax.operation_params import PoolingWindows, dims_along, pooling_windows
-from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS, MATRIX_PRODUCTS, POOLING_GRADIENTS, SUMS
+from replicax._jax.operation_params import PoolingWindows, dims_along, pooling_windows, windows_side_by_side
+from replicax._jax.primitive_families import (
+    CONTROL_FLOW,
+    CONVOLUTIONS,
+    MATRIX_PRODUCTS,
+    MAX_POOLING,
+    MIN_POOLING,
+    POOLING_GRADIENTS,
+    SUMS,
+)
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 MOST_DIMS = 4
@@ -61,6 +73,25 @@ class PoolingGradients(Rule):
     def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         with _jax.from_line_of(equation):
             return [_pooling_gradient(pooling_windows(equation.params), *operands)]
+
+
+class Pooling(Rule):
+    """Pooling with windows side by side. Not for a program in which the compiler decides how values are split."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        if equation.primitive.name not in MAX_POOLING | MIN_POOLING:
+            return False
+        sizes = windows_side_by_side(equation.params)
+        result: Any = equation.outvars[0].aval
+        return sizes is not None and math.prod(sizes) <= LARGEST_WINDOW and result.size > 0
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        sizes = windows_side_by_side(equation.params) or ()
+        count = getattr(equation.outvars[0].aval, "shape", ())
+        better = lax.max if equation.primitive.name in MAX_POOLING else lax.min
+        with _jax.from_line_of(equation):
+            places = itertools.product(*map(range, sizes))
+            return [functools.reduce(better, [_at(place, operands[0], count, sizes) for place in places])]
 
 
 class Convolutions(Rule):
@@ -119,7 +150,7 @@ def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool
       split: whether the compiler decides how values are split over devices.
       in_order: whether sums have to be taken in an order that does not depend on where a replica is.
     """
-    pooling, convolutions = PoolingGradients(), Convolutions()
+    convolutions = Convolutions()
 
     def is_inside(equation: _jax.Equation) -> bool:
         inner = _jax.sub_jaxprs(equation) if equation.primitive.name in CONTROL_FLOW else []
@@ -127,7 +158,7 @@ def rules_for(jaxpr: _jax.Jaxpr, *, in_a_loop: bool, split: bool, in_order: bool
 
     wanted: list[tuple[Rule, Callable[[_jax.Equation], bool]]] = []
     if not split:
-        wanted.append((pooling, pooling.is_ours))
+        wanted += [(rule, rule.is_ours) for rule in (Pooling(), PoolingGradients())]
         if not in_order:
             wanted += [(rule, rule.is_ours) for rule in (WeightGradients(), FilterGradients(), Sums())]
     wanted.append((convolutions, convolutions.is_ours if in_a_loop else is_inside))
@@ -169,7 +200,7 @@ def _pooling_gradient(windows: PoolingWindows, cotangent: Any, operand: Any) -> 
     lowest = operand.dtype.type(-math.inf if windows.largest else math.inf)
     padded = lax.pad(operand, lowest, [(before, after, 0) for before, after in windows.padding])
     places = list(itertools.product(*map(range, windows.sizes)))
-    number = _chosen([_at(place, padded, count, windows) for place in places], windows.largest)
+    number = _chosen([_at(place, padded, count, windows.strides) for place in places], windows.largest)
 
     # Elements are a number of strides apart, or have nothing to do with each other. A place of a window is a number of
     # strides, and what is left over, for which there is a dim of its own.
@@ -211,10 +242,10 @@ def _numbers(steps: Sequence[int], windows: PoolingWindows) -> Any:
     return jnp.where(exist, found, -2)
 
 
-def _at(place: Sequence[int], padded: Any, count: Sequence[int], windows: PoolingWindows) -> Any:
+def _at(place: Sequence[int], padded: Any, count: Sequence[int], strides: Sequence[int]) -> Any:
     """The element at this place of each window."""
-    ends = [p + (n - 1) * s + 1 for p, n, s in zip(place, count, windows.strides, strict=True)]
-    return lax.slice(padded, place, ends, windows.strides)
+    ends = [p + (n - 1) * s + 1 for p, n, s in zip(place, count, strides, strict=True)]
+    return lax.slice(padded, place, ends, strides)
 
 
 def _chosen(elements: Sequence[Any], largest: bool) -> Any:
@@ -224,4 +255,4 @@ def _chosen(elements: Sequence[Any], largest: bool) -> Any:
     for i, other in enumerate(others, 1):
         stay = lax.ge(chosen, other) if largest else lax.le(chosen, other)
         chosen, number = lax.select(stay, chosen, other), lax.select(stay, number, lax.full_like(number, i))
-    return lax.optimization_barrier(number)  # or the compiler finds it out anew for each element of the result
+    return kept(number)  # or the compiler finds it out anew for each element of the result
