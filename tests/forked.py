@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import runpy
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -160,8 +160,11 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
     os.set_blocking(wakened, False)
     signal.set_wakeup_fd(wakened)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting = selectors.DefaultSelector()  # `select` takes no files with large numbers
+    for file in (connection, wakes):
+        waiting.register(file, selectors.EVENT_READ)
     while True:
-        ready, _, _ = select.select([connection, wakes], [], [])
+        ready = [key.fileobj for key, _ in waiting.select()]
         if wakes in ready:
             os.read(wakes, 1024)
             _note_ended(folders)

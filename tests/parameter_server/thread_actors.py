@@ -36,6 +36,8 @@ class ThreadActors:
         for actor in self.actors:
             actor.kill()
             actor.executor.shutdown(wait=True, cancel_futures=True)
+            actor.object = None  # with the memory that it shares, of which each block is open files
+            _all.pop(id(actor), None)
 
     def of(self, kind: str) -> list[ThreadActor]:
         """Those of a class that are alive."""
