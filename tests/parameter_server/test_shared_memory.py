@@ -57,6 +57,35 @@ def test_what_one_process_writes_the_other_reads() -> None:
 
 
 @needs_sharing
+def test_memory_that_is_lent_on_while_its_owner_looks_is_in_use() -> None:
+    """Also if who has it ends its own use at once."""
+    blocks = SharedBlocks()
+    blocks.lend(1000)
+    [block] = blocks
+    words = block._words
+
+    class Moving:
+        """Words that change after the first look at several of them."""
+
+        looks = 0
+
+        def __getitem__(self, which: Any) -> Any:
+            found = words[which].copy()
+            if isinstance(which, slice) and not self.looks:
+                self.looks += 1
+                block._words = words
+                block.lend(1)
+                block.end(0)
+            return found
+
+    assert block.is_lent
+    block._words = Moving()  # type: ignore[assignment]
+    assert block.is_lent
+    block.end(1)
+    assert not block.is_lent
+
+
+@needs_sharing
 def test_memory_is_lent_again_when_nobody_has_it_any_more() -> None:
     mine, theirs = SharedBlocks(), LentBlocks()
 

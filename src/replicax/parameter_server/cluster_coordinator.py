@@ -255,6 +255,7 @@ class _Cluster:
                 strategy.max_staleness,
             )
             self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
+            self.home.settled = self.dispatcher.settled
             self.servers.ended = self.dispatcher.ended
             self._references.dispatcher = self.dispatcher
             self.servers.wait_until_ready()

@@ -63,6 +63,7 @@ class Dispatcher:
         self._recovery = recovery
         self._since_snapshot: list[Scheduled] = []
         self._has_lost_server = False
+        self._again: set[int] = set()  # functions that had ended before servers went back
         self._groups = groups
         self._admission = Admission(groups, max_staleness)
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
@@ -150,8 +151,11 @@ class Dispatcher:
         if threading.current_thread() is not self._thread:
             self._thread.join(TIMEOUT)
 
-    def recover(self) -> None:
+    def recover(self, era: int) -> None:
         """A server has died: go back to the last snapshot, and wait until what had been run since has been run again.
+
+        Args:
+          era: in which a call has found out; if servers have gone back since, they do not go back once more.
 
         Raises:
           WorkerError: it is of no use.
@@ -160,18 +164,28 @@ class Dispatcher:
         if threading.current_thread() is self._thread:
             raise ActorDiedError("a parameter server has died")
         with self._changed:
-            again = {scheduled.number for scheduled in self._since_snapshot}
-            self._lose_server()
-        # Who looks at a variable holds this lock, which the dispatcher's thread may need for what is run again.
-        released = threading.Condition(launching)
-        with released:
-            while not self._has_recovered(again):
-                released.wait(_PAUSE)
+            if self._recovery.era == era:
+                self._lose_server()
+        _result_of(self._recovered)
 
-    def _has_recovered(self, again: set[int]) -> bool:
+    def settled(self) -> int:
+        """How many times servers have gone back; waits until what had been run before that has been run again.
+
+        Until then they lack what the program knows to have been done. The dispatcher's own thread does not wait: it has
+        to see to that.
+        """
+        if threading.current_thread() is self._thread:
+            return self._recovery.era
+        return _result_of(self._settled)
+
+    def _recovered(self) -> int | None:
         with self._changed:
             self._raise_error()
-            return not (self._has_lost_server or again & self._unfinished)
+            return None if self._has_lost_server else self._settled()
+
+    def _settled(self) -> int | None:
+        with self._changed:
+            return None if self._again & self._unfinished else self._recovery.era
 
     def save(self) -> None:
         """The program has assigned a variable: take a snapshot before the next function."""
@@ -258,7 +272,9 @@ class Dispatcher:
     def _go_back(self) -> None:
         """Go back to the last snapshot, and have all functions since then run again; none is running."""
         again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
-        self._unfinished.update(scheduled.number for scheduled in again)
+        ended = {scheduled.number for scheduled in self._since_snapshot}
+        self._again = self._again & self._unfinished | ended
+        self._unfinished |= ended
         try:
             self._recovery.go_back()
             self._queue = collections.deque(again)
@@ -404,3 +420,12 @@ class Dispatcher:
             scheduled.value._finish(error=not_run(scheduled, why))
         self._unfinished.clear()
         self._changed.notify_all()
+
+
+def _result_of(what: Callable[[], int | None]) -> int:
+    """Wait until there is one, without the lock of who looks at a variable: the dispatcher's thread may need it."""
+    released = threading.Condition(launching)
+    with released:
+        while (found := what()) is None:
+            released.wait(_PAUSE)
+        return found

@@ -30,6 +30,9 @@ from replicax.variables.variable import Variable
 if TYPE_CHECKING:
     from replicax.parameter_server.definitions import Definitions
 
+_MOST_DEATHS = 10
+"""Of servers, while one call waits."""
+
 
 class ServedSlot(Slot):
     """The array of a variable in the coordinator's process: the one that the servers have.
@@ -146,8 +149,10 @@ class VariableHome:
         """Why the servers have not all got back what they knew; what they have now is of no use."""
         self.save: Callable[[], None] | None = None
         """Has a snapshot taken, as soon as that is possible."""
-        self.recover: Callable[[], None] | None = None
-        """Has the servers go back to the last snapshot; for when one has died."""
+        self.recover: Callable[[int], None] | None = None
+        """Has the servers go back to the last snapshot, unless they have since this era; for when one has died."""
+        self.settled: Callable[[], int] = int
+        """Waits until the servers have again what they had before they went back; gives the era."""
 
     # --- variables --------------------------------------------------------------------------------------
 
@@ -192,7 +197,7 @@ class VariableHome:
 
     def refresh(self, slot: ServedSlot) -> None:
         """Have in a slot what the servers have."""
-        self._try(lambda: self._refresh(slot))
+        self._try(lambda: self._refresh(slot), reads=True)
 
     def _refresh(self, slot: ServedSlot) -> None:
         shards = self._definitions.shards[slot.number]
@@ -250,17 +255,27 @@ class VariableHome:
         for parts in told.values():
             self._servers.define(parts)
 
-    def _try(self, call: Callable[[], Any]) -> Any:
-        """Call the servers, while nobody else does; once again if one has died, and all have gone back."""
+    def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
+        """Call the servers, while nobody else does; again if one has died, and all have gone back.
+
+        What ``reads`` is called again, too, if all have gone back meanwhile for another reason. And nothing is called
+        after they have gone back, until they have again what the program knows to have been done.
+        """
         with launching:
-            try:
-                self._check_lost()
-                return call()
-            except ActorDiedError:
-                if self.recover is None:
-                    raise
-                self.recover()
-                return call()
+            deaths = 0
+            while True:
+                era = self.settled()
+                try:
+                    self._check_lost()
+                    result = call()
+                except ActorDiedError:
+                    deaths += 1
+                    if self.recover is None or deaths > _MOST_DEATHS:
+                        raise
+                    self.recover(era)
+                else:
+                    if not reads or self.settled() == era:
+                        return result
 
     def _check_lost(self) -> None:
         if self.lost is not None:

@@ -230,6 +230,7 @@ class Servers:
         """Have all go back to what they knew then, ``None`` for nothing; an era begins."""
         replies = [actor.call("restore", state, era) for actor, state in zip(self.actors, states, strict=True)]
         all_results(replies, lambda i: f"parameter server {i}")
+        self._versions = {}  # another thread may have read meanwhile, what is no version of this era's
 
     def wait_until_ready(self) -> None:
         """Until all of their processes have started."""

@@ -130,8 +130,9 @@ class Block:
     @property
     def is_lent(self) -> bool:
         """Whether another process has it in use, or may have."""
-        begun, ended = self._words[_BEGUN : _BEGUN + PLACES], self._words[_BEGUN + PLACES :][:PLACES]
-        return self.is_given_up or not np.array_equal(begun, ended)
+        # First what is ended: who has it in use may lend it on and then end its own use, between the two.
+        ended = self._words[_BEGUN + PLACES :][:PLACES].copy()
+        return self.is_given_up or not np.array_equal(self._words[_BEGUN : _BEGUN + PLACES], ended)
 
     @property
     def is_given_up(self) -> bool:
