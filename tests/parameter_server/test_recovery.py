@@ -319,6 +319,52 @@ def test_what_the_program_assigns_is_not_lost() -> None:
         assert (float(v), w.numpy().tolist()) == (11.0, [2.0, 2.0])
 
 
+@pytest.mark.parametrize("groups", [None, 2], ids=["async", "sync"])
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool, groups: int | None) -> None:
+    mode = "async" if groups is None else "sync"
+    strategy = replicax.ParameterServerStrategy(num_workers=groups or 1, num_servers=2, mode=mode)
+    with strategy.scope():
+        v, w = replicax.Variable(1.0, name="v"), replicax.Variable(np.zeros(2, np.float32), name="w")
+
+    def step() -> None:
+        v.assign_add(1.0)
+        w.assign_add(np.ones(2, np.float32))
+
+    def add() -> None:
+        strategy.run(step)
+
+    def add_all(coordinator: Any) -> None:
+        for _ in range(groups or 1):
+            coordinator.schedule(add)
+
+    def die(server: Any) -> None:
+        def hook(method: str, args: Any) -> None:
+            if method == "snapshot":
+                server.kill()
+
+        server.before = hook
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        add_all(coordinator)
+        coordinator.join(WAIT)
+        if has_snapshot:
+            v.assign(10.0)
+            add_all(coordinator)
+            coordinator.join(WAIT)
+        else:
+            assert float(v) == 2.0
+        for server in actors.of("ShardServer"):
+            die(server)
+        v.assign(5.0)  # has a snapshot taken
+        add_all(coordinator)
+        assert float(v) in (5.0, 6.0)
+        coordinator.join(WAIT)
+        assert float(v) == 6.0
+        assert w.numpy().tolist() == [3.0 if has_snapshot else 2.0] * 2
+        assert coordinator._cluster.dispatcher._recovery.era >= 1
+
+
 def test_servers_that_always_die_are_an_error() -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     with strategy.scope():

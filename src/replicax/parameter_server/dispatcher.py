@@ -64,6 +64,7 @@ class Dispatcher:
         self._since_snapshot: list[Scheduled] = []
         self._has_lost_server = False
         self._again: set[int] = set()  # functions that had ended before servers went back
+        self._is_to_assign = False  # what the program had assigned by then, after these functions
         self._groups = groups
         self._admission = Admission(groups, max_staleness)
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
@@ -185,7 +186,8 @@ class Dispatcher:
 
     def _settled(self) -> int | None:
         with self._changed:
-            return None if self._again & self._unfinished else self._recovery.era
+            waits = self._closed is None and (self._is_to_assign or self._again & self._unfinished)
+            return None if waits else self._recovery.era
 
     def save(self) -> None:
         """The program has assigned a variable: take a snapshot before the next function."""
@@ -203,10 +205,14 @@ class Dispatcher:
 
     def _send(self) -> None:
         """Send what can be sent to workers that have nothing to do."""
-        if self._has_lost_server or self._recovery.is_due(len(self._since_snapshot)):
+        if self._is_to_assign and not self._again & self._unfinished:
+            self._assign()
+        is_due = not self._is_to_assign and self._recovery.is_due(len(self._since_snapshot))
+        if self._has_lost_server or is_due:
             if self._running:
                 return
             self._go_back() if self._has_lost_server else self._snapshot()
+            return self._send()
         free = [worker for worker in self._workers if worker.is_ready and not worker.in_flight]
         for worker in free:
             if self._may_send():
@@ -223,7 +229,10 @@ class Dispatcher:
 
     def _may_send(self) -> bool:
         """Whether there is a function that may begin now."""
-        return bool(self._queue) and self._closed is None and self._admission.may_begin(self._queue[0], self._running)
+        if not self._queue or self._closed is not None:
+            return False
+        is_too_early = self._is_to_assign and self._queue[0].number > max(self._again, default=-1)
+        return not is_too_early and self._admission.may_begin(self._queue[0], self._running)
 
     def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
         others = self._running
@@ -277,6 +286,7 @@ class Dispatcher:
         self._unfinished |= ended
         try:
             self._recovery.go_back()
+            self._is_to_assign = True
             self._queue = collections.deque(again)
         except ActorDiedError as error:
             self._give_up(
@@ -286,6 +296,14 @@ class Dispatcher:
         self._since_snapshot = []
         self._has_lost_server = False
         self._changed.notify_all()
+
+    def _assign(self) -> None:
+        """What had ended has been run again: now comes what the program has assigned."""
+        try:
+            self._recovery.put_assigned()
+            self._is_to_assign = False
+        except (ActorDiedError, TimeoutError):
+            self._has_lost_server = True
 
     # --- what comes back --------------------------------------------------------------------------------
 

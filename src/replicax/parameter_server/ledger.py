@@ -11,10 +11,19 @@ from typing import Any
 Key = tuple[str, int]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Entry:
+    """Something that was sent.
+
+    Attributes:
+      what: it.
+      is_assigned: whether it replaces something that functions have used.
+      first: what it replaces, if no snapshot has that.
+    """
+
     what: Any
     is_assigned: bool
+    first: Any = None
 
 
 class Ledger:
@@ -41,6 +50,10 @@ class Ledger:
         again = set(assigned)
         entries = {(kind, number): _Entry(one, number in again) for number, one in what.items()}
         with self._lock:
+            for key, entry in entries.items():
+                before = self._sent.get(key)
+                if entry.is_assigned and before is not None:
+                    entry.first = before.first if before.is_assigned else before.what
             self._sent.update(entries)
         yield
         with self._lock:
@@ -58,6 +71,8 @@ class Ledger:
                 for key, entry in saved.items():
                     if known.get(key) is entry:
                         del known[key]
+                    elif key in known:
+                        known[key].first = None
 
     def forget(self, variables: Collection[int], optimizers: Collection[int]) -> None:
         """These are gone."""
@@ -68,9 +83,16 @@ class Ledger:
                     self._arrived.pop((kind, number), None)
 
     def sent(self, kind: str) -> dict[int, Any]:
-        """What is to be sent again if the servers go back to the last snapshot."""
+        """What is to be sent again when the servers have gone back to the last snapshot, before functions are run."""
         with self._lock:
-            return {number: entry.what for (of, number), entry in self._sent.items() if of == kind}
+            entries = {number: entry for (of, number), entry in self._sent.items() if of == kind}
+        found = {number: entry.first if entry.is_assigned else entry.what for number, entry in entries.items()}
+        return {number: what for number, what in found.items() if what is not None}
+
+    def assigned(self, kind: str) -> dict[int, Any]:
+        """What is to be sent again after that, when functions that had ended have been run again."""
+        with self._lock:
+            return {n: entry.what for (of, n), entry in self._sent.items() if of == kind and entry.is_assigned}
 
     @property
     def has_assigned(self) -> bool:

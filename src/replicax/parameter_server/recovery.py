@@ -112,6 +112,16 @@ class Recovery:
             self._home.lost = f"the parameter servers are lost: {error}"
             raise
 
+    def put_assigned(self) -> None:
+        """What the program has assigned since the snapshot; functions that had ended by then have been run again.
+
+        While it had an assignment to save, no function was begun. So none that has to come after it has ended.
+
+        Raises:
+          ActorDiedError, TimeoutError: a server has died, or does not answer.
+        """
+        self._home.put_assigned()
+
     def _go_back(self) -> None:
         why = ""
         while True:

@@ -126,7 +126,7 @@ class VariableHome:
 
     Threads of the program and the dispatcher's come here. One at a time: they hold :data:`launching`, which reading and
     assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: what it calls
-    while it holds that (:meth:`mark`, :meth:`saved`, :meth:`put_again`, ``has_assigned``) looks at the ledger only.
+    while it holds that (:meth:`mark`, :meth:`put_again` and such) looks at the ledger only.
 
     Args:
       variables: of the strategy.
@@ -248,12 +248,17 @@ class VariableHome:
         self._ledger.clear(mark)
 
     def put_again(self) -> None:
-        """The servers have gone back to the last snapshot: send again what was sent since."""
+        """The servers have gone back to the last snapshot: send again what was sent since, without assignments."""
         values, told = self._ledger.sent("value"), self._ledger.sent("optimizer")
         if values:
             self._servers.put(values)
         for parts in told.values():
             self._servers.define(parts)
+
+    def put_assigned(self) -> None:
+        """The functions that had ended before servers went back have been run again: what was assigned comes after."""
+        if values := self._ledger.assigned("value"):
+            self._servers.put(values)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
         """Call the servers, while nobody else does; again if one has died, and all have gone back.
