@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -294,8 +295,8 @@ def test_functions_that_are_run_again_take_further_elements() -> None:
             coordinator.join(WAIT)
 
 
-def test_what_the_program_assigns_is_not_lost() -> None:
-    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
+def both(strategy: replicax.Strategy) -> tuple[replicax.Variable, replicax.Variable, Callable[[], None]]:
+    """A number and a vector, perhaps on different servers, and a function that adds 1 to both."""
     with strategy.scope():
         v, w = replicax.Variable(1.0, name="v"), replicax.Variable(np.zeros(2, np.float32), name="w")
 
@@ -305,6 +306,13 @@ def test_what_the_program_assigns_is_not_lost() -> None:
 
     def add() -> None:
         strategy.run(step)
+
+    return v, w, add
+
+
+def test_what_the_program_assigns_is_not_lost() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
+    v, w, add = both(strategy)
 
     with coordinator_of(strategy) as (coordinator, actors):
         coordinator.schedule(add)
@@ -324,15 +332,7 @@ def test_what_the_program_assigns_is_not_lost() -> None:
 def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool, groups: int | None) -> None:
     mode = "async" if groups is None else "sync"
     strategy = replicax.ParameterServerStrategy(num_workers=groups or 1, num_servers=2, mode=mode)
-    with strategy.scope():
-        v, w = replicax.Variable(1.0, name="v"), replicax.Variable(np.zeros(2, np.float32), name="w")
-
-    def step() -> None:
-        v.assign_add(1.0)
-        w.assign_add(np.ones(2, np.float32))
-
-    def add() -> None:
-        strategy.run(step)
+    v, w, add = both(strategy)
 
     def add_all(coordinator: Any) -> None:
         for _ in range(groups or 1):

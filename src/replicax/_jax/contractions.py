@@ -73,10 +73,12 @@ def bind_in_fast_order(equation: Equation, operands: Sequence[Any]) -> list[Any]
         ],
         {**equation.params, "dimension_numbers": order},
     )
-    back = [0] * len(out)
-    for position, dim in zip(out, order.out_spec, strict=True):
-        back[position] = dim
-    return [lax.transpose(result, back)]
+    return [in_order(result, (out[0], *out[2:], out[1]))]
+
+
+def in_order(array: Any, dims: Sequence[int]) -> Any:
+    """An array whose dim ``i`` is to be ``dims[i]``."""
+    return lax.transpose(array, [dims.index(d) for d in range(len(dims))])
 
 
 WORTH_TURNING = 128

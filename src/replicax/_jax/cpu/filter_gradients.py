@@ -21,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._jax.contractions import bind_in_fast_order, convolution_dimensions
+from replicax._jax.contractions import bind_in_fast_order, convolution_dimensions, in_order
 from replicax._jax.types import Equation
 
 FEW = 32
@@ -102,18 +102,13 @@ def _product(equation: Equation, first: Any, second: Any) -> Any:
     columns = lax.reshape(lax.transpose(second, (rhs[1], *rhs[2:], rhs[0])), (many, second.shape[rhs[0]]))
     found = lax.dot_general(rows, columns, (((1,), (0,)), ((), ())), precision=params["precision"])
     apart = lax.reshape(found, (*(n for _, n in _shown(equation)), inputs, found.shape[-1]))
-    return _in_order(apart, (*out[2:], out[0], out[1]))
+    return in_order(apart, (*out[2:], out[0], out[1]))
 
 
 def _shown(equation: Equation) -> list[tuple[int, int]]:
     """For each dim of space, how far two elements of the result are apart in the operand, and how many there are."""
     result, out = _shapes(equation)[2], equation.params["dimension_numbers"][2]
     return list(zip(equation.params["window_strides"], (result[d] for d in out[2:]), strict=True))
-
-
-def _in_order(array: Any, dims: tuple[int, ...]) -> Any:
-    """An array whose dim ``i`` is to be ``dims[i]``."""
-    return lax.transpose(array, [dims.index(d) for d in range(len(dims))])
 
 
 def _sum_of_parts(equation: Equation, first: Any, second: Any) -> Any:
