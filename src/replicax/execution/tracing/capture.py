@@ -201,9 +201,9 @@ def capture(
         example_dims=None if example_dims is None else tuple(example_dims),
     )
     if program.replicas > 1 and program.has_derivatives:
-        from replicax.execution.shares.mistakes import warn_of_shares  # not every program has a loss
+        from replicax.execution.loss_scale.mistakes import warn_of_loss_scale  # not every program has a loss
 
-        warn_of_shares(program, asked)
+        warn_of_loss_scale(program, asked)
     return program
 
 

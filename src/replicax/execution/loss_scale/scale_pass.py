@@ -10,6 +10,27 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, REFERENCES
 from replicax.collectives import all_reduce_p, share_back_p, share_p
+from replicax.execution.loss_scale.backward_rules import (
+    BEGINNING,
+    backward,
+    is_backward,
+    left,
+    met_in_turn,
+    summed,
+    through_share,
+    without_constants,
+)
+from replicax.execution.loss_scale.operation_rules import ScaledOperation, common_result, own_result
+from replicax.execution.loss_scale.terms import (
+    NOTHING_KNOWN,
+    Kind,
+    Level,
+    ScaleFact,
+    Term,
+    in_common,
+    reading,
+    settled,
+)
 from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number, shape_of, sliced_place, stacked_place
@@ -18,27 +39,6 @@ from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
 from replicax.execution.program.marks import mark_p
 from replicax.execution.program.program import Program
-from replicax.execution.shares.cotangent_rules import (
-    BEGINNING,
-    is_on_the_way_back,
-    left,
-    met_in_turn,
-    summed,
-    through_share,
-    way_back,
-    without_constants,
-)
-from replicax.execution.shares.operation_rules import ShareOperation, common_result, own_result
-from replicax.execution.shares.terms import (
-    NOTHING_KNOWN,
-    Kind,
-    Level,
-    Makeup,
-    Term,
-    in_common,
-    reading,
-    settled,
-)
 from replicax.locality import Locality, R, T
 
 _MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectives.py")
@@ -46,7 +46,7 @@ _MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectiv
 _SCALES = ("scale_regularization_loss", "/replicax/training/losses.py")
 
 
-class SharePass(Dataflow[Makeup]):
+class LossScalePass(Dataflow[ScaleFact]):
     """What the values of a program are made of.
 
     Args:
@@ -56,15 +56,15 @@ class SharePass(Dataflow[Makeup]):
     """
 
     def __init__(self, program: Program, rows: int, asked: bool) -> None:
-        super().__init__(Makeup(outside=True))
+        super().__init__(ScaleFact(outside=True))
         self.program = program
         self.rows = rows
         self.asked = asked
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
-        self._way_back = False
+        self._backward = False
 
-    def of_outputs(self) -> list[Makeup]:
+    def of_outputs(self) -> list[ScaleFact]:
         """What each variable that the program writes gets, and then what the step returns."""
         return self.run(self._followed(), self._inputs(), final=True)[0]
 
@@ -86,83 +86,89 @@ class SharePass(Dataflow[Makeup]):
         """The user's file and line of an operation, by its number."""
         return _jax.source_place(self._lines[line])
 
-    def _inputs(self) -> list[Makeup]:
+    def _inputs(self) -> list[ScaleFact]:
         program = self.program
         inputs = []
         for use in program.reads:
             variable = use.variable()
             trained = variable is not None and variable.trainable and jnp.issubdtype(variable.dtype, jnp.inexact)
             locality = use.layout.locality
-            inputs.append(Makeup(locality, trained=trained, rest=locality is T))
+            inputs.append(ScaleFact(locality, trained=trained, rest=locality is T))
         padded = None if program.example_dims is None else [*program.example_dims, 0, ()]
         for i, (aval, locality) in enumerate(program.arguments):
             if locality is not T:
-                inputs.append(Makeup(locality, outside=True))
+                inputs.append(ScaleFact(locality, outside=True))
                 continue
             dim = padded[i] if padded is not None else 0
             place: Place = None if dim == () else UNKNOWN if dim is None else Rows(dim)
             if isinstance(place, Rows) and aval.shape[place.dim : place.dim + 1] != (self.rows,):
                 place = None
-            inputs.append(Makeup(T, place, rest=place is None))
+            inputs.append(ScaleFact(T, place, rest=place is None))
         return [*inputs, *[self.constant] * len(program.constants)]
 
     # --- the dataflow -----------------------------------------------------------------------------------------
 
-    def join(self, facts: Iterable[Makeup]) -> Makeup:
+    def join(self, facts: Iterable[ScaleFact]) -> ScaleFact:
         return in_common(facts)
 
-    def literal(self, literal: _jax.Literal) -> Makeup:
+    def literal(self, literal: _jax.Literal) -> ScaleFact:
         value = number(literal)
-        return Makeup(number=float(value)) if isinstance(value, int | float) else Makeup()
+        return ScaleFact(number=float(value)) if isinstance(value, int | float) else ScaleFact()
 
-    def decided(self, fact: Makeup, decision: Makeup) -> Makeup:
+    def decided(self, fact: ScaleFact, decision: ScaleFact) -> ScaleFact:
         if decision.locality is not T or fact.locality is T:
             return fact
         return dataclasses.replace(NOTHING_KNOWN, place=fact.place)
 
-    def sliced(self, facts: list[Makeup]) -> list[Makeup]:
+    def sliced(self, facts: list[ScaleFact]) -> list[ScaleFact]:
         if any(m.locality is T and m.place == Rows(0) for m in facts):
             facts = [met_in_turn(m, self.rows, self.program.replicas, self.asked) for m in facts]
         return [self._at(m, sliced_place(m.place)) for m in facts]
 
-    def stacked(self, facts: list[Makeup], over: list[Makeup]) -> list[Makeup]:
+    def stacked(self, facts: list[ScaleFact], over: list[ScaleFact]) -> list[ScaleFact]:
         over_examples = any(m.place == Rows(0) for m in over)
         return [
             self._at(m, stacked_place(m.place, over_examples and m.locality is T and not _is_gradient(m)))
             for m in facts
         ]
 
-    def _at(self, m: Makeup, place: Place) -> Makeup:
+    def _at(self, m: ScaleFact, place: Place) -> ScaleFact:
         moved = dataclasses.replace(m, place=place, number=None)
         if moved.has_examples:
             back = frozenset(t for t in m.terms if t.level is Level.COTANGENT)
             return dataclasses.replace(moved, terms=back, rest=False)
         return dataclasses.replace(moved, rest=moved.locality is T and (m.rest or not moved.terms))
 
-    def equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+    def equation(
+        self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
+    ) -> Found[ScaleFact]:
         self._inside.append(equation)
         found = self._placed(equation, facts, control, final)
         self._inside.pop()
         return found
 
-    def _placed(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
-        """With what begins here on the way back of a derivative, and without what ends here."""
-        if self._way_back:
+    def _placed(
+        self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
+    ) -> Found[ScaleFact]:
+        """With what begins here in the backward pass of a derivative, and without what ends here."""
+        if self._backward:
             return self._equation(equation, facts, control, final)
         if not _jax.is_way_back(equation):
             return self._equation(equation, [left(m) for m in facts], control, final)
-        self._way_back = True
+        self._backward = True
         begun = [
             BEGINNING if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () else m
             for v, m in zip(equation.invars, facts, strict=True)
         ]
         found = self._equation(equation, begun, control, final)
-        self._way_back = False
+        self._backward = False
         return found
 
-    def _equation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+    def _equation(
+        self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
+    ) -> Found[ScaleFact]:
         name, count = equation.primitive.name, len(equation.outvars)
-        if any(map(is_on_the_way_back, facts)) and not _has_programs(equation) and name not in REFERENCES:
+        if any(map(is_backward, facts)) and not _has_programs(equation) and name not in REFERENCES:
             return self._back(equation, facts), facts
         if equation.primitive is mark_p:
             return self._marked(equation, facts), facts
@@ -175,10 +181,12 @@ class SharePass(Dataflow[Makeup]):
                 return [NOTHING_KNOWN] * count, facts
             if (equation.primitive is all_reduce_p or name in AXIS_SUMS) and len(facts) == count:
                 return [_summed(m) for m in facts], facts
-            return [Makeup(R, trained=True)] * count, facts
+            return [ScaleFact(R, trained=True)] * count, facts
         return super().equation(equation, facts, control, final)
 
-    def operation(self, equation: _jax.Equation, facts: list[Makeup], control: Control, final: bool) -> Found[Makeup]:
+    def operation(
+        self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
+    ) -> Found[ScaleFact]:
         name, count = equation.primitive.name, len(equation.outvars)
         if name in REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
             return [NOTHING_KNOWN] * count, [NOTHING_KNOWN] * len(facts)
@@ -189,8 +197,8 @@ class SharePass(Dataflow[Makeup]):
         pairs = zip(localities, self._places(operation), strict=True)
         return [self._result(operation, locality, place) for locality, place in pairs], facts
 
-    def _back(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
-        """The results of an operation on the way back of a derivative."""
+    def _back(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
+        """The results of an operation in the backward pass of a derivative."""
         name, count = equation.primitive.name, len(equation.outvars)
         operation = self._operation(equation, facts)
         if equation.primitive is share_back_p and count == 1:
@@ -204,21 +212,21 @@ class SharePass(Dataflow[Makeup]):
         localities = result_localities(name, equation.params, [m.locality for m in facts], count)
         pairs = list(zip(localities, self._places(operation), strict=True))
         operation = without_constants(operation)
-        if not any(map(is_on_the_way_back, operation.makeups)):
+        if not any(map(is_backward, operation.facts)):
             return [self._result(operation, locality, place) for locality, place in pairs]
-        return [way_back(operation, locality, place) for locality, place in pairs]
+        return [backward(operation, locality, place) for locality, place in pairs]
 
     @staticmethod
-    def _places(operation: ShareOperation) -> list[Place]:
+    def _places(operation: ScaledOperation) -> list[Place]:
         shapes = operation.shapes.results
         return [p if shape else None for p, shape in zip(result_places(operation.shapes), shapes, strict=True)]
 
-    def _result(self, operation: ShareOperation, locality: Locality, place: Place) -> Makeup:
+    def _result(self, operation: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
         if locality is T:
             return own_result(operation, place) if operation.own else NOTHING_KNOWN
-        return Makeup(locality, place, trained=True) if operation.own else common_result(operation, place)
+        return ScaleFact(locality, place, trained=True) if operation.own else common_result(operation, place)
 
-    def _operation(self, equation: _jax.Equation, facts: Sequence[Makeup]) -> ShareOperation:
+    def _operation(self, equation: _jax.Equation, facts: Sequence[ScaleFact]) -> ScaledOperation:
         shapes = OperationShapes(
             equation.primitive.name,
             equation.params,
@@ -228,7 +236,7 @@ class SharePass(Dataflow[Makeup]):
             self.rows,
             lambda i: number(equation.invars[i]),
         )
-        return ShareOperation(
+        return ScaledOperation(
             shapes,
             tuple(facts),
             self._line(equation),
@@ -244,7 +252,7 @@ class SharePass(Dataflow[Makeup]):
 
     # --- where terms begin, and where they become gradients and totals ----------------------------------------
 
-    def _share(self, equation: _jax.Equation, m: Makeup) -> Makeup:
+    def _share(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
         """What is marked as a share, by a function of ours or by the user."""
         if m.locality is T and m.has_examples:
             return m
@@ -254,9 +262,9 @@ class SharePass(Dataflow[Makeup]):
             if m.locality is not T:
                 twice = sum(f.of_replicas for f in m.factors) > 1
             else:
-                twice = not m.rest and self._readings(m.terms) == {Kind.TWICE}
-            kind = Kind.TWICE if twice else Kind.SHARE
-        return Makeup(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
+                twice = not m.rest and self._readings(m.terms) == {Kind.DOUBLE_SCALED}
+            kind = Kind.DOUBLE_SCALED if twice else Kind.SHARE
+        return ScaleFact(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
 
     def _is_loss(self, equation: _jax.Equation) -> bool:
         """Whether it marks a loss, to which its gradients are tied."""
@@ -265,7 +273,7 @@ class SharePass(Dataflow[Makeup]):
         obligation = self.program.obligations.get(equation.params["mark_id"])
         return obligation is not None and obligation.is_loss
 
-    def _marked(self, equation: _jax.Equation, facts: list[Makeup]) -> list[Makeup]:
+    def _marked(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
         if not self._is_loss(equation):
             return list(facts)
         loss = facts[0]
@@ -276,7 +284,7 @@ class SharePass(Dataflow[Makeup]):
         terms = frozenset(settled(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
             {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
         )
-        return [loss, *[Makeup(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
+        return [loss, *[ScaleFact(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
 
     def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {reading(t, self.program.replicas) for t in terms}
@@ -287,11 +295,11 @@ def _has_programs(equation: _jax.Equation) -> bool:
     return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
 
 
-def _summed(m: Makeup) -> Makeup:
+def _summed(m: ScaleFact) -> ScaleFact:
     """The sum over the replicas."""
     gradients = (t.at(Level.TOTAL) for t in m.terms if m.locality is T and t.level is Level.GRADIENT)
-    return Makeup(R, terms=frozenset(gradients), trained=m.trained)
+    return ScaleFact(R, terms=frozenset(gradients), trained=m.trained)
 
 
-def _is_gradient(m: Makeup) -> bool:
+def _is_gradient(m: ScaleFact) -> bool:
     return any(t.level is Level.GRADIENT for t in m.terms)

@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replicax._jax import primitive_families as families
 from replicax._jax.operation_params import dims_along, dot_dimensions
-from replicax.execution.padding.example_places import OperationShapes, Place, Rows
-from replicax.execution.shares.terms import (
+from replicax.execution.loss_scale.terms import (
     ANY,
     NOTHING_KNOWN,
     Factor,
     Factors,
     Kind,
     Level,
-    Makeup,
+    ScaleFact,
     Term,
     is_close,
     limited,
@@ -33,16 +32,17 @@ from replicax.execution.shares.terms import (
     reading,
     times,
 )
+from replicax.execution.padding.example_places import OperationShapes, Place, Rows
 from replicax.locality import M, R, T
 
 GRADIENTS = (
     Kind.SUM,
     Kind.MEAN,
     Kind.SHARE,
-    Kind.MEANT,
+    Kind.DECLARED,
     Kind.REPEATED,
-    Kind.TWICE,
-    Kind.BENT,
+    Kind.DOUBLE_SCALED,
+    Kind.NONLINEAR,
     Kind.COMMON,
     Kind.UNKNOWN,
 )
@@ -50,11 +50,11 @@ GRADIENTS = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ShareOperation:
+class ScaledOperation:
     """One operation: what the rules look at."""
 
     shapes: OperationShapes
-    makeups: tuple[Makeup, ...]
+    facts: tuple[ScaleFact, ...]
     line: int
     """Its number."""
     is_float: bool
@@ -66,13 +66,13 @@ class ShareOperation:
     """Whether it is a division by their number, if it is one by a number that is the same."""
 
     @property
-    def own(self) -> list[Makeup]:
+    def own(self) -> list[ScaleFact]:
         """Of the operands that may differ between replicas."""
-        return [m for m in self.makeups if m.locality is T]
+        return [m for m in self.facts if m.locality is T]
 
 
-def own_result(o: ShareOperation, place: Place) -> Makeup:
-    """The makeup of a result that may differ between replicas.
+def own_result(o: ScaledOperation, place: Place) -> ScaleFact:
+    """The fact of a result that may differ between replicas.
 
     Args:
       o: the operation.
@@ -81,35 +81,35 @@ def own_result(o: ShareOperation, place: Place) -> Makeup:
     name = o.shapes.name
     made = _RULES[name](o) if name in _RULES else _of_function(o)
     made = dataclasses.replace(
-        made, locality=T, place=place, trained=any(m.trained for m in o.makeups), outside=False, number=None
+        made, locality=T, place=place, trained=any(m.trained for m in o.facts), outside=False, number=None
     )
     if made.has_examples:
         return dataclasses.replace(made, terms=frozenset(), rest=False)
     return limited(dataclasses.replace(made, rest=made.rest or not made.terms))
 
 
-def common_result(o: ShareOperation, place: Place) -> Makeup:
-    """The makeup of a result that is the same on every replica, as all operands are."""
+def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
+    """The fact of a result that is the same on every replica, as all operands are."""
     name = o.shapes.name
     locality = M
-    for m in o.makeups:
+    for m in o.facts:
         locality = locality | m.locality
     factors: Factors = ()
-    terms = frozenset(t for m in o.makeups for t in m.terms)
-    numbers = [m.number for m in o.makeups]
+    terms = frozenset(t for m in o.facts for t in m.terms)
+    numbers = [m.number for m in o.facts]
     number = None
     if name in _OF_NUMBERS and None not in numbers:
         with contextlib.suppress(ArithmeticError):
             number = _OF_NUMBERS[name](*numbers)
     if name in families.PRODUCTS | families.QUOTIENTS:
-        scales = [scale_of(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.makeups)]
-        factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.makeups, scales, strict=True)))
-        pairs = zip(o.makeups, scales[::-1], strict=True)
+        scales = [scale_of(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.facts)]
+        factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.facts, scales, strict=True)))
+        pairs = zip(o.facts, scales[::-1], strict=True)
         terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
     elif name in _LINEAR:
-        factors = of_all([m.factors for m in o.makeups])
-    trained, outside = any(m.trained for m in o.makeups), any(m.outside for m in o.makeups)
-    return limited(Makeup(locality, place, terms, False, factors, trained, outside, number))
+        factors = of_all([m.factors for m in o.facts])
+    trained, outside = any(m.trained for m in o.facts), any(m.outside for m in o.facts)
+    return limited(ScaleFact(locality, place, terms, False, factors, trained, outside, number))
 
 
 # --- what is multiplied by what ---------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Scale:
     number: float | None = None
 
 
-def scale_of(o: ShareOperation, m: Makeup, divides: bool) -> Scale:
+def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
     """Multiplying by ``m``, which is the same on every replica; or dividing by it."""
     if m.number is None:
         if m.locality is R or m.outside:
@@ -153,22 +153,22 @@ def _scaled(term: Term, scale: Scale) -> Term:
     return times(term, factors)
 
 
-def _multiplied(m: Makeup, scale: Scale) -> Makeup:
+def _multiplied(m: ScaleFact, scale: Scale) -> ScaleFact:
     """A value that may differ between replicas, multiplied by what does not."""
     terms = frozenset(_scaled(t, scale) for t in m.terms)
-    return Makeup(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
+    return ScaleFact(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
 
 
-def _product(o: ShareOperation) -> Makeup:
+def _product(o: ScaledOperation) -> ScaleFact:
     return _of_two(o, divides=False)
 
 
-def _quotient(o: ShareOperation) -> Makeup:
+def _quotient(o: ScaledOperation) -> ScaleFact:
     return _of_two(o, divides=True)
 
 
-def _of_two(o: ShareOperation, divides: bool) -> Makeup:
-    a, b = o.makeups
+def _of_two(o: ScaledOperation, divides: bool) -> ScaleFact:
+    a, b = o.facts
     if b.locality is not T:
         return _multiplied(a, scale_of(o, b, divides))
     if a.locality is not T:
@@ -176,7 +176,7 @@ def _of_two(o: ShareOperation, divides: bool) -> Makeup:
     if a.has_examples or b.has_examples:
         # A number of this replica's may be anything: how many examples it has, by how many there are.
         both = a.has_examples and b.has_examples
-        return Makeup(T, factors=product_of(a.factors, b.factors) if both else (ANY,))
+        return ScaleFact(T, factors=product_of(a.factors, b.factors) if both else (ANY,))
     if a.are(Level.GRADIENT, *GRADIENTS) and b.are(Level.GRADIENT, Kind.FUNCTION):
         return _one(o, Kind.CLIPPED, Level.GRADIENT)
     if not divides and b.are(Level.GRADIENT, *GRADIENTS) and a.are(Level.GRADIENT, Kind.FUNCTION):
@@ -186,8 +186,8 @@ def _of_two(o: ShareOperation, divides: bool) -> Makeup:
     return _of_function(o)
 
 
-def _matrix_product(o: ShareOperation) -> Makeup:
-    a, b = o.makeups
+def _matrix_product(o: ScaledOperation) -> ScaleFact:
+    a, b = o.facts
     dims = dot_dimensions(o.shapes.params)
     if a.has_examples or b.has_examples:
         # What comes before a layer is no scale of a loss.
@@ -198,33 +198,33 @@ def _matrix_product(o: ShareOperation) -> Makeup:
         if any(place in contracted for place, contracted in zip(places, dims.contracted, strict=True)):
             size = math.prod(o.shapes.shapes[0][d] for d in dims.contracted[0])
             return _sum_over(o, size, factors)
-        return Makeup(T, factors=factors)
+        return ScaleFact(T, factors=factors)
     return _of_two(o, divides=False)
 
 
 # --- sums ---------------------------------------------------------------------------------------------------
 
 
-def _sum(o: ShareOperation) -> Makeup:
-    [m], [shape] = o.makeups, o.shapes.shapes
+def _sum(o: ScaledOperation) -> ScaleFact:
+    [m], [shape] = o.facts, o.shapes.shapes
     dims = dims_along(o.shapes.params, len(shape))
     size = math.prod(shape[d] for d in dims)
     if m.has_examples:
         if len(dims) == len(shape) or (isinstance(m.place, Rows) and m.place.dim in dims):
             return _sum_over(o, size, m.factors, m.place)
-        return Makeup(T, factors=m.factors)
+        return ScaleFact(T, factors=m.factors)
     return dataclasses.replace(m, terms=frozenset(over(t, size) for t in m.terms))
 
 
-def _sum_over(o: ShareOperation, size: int, factors: Factors, place: Place = None) -> Makeup:
+def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = None) -> ScaleFact:
     """A sum over the examples, and over ``size`` numbers altogether."""
     sizes = {size} if place is not None and not isinstance(place, Rows) else {o.shapes.rows, size}
     if not size:
         return NOTHING_KNOWN
-    return Makeup(T, terms=frozenset({Term(Kind.SUM, o.line, divisors=tuple(sorted(sizes)), factors=factors)}))
+    return ScaleFact(T, terms=frozenset({Term(Kind.SUM, o.line, divisors=tuple(sorted(sizes)), factors=factors)}))
 
 
-def _added(o: ShareOperation) -> Makeup:
+def _added(o: ScaledOperation) -> ScaleFact:
     """What replicas have of their own is added to what they have in common."""
     own = _merged(o, o.own)
     levels = {t.level for t in own.terms}
@@ -233,45 +233,43 @@ def _added(o: ShareOperation) -> Makeup:
     level = levels.pop() if levels else Level.LOSS
     if level is Level.GRADIENT and Kind.SHARE not in _read(o, own):
         return own
-    repeated = {
-        Term(Kind.REPEATED, o.line, level, (), m.factors) for m in o.makeups if m.locality is not T and m.trained
-    }
+    repeated = {Term(Kind.REPEATED, o.line, level, (), m.factors) for m in o.facts if m.locality is not T and m.trained}
     return dataclasses.replace(own, terms=own.terms | repeated)
 
 
-def _merged(o: ShareOperation, makeups: Sequence[Makeup]) -> Makeup:
-    terms = frozenset(t for m in makeups for t in m.terms)
-    place = next((m.place for m in makeups if m.has_examples), None)
-    return Makeup(T, place, terms, any(m.rest for m in makeups), of_all([m.factors for m in makeups]))
+def _merged(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
+    terms = frozenset(t for m in facts for t in m.terms)
+    place = next((m.place for m in facts if m.has_examples), None)
+    return ScaleFact(T, place, terms, any(m.rest for m in facts), of_all([m.factors for m in facts]))
 
 
-def _put_together(o: ShareOperation) -> Makeup:
+def _put_together(o: ScaledOperation) -> ScaleFact:
     """One of several, or one after the other."""
     made = _merged(o, o.own)
-    mixed = any(m.locality is not T and m.trained for m in o.makeups)
+    mixed = any(m.locality is not T and m.trained for m in o.facts)
     return dataclasses.replace(made, rest=made.rest or mixed)
 
 
-def _selected(o: ShareOperation) -> Makeup:
-    cases = dataclasses.replace(o, makeups=o.makeups[1:])
+def _selected(o: ScaledOperation) -> ScaleFact:
+    cases = dataclasses.replace(o, facts=o.facts[1:])
     made = _put_together(cases)
-    weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.makeups)
+    weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.facts)
     return dataclasses.replace(made, factors=(ANY,)) if weights else made
 
 
-def _first(o: ShareOperation) -> Makeup:
+def _first(o: ScaledOperation) -> ScaleFact:
     """Elements of the first operand; what else there is says which."""
-    return o.makeups[0]
+    return o.facts[0]
 
 
 # --- what is not linear -------------------------------------------------------------------------------------
 
 
-def _of_function(o: ShareOperation) -> Makeup:
+def _of_function(o: ScaledOperation) -> ScaleFact:
     """Whatever has no other rule."""
     own = _merged(o, o.own)
     linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
-    unclear = Makeup(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
+    unclear = ScaleFact(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
     if own.has_examples or not o.is_float or not own.terms:
         return unclear
     bounded = o.shapes.name in families.BOUNDS
@@ -280,22 +278,22 @@ def _of_function(o: ShareOperation) -> Makeup:
             return own
         clips = bounded and own.are(Level.GRADIENT, *GRADIENTS)
         return _one(o, Kind.CLIPPED if clips else Kind.FUNCTION, Level.GRADIENT)
-    if any(m.locality is not T and m.trained for m in o.makeups) and not own.are(Level.LOSS, Kind.SHARE):
+    if any(m.locality is not T and m.trained for m in o.facts) and not own.are(Level.LOSS, Kind.SHARE):
         return unclear
     if own.are(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _read(o, own) == {Kind.SUM}:
         return own  # as in max(count, 1)
     if not own.rest and _read(o, own) == {Kind.MEAN}:
         return dataclasses.replace(own, terms=frozenset(Term(Kind.MEAN, t.line) for t in own.terms))
     if own.are(Level.LOSS, Kind.SHARE):
-        return _one(o, Kind.BENT)
+        return _one(o, Kind.NONLINEAR)
     return unclear
 
 
-def _one(o: ShareOperation, kind: Kind, level: Level = Level.LOSS) -> Makeup:
-    return Makeup(T, terms=frozenset({Term(kind, o.line, level)}))
+def _one(o: ScaledOperation, kind: Kind, level: Level = Level.LOSS) -> ScaleFact:
+    return ScaleFact(T, terms=frozenset({Term(kind, o.line, level)}))
 
 
-def _read(o: ShareOperation, m: Makeup) -> set[Kind | None]:
+def _read(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:
     return {reading(t, o.replicas) for t in m.terms}
 
 
@@ -320,7 +318,7 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
 
 _LINEAR = _MOVED | _TOGETHER | ADDED | families.SUMS | families.MATRIX_PRODUCTS
 
-_RULES: Mapping[str, Callable[[ShareOperation], Makeup]] = families.by_primitive(
+_RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = families.by_primitive(
     {
         families.PRODUCTS: _product,
         families.QUOTIENTS: _quotient,

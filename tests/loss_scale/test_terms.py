@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.execution.shares.terms import (
+from replicax.execution.loss_scale.terms import (
     ANY,
     Factor,
     Kind,
-    Makeup,
+    ScaleFact,
     Term,
     in_common,
     of_all,
@@ -64,9 +64,9 @@ def test_a_mean_is_settled_before_other_numbers_come() -> None:
 
 def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:
     certain = Factor(1 / 4, True)
-    assert reading(Term(SHARE, 0, factors=(certain,)), REPLICAS) is Kind.TWICE
+    assert reading(Term(SHARE, 0, factors=(certain,)), REPLICAS) is Kind.DOUBLE_SCALED
     assert reading(Term(SHARE, 0, factors=(*factors(4), certain)), REPLICAS) is SHARE
-    assert reading(Term(SHARE, 0, factors=(certain, ANY)), REPLICAS) is Kind.TWICE
+    assert reading(Term(SHARE, 0, factors=(certain, ANY)), REPLICAS) is Kind.DOUBLE_SCALED
 
 
 @pytest.mark.parametrize("kind", [SUM, MEAN, REPEATED])
@@ -83,6 +83,6 @@ def test_factors_of_a_sum_are_those_of_any_operand_and_those_of_a_product_are_al
 
 
 def test_what_starts_as_a_constant_has_the_terms_that_come_in() -> None:
-    share = Makeup(T, terms=frozenset({Term(SHARE, 0)}))
-    assert in_common([Makeup(number=0.0), share]) == share
-    assert in_common([Makeup(M, trained=True), share]).rest
+    share = ScaleFact(T, terms=frozenset({Term(SHARE, 0)}))
+    assert in_common([ScaleFact(number=0.0), share]) == share
+    assert in_common([ScaleFact(M, trained=True), share]).rest

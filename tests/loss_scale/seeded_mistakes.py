@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 import replicax
-from tests.shares.training_steps import (
+from tests.loss_scale.training_steps import (
     EXAMPLES,
     REPLICAS,
     Model,
@@ -29,8 +29,8 @@ MISTAKES: list[tuple[Callable[[Model, Any], None], str]] = []
 
 MEAN = "a mean over one replica's own examples"
 REPEATED = "the same on every replica"
-TWICE = "divided by the number of replicas once more"
-BENT = "not linear"
+DOUBLE_SCALED = "divided by the number of replicas once more"
+NONLINEAR = "not linear"
 CLIPPED = "before that is summed"
 
 
@@ -322,28 +322,28 @@ def decay_in_the_gradient(m: Model, batch: Any) -> None:
 # --- twice --------------------------------------------------------------------------------------------------
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def share_by_the_number_of_replicas(m: Model, batch: Any) -> None:
     m.train(lambda: share_of(m.errors(batch)) / here().num_replicas_in_sync)  # wrong
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def share_by_the_number_of_the_strategy(m: Model, batch: Any) -> None:
     m.train(lambda: 0.3 * share_of(m.errors(batch)) / m.strategy.num_replicas_in_sync)  # wrong
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def shares_averaged(m: Model, batch: Any) -> None:
     m.apply(m.averaged(lambda: share_of(m.errors(batch))), aggregate=False)  # wrong
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def shares_averaged_by_jax(m: Model, batch: Any) -> None:
     _, [gradient] = replicax.value_and_grad(lambda: share_of(m.errors(batch)), [m.w])()  # wrong
     m.w.assign_sub(0.1 * jax.lax.pmean(gradient, replicax.REPLICA_AXIS))
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def penalty_scaled_twice(m: Model, batch: Any) -> None:
     def loss() -> Any:
         mine = 0.01 * m.penalty() / here().num_replicas_in_sync
@@ -352,7 +352,7 @@ def penalty_scaled_twice(m: Model, batch: Any) -> None:
     m.train(loss)
 
 
-@mistake(TWICE)
+@mistake(DOUBLE_SCALED)
 def share_taken_for_a_penalty(m: Model, batch: Any) -> None:
     m.train(lambda: replicax.scale_regularization_loss(share_of(m.errors(batch))))  # wrong
 
@@ -360,12 +360,12 @@ def share_taken_for_a_penalty(m: Model, batch: Any) -> None:
 # --- functions of shares ---------------------------------------------------------------------------------------
 
 
-@mistake(BENT)
+@mistake(NONLINEAR)
 def root_of_a_share(m: Model, batch: Any) -> None:
     m.train(lambda: jnp.sqrt(share_of(m.errors(batch))))  # wrong
 
 
-@mistake(BENT)
+@mistake(NONLINEAR)
 def square_of_a_share(m: Model, batch: Any) -> None:
     def loss() -> Any:
         mine = share_of(m.errors(batch))
@@ -374,7 +374,7 @@ def square_of_a_share(m: Model, batch: Any) -> None:
     m.train(loss)
 
 
-@mistake(BENT)
+@mistake(NONLINEAR)
 def flooded_share(m: Model, batch: Any) -> None:
     m.train(lambda: jnp.abs(share_of(m.errors(batch)) - 0.1) + 0.1)  # wrong
 

@@ -26,10 +26,10 @@ class Kind(enum.Enum):
     SUM = "a sum over this replica's own examples"
     MEAN = "a mean over this replica's own examples"
     SHARE = "this replica's share of a whole"
-    MEANT = "what somebody has said is a share"
+    DECLARED = "declared to be a share, with as_share"
     REPEATED = "computed from variables alone, so the same on every replica"
-    TWICE = "a share that has been divided by the number of replicas once more"
-    BENT = "a function of a share that is not linear, so that it is no share"
+    DOUBLE_SCALED = "a share that has been divided by the number of replicas once more"
+    NONLINEAR = "a function of a share that is not linear, so that it is no share"
     CLIPPED = "a gradient that its replica has clipped, or scaled by a function of itself"
     FUNCTION = "another function of a gradient"
     COMMON = "a loss that the replicas have added up, so that each of them differentiates all of it"
@@ -41,7 +41,7 @@ class Level(enum.Enum):
 
     LOSS = "of this replica"
     WEIGHT = "what examples of a loss are multiplied by, where its derivative begins"
-    COTANGENT = "on the way back to a gradient"
+    COTANGENT = "in a backward pass"
     GRADIENT = "the gradient of it"
     TOTAL = "summed over the replicas"
 
@@ -87,7 +87,7 @@ class Term:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Makeup:
+class ScaleFact:
     """What is known of a value."""
 
     locality: Locality = M
@@ -116,26 +116,26 @@ class Makeup:
         return bool(self.terms) and not self.rest and all(t.level is level and t.kind in kinds for t in self.terms)
 
 
-NOTHING_KNOWN = Makeup(locality=T, rest=True, factors=(ANY,))
+NOTHING_KNOWN = ScaleFact(locality=T, rest=True, factors=(ANY,))
 """Of a value that may differ between replicas."""
 
 
-def limited(makeup: Makeup) -> Makeup:
-    """``makeup``, or nothing certain if it has too many terms."""
-    return makeup if len(makeup.terms) <= _MOST_TERMS else dataclasses.replace(makeup, terms=frozenset(), rest=True)
+def limited(fact: ScaleFact) -> ScaleFact:
+    """``fact``, or nothing certain if it has too many terms."""
+    return fact if len(fact.terms) <= _MOST_TERMS else dataclasses.replace(fact, terms=frozenset(), rest=True)
 
 
-def in_common(makeups: Iterable[Makeup]) -> Makeup:
+def in_common(facts: Iterable[ScaleFact]) -> ScaleFact:
     """What is known of what may be any of several values."""
-    found = tuple(dict.fromkeys(makeups))
+    found = tuple(dict.fromkeys(facts))
     if len(found) == 1:
         return found[0]
     locality = M
-    for makeup in found:
-        locality = locality | makeup.locality
+    for fact in found:
+        locality = locality | fact.locality
     # Of a constant, such as the zero with which a loop starts, nothing comes in.
     mixed = locality is T and any(f.locality is not T and f.trained for f in found)
-    return Makeup(
+    return ScaleFact(
         locality,
         joined(f.place for f in found),
         frozenset().union(*(f.terms for f in found)),
@@ -201,7 +201,7 @@ def reading(term: Term, replicas: int) -> Kind | None:
     if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON):
         return Kind.SHARE if _has(values, 1 / replicas) else term.kind
     if term.kind is Kind.SHARE and any(f.of_replicas for f in term.factors) and not _has(values, replicas):
-        return Kind.TWICE
+        return Kind.DOUBLE_SCALED
     return term.kind
 
 

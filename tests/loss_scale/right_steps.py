@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import replicax
-from tests.shares.training_steps import EXAMPLES, REPLICAS, Model, clipped_back, here, share_of, softened
+from tests.loss_scale.training_steps import EXAMPLES, REPLICAS, Model, clipped_back, here, share_of, softened
 
 RIGHT: list[Callable[[Model, Any], Any]] = []
 WHOLE = REPLICAS * EXAMPLES

@@ -1,4 +1,4 @@
-"""What an operation makes of the terms on the way back of a derivative: those of ``jax.grad``, of whatever library.
+"""What an operation makes of the terms in the backward pass of a derivative: those of ``jax.grad``, of whatever library.
 
 Nobody marks the loss there. But its derivative begins with a 1, and the way back through the loss's own scale comes
 before the examples: of a mean over 8 of them, 1 / 8 is what each example's derivative is multiplied by. So the numbers
@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterable
 
 from replicax._jax import primitive_families as families
-from replicax.execution.padding.example_places import Place, Untraceable
-from replicax.execution.shares.operation_rules import ADDED, ShareOperation, scale_of
-from replicax.execution.shares.terms import (
+from replicax.execution.loss_scale.operation_rules import ADDED, ScaledOperation, scale_of
+from replicax.execution.loss_scale.terms import (
     ANY,
     Factor,
     Kind,
     Level,
-    Makeup,
+    ScaleFact,
     Term,
     is_close,
     limited,
@@ -29,81 +28,82 @@ from replicax.execution.shares.terms import (
     times,
     with_divisors,
 )
+from replicax.execution.padding.example_places import Place, Untraceable
 from replicax.locality import Locality, R, T
 
-BEGINNING = Makeup(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
+BEGINNING = ScaleFact(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
 """The 1 that a derivative begins with."""
 
 _SCALED = families.PRODUCTS | families.QUOTIENTS
 _SUMMED = families.SUMS | families.MATRIX_PRODUCTS
 
 
-def is_on_the_way_back(makeup: Makeup) -> bool:
+def is_backward(fact: ScaleFact) -> bool:
     """Whether it is a weight, or a cotangent."""
-    return any(t.level in (Level.WEIGHT, Level.COTANGENT) for t in makeup.terms)
+    return any(t.level in (Level.WEIGHT, Level.COTANGENT) for t in fact.terms)
 
 
-def left(makeup: Makeup) -> Makeup:
+def left(fact: ScaleFact) -> ScaleFact:
     """What comes out at the end of the way back: a gradient."""
-    if not is_on_the_way_back(makeup):
-        return makeup
-    terms = (t.at(Level.GRADIENT) if t.level is Level.COTANGENT else t for t in makeup.terms)
-    place = None if isinstance(makeup.place, Untraceable) else makeup.place  # it may well be summed over the examples
-    return dataclasses.replace(makeup, place=place, terms=frozenset(t for t in terms if t.level is not Level.WEIGHT))
+    if not is_backward(fact):
+        return fact
+    terms = (t.at(Level.GRADIENT) if t.level is Level.COTANGENT else t for t in fact.terms)
+    place = None if isinstance(fact.place, Untraceable) else fact.place  # it may well be summed over the examples
+    return dataclasses.replace(fact, place=place, terms=frozenset(t for t in terms if t.level is not Level.WEIGHT))
 
 
-def without_constants(o: ShareOperation) -> ShareOperation:
+def without_constants(o: ScaledOperation) -> ScaledOperation:
     """``o`` without what can't be a weight: a 1 may be any constant, as in ``1 - x``, and has no dims there."""
     if o.shapes.name not in families.ELEMENTWISE:
         return o
     result = o.shapes.results[0]
-    pairs = zip(o.makeups, o.shapes.shapes, strict=True)
+    pairs = zip(o.facts, o.shapes.shapes, strict=True)
     return dataclasses.replace(
-        o, makeups=tuple(Makeup(m.locality) if _weights(m) and shape != result else m for m, shape in pairs)
+        o, facts=tuple(ScaleFact(m.locality) if _weights(m) and shape != result else m for m, shape in pairs)
     )
 
 
-def way_back(o: ShareOperation, locality: Locality, place: Place) -> Makeup:
-    """The makeup of a result, if there are weights or cotangents among the operands."""
-    cotangents = frozenset(t for m in o.makeups for t in _cotangents(m))
-    weights = [t for m in o.makeups for t in _weights(m)]
+def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
+    """The fact of a result, if there are weights or cotangents among the operands."""
+    cotangents = frozenset(t for m in o.facts for t in _cotangents(m))
+    weights = [t for m in o.facts for t in _weights(m)]
     if cotangents:
         terms = cotangents
         if o.shapes.name in ADDED and Kind.SHARE in {reading(t, o.replicas) for t in cotangents}:
-            repeated = (t for m in o.makeups if m.trained and m.locality is not T for t in _weights(m))
+            repeated = (t for m in o.facts if m.trained and m.locality is not T for t in _weights(m))
             terms |= {Term(Kind.REPEATED, t.begun or t.line, Level.COTANGENT, (), t.factors) for t in repeated}
     elif locality is T:
         terms = _met(o, weights)
     else:
         terms = frozenset(_moved(o, t) for t in weights)
-    return limited(Makeup(locality, place, terms, trained=any(m.trained for m in o.makeups) or locality is T))
+    return limited(ScaleFact(locality, place, terms, trained=any(m.trained for m in o.facts) or locality is T))
 
 
-def summed(o: ShareOperation, makeup: Makeup, locality: Locality) -> Makeup:
-    """What a collective makes of ``makeup`` on the way back."""
-    terms = _cotangents(makeup)
-    over_examples = (t for t in makeup.terms if _of_examples(t.divisors, o.shapes.rows))
+def summed(o: ScaledOperation, fact: ScaleFact, locality: Locality) -> ScaleFact:
+    """What a collective makes of ``fact`` in a backward pass."""
+    terms = _cotangents(fact)
+    over_examples = (t for t in fact.terms if _of_examples(t.divisors, o.shapes.rows))
     if not terms and locality is R and not any(over_examples):
-        terms = frozenset(Term(Kind.COMMON, t.begun or o.line, Level.COTANGENT) for t in makeup.terms)
-    return Makeup(locality, makeup.place, terms or _unknown(o), trained=True)
+        terms = frozenset(Term(Kind.COMMON, t.begun or o.line, Level.COTANGENT) for t in fact.terms)
+    return ScaleFact(locality, fact.place, terms or _unknown(o), trained=True)
 
 
-def through_share(o: ShareOperation, stated: bool) -> Makeup:
+def through_share(o: ScaledOperation, stated: bool) -> ScaleFact:
     """What becomes of a cotangent that goes back through what is marked as a share."""
-    [m], [shape] = o.makeups, o.shapes.shapes
+    [m], [shape] = o.facts, o.shapes.shapes
     terms = _cotangents(m)
     if shape != ():
         return m
     if terms and not stated:
         if m.locality is not T or {t.kind for t in terms} != {Kind.SHARE}:
             return m
-        return dataclasses.replace(m, terms=frozenset(dataclasses.replace(t, kind=Kind.BENT) for t in terms))
+        return dataclasses.replace(m, terms=frozenset(dataclasses.replace(t, kind=Kind.NONLINEAR) for t in terms))
     factors = () if stated else next((t.factors for t in _weights(m)), ())
-    kind = Kind.MEANT if stated else Kind.SHARE
+    kind = Kind.DECLARED if stated else Kind.SHARE
     return dataclasses.replace(m, terms=frozenset({Term(kind, o.line, Level.COTANGENT, (), factors)}))
 
 
-def met_in_turn(m: Makeup, rows: int, replicas: int, asked: bool) -> Makeup:
+def met_in_turn(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
     """``m`` where a loop goes over the examples, one in each turn."""
     divisors = rows, rows
     terms = (_met_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
@@ -119,7 +119,7 @@ def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: b
     return settled(found, replicas)
 
 
-def _divisors(o: ShareOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
+def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
     """How many examples a weight may have met; ``is_clear``: along a dim that is known."""
     if not is_clear and len(weight.divisors) == 1:
         return (o.shapes.rows, *weight.divisors)
@@ -132,19 +132,19 @@ def _of_examples(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
     return tuple(d for d in divisors if rows and d % rows == 0)
 
 
-def _weights(m: Makeup) -> list[Term]:
+def _weights(m: ScaleFact) -> list[Term]:
     return [t for t in m.terms if t.level is Level.WEIGHT]
 
 
-def _cotangents(m: Makeup) -> frozenset[Term]:
+def _cotangents(m: ScaleFact) -> frozenset[Term]:
     return frozenset(t for t in m.terms if t.level is Level.COTANGENT)
 
 
-def _unknown(o: ShareOperation) -> frozenset[Term]:
+def _unknown(o: ScaledOperation) -> frozenset[Term]:
     return frozenset({Term(Kind.UNKNOWN, o.line, Level.COTANGENT)})
 
 
-def _met(o: ShareOperation, weights: Iterable[Term]) -> frozenset[Term]:
+def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
     """Weights have met what may differ between replicas."""
     own = [m for m in o.own if not _weights(m)]
     if any(m.has_examples for m in own):
@@ -157,16 +157,16 @@ def _met(o: ShareOperation, weights: Iterable[Term]) -> frozenset[Term]:
         [kind], line = kinds, next(t.line for t in m.terms)
         if kind is Kind.MEAN or (kind is Kind.SUM and o.shapes.name in families.QUOTIENTS):
             return frozenset({Term(Kind.MEAN, o.line if kind is Kind.SUM else line, Level.COTANGENT)})
-        if kind in (Kind.SHARE, Kind.BENT) and o.shapes.name in _SCALED:
+        if kind in (Kind.SHARE, Kind.NONLINEAR) and o.shapes.name in _SCALED:
             return frozenset({Term(kind, o.line, Level.COTANGENT)})
     return _unknown(o)
 
 
-def _moved(o: ShareOperation, term: Term) -> Term:
+def _moved(o: ScaledOperation, term: Term) -> Term:
     """A weight behind an operation on what is the same on every replica."""
     name, shapes = o.shapes.name, o.shapes.shapes
     if name in _SCALED:
-        others = [(i, m) for i, m in enumerate(o.makeups) if not _weights(m)]
+        others = [(i, m) for i, m in enumerate(o.facts) if not _weights(m)]
         for i, m in others:
             scale = scale_of(o, m, name in families.QUOTIENTS and i == 1)
             certain = scale.number is None or ANY not in scale.factors

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterable
 
 from replicax.errors import ShareWarning
+from replicax.execution.loss_scale.scale_pass import LossScalePass
+from replicax.execution.loss_scale.terms import Kind, Level, ScaleFact, reading
 from replicax.execution.program.program import Program
-from replicax.execution.shares.share_pass import SharePass
-from replicax.execution.shares.terms import Kind, Level, Makeup, reading
 from replicax.locality import T
 
 
-def warn_of_shares(program: Program, asked: bool) -> None:
+def warn_of_loss_scale(program: Program, asked: bool) -> None:
     """Warn if gradients that are summed over the replicas are not those of shares, as far as that is certain.
 
     Args:
@@ -21,18 +21,18 @@ def warn_of_shares(program: Program, asked: bool) -> None:
     """
     found: dict[tuple[str, int, Kind], str] = {}
     for rows in _numbers_of_examples(program):
-        shares = SharePass(program, rows, asked)
-        makeups = shares.of_outputs()
-        changed = [(use.describe(), makeup) for use, makeup in zip(program.writes, makeups, strict=False)]
+        check = LossScalePass(program, rows, asked)
+        facts = check.of_outputs()
+        changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
         # Of a pure step: what it was given, changed by a gradient. What it returns else may still be scaled outside.
-        changed += [("what it returns", m) for m in makeups[len(changed) :] if m.outside and m.locality is not T]
-        for what, makeup in changed:
-            for line, kind in _mistakes(makeup, program.replicas):
-                place = shares.place(line)
+        changed += [("what it returns", m) for m in facts[len(changed) :] if m.outside and m.locality is not T]
+        for what, fact in changed:
+            for line, kind in _mistakes(fact, program.replicas):
+                place = check.place(line)
                 found.setdefault((*place, kind), what)
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
-        warnings.warn_explicit(f"{text} {_MEANT}", ShareWarning, file, line)
+        warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line)
 
 
 def _numbers_of_examples(program: Program) -> Iterable[int]:
@@ -43,12 +43,12 @@ def _numbers_of_examples(program: Program) -> Iterable[int]:
     return dict.fromkeys(sizes) or [0]
 
 
-def _mistakes(makeup: Makeup, replicas: int) -> list[tuple[int, Kind]]:
+def _mistakes(fact: ScaleFact, replicas: int) -> list[tuple[int, Kind]]:
     """The lines of what is wrong with the value that a variable gets, and what it is."""
-    totals = [(t, reading(t, replicas)) for t in makeup.terms if t.level is Level.TOTAL]
+    totals = [(t, reading(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
     # Parameters that each replica has changed by itself are averaged: that is no gradient.
     averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
-    return [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.TWICE)]
+    return [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
 
 
 _SUMMED = "and its gradient is summed over the {n} replicas, into {variable}"
@@ -71,12 +71,12 @@ _TEXTS = {
         "Differentiate this replica's share (replicax.compute_average_loss), and reduce the loss afterwards, to show "
         "it."
     ),
-    Kind.TWICE: (
+    Kind.DOUBLE_SCALED: (
         "step {step}: this is a replica's share already, and it is divided by the number of replicas once more: the "
         "gradient that is summed over the {n} replicas, into {variable}, is 1/{n} of what it should be. Leave out one "
         "of the two: sum the gradients of shares, and don't average them."
     ),
-    Kind.BENT: (
+    Kind.NONLINEAR: (
         "step {step}: this is a function of a replica's share that is not linear, such as a root. Such values don't "
         "add up to the function of the whole, " + _SUMMED + ". Apply it to each example's loss, before "
         "replicax.compute_average_loss."
@@ -88,4 +88,4 @@ _TEXTS = {
         "(optax.chain(optax.clip_by_global_norm(…), …)), which does it after the sum."
     ),
 }
-_MEANT = "If it is meant as it is, say so: replicax.as_share(loss)."
+_IF_MEANT = "If it is meant as it is, say so: replicax.as_share(loss)."

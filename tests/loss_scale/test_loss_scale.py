@@ -16,9 +16,9 @@ import pytest
 
 import replicax
 from tests.conftest import shared_strategy, strategy_of
-from tests.shares.right_steps import RIGHT
-from tests.shares.seeded_mistakes import MISTAKES
-from tests.shares.training_steps import Model, unmarked_value_and_grad
+from tests.loss_scale.right_steps import RIGHT
+from tests.loss_scale.seeded_mistakes import MISTAKES
+from tests.loss_scale.training_steps import Model, unmarked_value_and_grad
 
 
 @pytest.fixture(scope="module")
