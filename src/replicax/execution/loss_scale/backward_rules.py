@@ -1,4 +1,4 @@
-"""What an operation makes of the terms in the backward pass of a derivative: those of ``jax.grad``, of whatever library.
+"""What an operation makes of terms in the backward pass of a derivative: that of ``jax.grad``, of any library.
 
 Nobody marks the loss there. But its derivative begins with a 1, and the way back through the loss's own scale comes
 before the examples: of a mean over 8 of them, 1 / 8 is what each example's derivative is multiplied by. So the numbers
