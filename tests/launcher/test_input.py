@@ -91,8 +91,13 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "1:2", "--sbatch", "--nodes", "2", "train.py"], "can change on a single machine only"),
         (
             ["--workers", "4", "--devices-per-worker", "2", "--sbatch", "--gpus", "4", "train.py"],
-            "--gpus 4: 4 workers with 2 devices each need 8",
+            "--workers 4 with 2 GPU(s) each need 8 GPUs, and there are 4 (--gpus 4)",
         ),
+        (
+            ["--workers", "16", "--sbatch", "--nodes", "2", "--gpus", "8", "train.py"],
+            "--workers 16 with 1 GPU(s) each need 16 GPUs, and there are 8 (--gpus 8). --workers counts those of one",
+        ),
+        (["--workers", "3", "--jobset", "--image", "i", "--gpus", "8", "train.py"], "can't be divided evenly among 3"),
         (["--workers", "2", "--jobset", "train.py"], "--jobset needs --image, the container to run in"),
         (["--workers", "2", "--jobset", "--name", "A_b", "train.py"], "a JobSet needs a name of small letters"),
         (["--workers", "2", "--jobset", "--image", "i", "--name", "a" * 60, "train.py"], "so short that"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import pathlib
+import re
 import shlex
 import subprocess
 
@@ -134,3 +137,22 @@ def test_words_that_yaml_would_take_for_something_else_are_strings(capsys) -> No
     assert container["command"][-len(words) :] == words
     assert container["image"] == "no"
     assert "--hosts" not in container["command"]
+
+
+DOCUMENTS = pathlib.Path(__file__).parent.parent.parent / "docs"
+DOCUMENTED = [
+    command.removeprefix("replicax ").partition(" >")[0].split()
+    for path in sorted(DOCUMENTS.rglob("*.md"))
+    for command in re.findall(r"replicax launch [^`\n]*(?:--sbatch|--jobset) [^`\n]*", path.read_text())
+]
+
+
+@pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
+def test_documented_commands_write_jobs_with_a_worker_for_each_gpu(words: list[str], capsys) -> None:
+    assert written(capsys, *words[1:])
+    option = dict(itertools.pairwise(words))
+    assert option["--workers"] == option["--gpus"]
+
+
+def test_there_are_documented_commands_of_both_kinds() -> None:
+    assert {"--sbatch", "--jobset"} <= {word for words in DOCUMENTED for word in words}

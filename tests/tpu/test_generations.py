@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.tpu.generations import GENERATIONS, generation, generation_of, parse_slice
+import replicax
+from replicax.tpu.generations import GENERATIONS, generation, generation_of, parse_slice, slice_name
+from replicax.tpu.topology import Topology
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,38 @@ def test_what_the_table_lists_is_accepted(kind) -> None:
         assert generation_of(device_kind) is kind
 
 
+@pytest.mark.parametrize(
+    ("sold", "name"),
+    [
+        ("v2-8", "v2:2x2"),
+        ("v3-32", "v3:4x4"),
+        ("v4-8", "v4:2x2x1"),
+        ("v4-512", "v4:4x8x8"),
+        ("v5litepod-1", "v5e:1x1"),
+        ("v5litepod-256", "v5e:16x16"),
+        ("v5e-16", "v5e:4x4"),
+        ("v5p-8", "v5p:2x2x1"),
+        ("v5p-128", "v5p:4x4x4"),
+        ("v5p-12288", "v5p:16x16x24"),
+        ("v6e-256", "v6e:16x16"),
+        ("v5p:4x4x8", "v5p:4x4x8"),
+    ],
+)
+def test_slices_have_the_names_that_they_are_sold_by(sold, name) -> None:
+    assert slice_name(sold) == name
+    assert parse_slice(sold) == parse_slice(name)
+    assert Topology.from_name(sold).name == name
+    if sold in ("v2-8", "v5litepod-1"):
+        assert replicax.TPUClusterResolver(emulate=sold).topology == Topology.from_name(name)
+
+
+@pytest.mark.parametrize("kind", GENERATIONS, ids=lambda kind: kind.name)
+def test_each_slice_has_one_name_that_it_is_sold_by(kind) -> None:
+    for shape in kind.slices:
+        name = f"{kind.name}:{shape}"
+        assert slice_name(kind.accelerator_type(parse_slice(name)[1])) == name
+
+
 def test_cubes_may_lie_in_a_row() -> None:
     kind, chips = parse_slice("v5p:4x8x68")
     assert chips == (4, 8, 68)
@@ -64,6 +98,9 @@ def test_unknown_devices() -> None:
         ("v5e:4x4x4", "v5e has at most 16x16 chips, not 4x4x4.\nKnown slices: v5e: 1x1"),
         ("v5e:32x2", "v5e has at most 16x16 chips, not 32x2x1"),
         ("v5p:24x24x24", "v5p has at most 8960 chips, not 24x24x24"),
+        ("v5p-100", r"'v5p-100' is not a TPU slice: v5p has none of 100 cores. .*v5p-128 \(v5p:4x4x4\)"),
+        ("v5litepod-3", r"v5e has none of 3 cores. .*v5litepod-16 \(v5e:4x4\)"),
+        ("v9-8", "'v9-8' is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8', or 'v5p-128'"),
         ("v5e:0x4", "v5e has at most 16x16 chips, not 0x4x1"),
         ("v5e:3x3", "hosts have 2x2x1 chips, and these do not fill 3x3x1 chips"),
     ],

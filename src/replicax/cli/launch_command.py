@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
         type=_workers,
         required=True,
         metavar="N[:MAX]",
-        help="how many on this machine; N:MAX starts MAX, and goes on with what is left while there are at least N",
+        help="how many on each machine; N:MAX starts MAX, and goes on with what is left while there are at least N",
     )
     parser.add_argument(
         "--devices-per-worker",

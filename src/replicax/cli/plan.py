@@ -64,7 +64,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="SCRIPT_OR_MODULE[:FUNCTION]",
         help="a function in a file or module; by default the function named plan",
     )
-    parser.add_argument("--topology", metavar="NAME", help="a TPU slice, such as v5e:4x4 or v5p:16x16x24")
+    parser.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="a TPU slice, such as v5e:4x4 or v5p:16x16x24, or as Google sells it: v5p-128",
+    )
     parser.add_argument(
         "--slices", type=positive_int, metavar="N", help="how many such slices, joined by a data-center network"
     )

@@ -85,19 +85,34 @@ def divided(workers: int, devices_per_worker: int | None, environment: Mapping[s
                 f"JAX_PLATFORMS is {platforms!r}: leave the option out, or set JAX_PLATFORMS=cpu"
             )
         return DeviceShares(None, devices_per_worker, cores)
-    if len(gpus) < workers * (devices_per_worker or 1):
-        each = devices_per_worker or 1
-        raise LaunchError(
-            f"--workers {workers} with {each} GPU(s) each need {workers * each} GPUs, and there are {len(gpus)} "
-            f"({', '.join(gpus) or 'none visible'}). Start fewer workers, or set JAX_PLATFORMS=cpu to emulate devices"
-        )
-    if devices_per_worker is None and len(gpus) % workers:
-        raise LaunchError(
-            f"{len(gpus)} GPUs can't be divided evenly among {workers} workers: say with --devices-per-worker how many "
-            f"each is to have ({len(gpus) // workers} leaves {len(gpus) % workers} unused)"
-        )
-    each = devices_per_worker or len(gpus) // workers
+    each = gpus_each(len(gpus), workers, devices_per_worker, ", ".join(gpus) or "none visible")
     return DeviceShares(tuple(tuple(gpus[i * each : (i + 1) * each]) for i in range(workers)), None, cores)
+
+
+def gpus_each(gpus: int, workers: int, devices_per_worker: int | None, names: str) -> int:
+    """How many of a machine's GPUs each of its workers gets.
+
+    Args:
+      gpus: how many the machine has.
+      workers: how many on that machine.
+      devices_per_worker: how many each is to have; ``None`` for all GPUs in equal parts.
+      names: of the GPUs, or of the option that counts them, for the message.
+
+    Raises:
+      LaunchError: there are fewer, or they can't be divided evenly.
+    """
+    each = devices_per_worker or 1
+    if gpus < workers * each:
+        raise LaunchError(
+            f"--workers {workers} with {each} GPU(s) each need {workers * each} GPUs, and there are {gpus} ({names}). "
+            "--workers counts those of one machine: start fewer there, or set JAX_PLATFORMS=cpu to emulate devices"
+        )
+    if devices_per_worker is None and gpus % workers:
+        raise LaunchError(
+            f"{gpus} GPUs can't be divided evenly among {workers} workers: say with --devices-per-worker how many "
+            f"each is to have ({gpus // workers} leaves {gpus % workers} unused)"
+        )
+    return devices_per_worker or gpus // workers
 
 
 def _gpus(environment: Mapping[str, str]) -> list[str] | None:

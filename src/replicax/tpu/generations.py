@@ -43,6 +43,11 @@ class Generation:
     slices: tuple[str, ...]
 
     @property
+    def sold_as(self) -> str:
+        """The generation in Cloud's names of slices."""
+        return "v5litepod" if self.name == "v5e" else self.name
+
+    @property
     def dims(self) -> int:
         """2 if chips lie in a plane, 3 if in space."""
         return 3 if self.side is None else 2
@@ -59,7 +64,7 @@ class Generation:
         >>> generation("v5e").accelerator_type((4, 4, 1)), generation("v5p").accelerator_type((4, 4, 4))
         ('v5litepod-16', 'v5p-128')
         """
-        return f"{'v5litepod' if self.name == 'v5e' else self.name}-{prod(shape) * self.cores_per_chip}"
+        return f"{self.sold_as}-{prod(shape) * self.cores_per_chip}"
 
     def wrap(self, shape: tuple[int, int, int]) -> tuple[bool, bool, bool]:
         """Along which dims a slice of ``shape`` chips wraps around.
@@ -105,24 +110,55 @@ def generation_of(device_kind: str) -> Generation | None:
     return next((one for one in GENERATIONS if device_kind in one.device_kinds), None)
 
 
+def slice_name(name: str) -> str:
+    """The name of a slice by its chips, also if ``name`` is what Google sells it as: a generation and how many cores.
+
+    A number of cores means the default shape, where there are others. Any other name comes back as it is.
+
+    Raises:
+      ValueError: Google sells no slice of so many cores; the message lists those of the generation.
+
+    >>> from replicax.tpu.generations import slice_name
+    >>> slice_name("v5p-128"), slice_name("v5litepod-16"), slice_name("v5p:4x4x8")
+    ('v5p:4x4x4', 'v5e:4x4', 'v5p:4x4x8')
+    """
+    match = re.fullmatch(r"(\w+)-(\d+)", str(name))
+    kind = match and next((one for one in GENERATIONS if match[1] in (one.name, one.sold_as)), None)
+    if not match or not kind:
+        return name
+    sold = {prod(_shape(text)) * kind.cores_per_chip: text for text in kind.slices}
+    cores = int(match[2])
+    if cores not in sold:
+        known = ", ".join(f"{kind.sold_as}-{n} ({kind.name}:{text})" for n, text in sold.items())
+        raise ValueError(f"{name!r} is not a TPU slice: {kind.name} has none of {cores} cores. Known slices: {known}")
+    return f"{kind.name}:{sold[cores]}"
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    x, y, z = map(int, f"{text}x1".split("x")[:3])
+    return x, y, z
+
+
 def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
-    """The generation and the chips along x, y and z that a name such as ``"v5e:4x4"`` means.
+    """The generation and the chips along x, y and z that a name such as ``"v5e:4x4"`` or ``"v5litepod-16"`` means.
 
     Raises:
       ValueError: it means nothing: no such generation, too many chips for it, chips that fill no host.
 
     >>> from replicax.tpu.generations import parse_slice
-    >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1]
-    ((2, 2, 4), (4, 8, 1))
+    >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1], parse_slice("v5p-32")[1]
+    ((2, 2, 4), (4, 8, 1), (2, 2, 4))
     """
-    match = re.fullmatch(r"(\w+):(\d+)x(\d+)(?:x(\d+))?(?:_untwisted)?", str(name))
+    match = re.fullmatch(r"(\w+):(\d+x\d+(?:x\d+)?)(?:_untwisted)?", str(slice_name(name)))
     if match is None:
-        raise ValueError(f"{name!r} is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8'.\n{_known()}")
+        raise ValueError(
+            f"{name!r} is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8', or 'v5p-128'.\n{_known()}"
+        )
     try:
         kind = generation(match[1])
     except ValueError as error:
         raise ValueError(f"{name!r} is not a TPU slice: {error}.\n{_known()}") from None
-    shape = int(match[2]), int(match[3]), int(match[4] or 1)
+    shape = _shape(match[2])
     chips = "x".join(map(str, shape))
     if not kind.has_room(shape):
         whole = f"{kind.chips} chips" if kind.side is None else f"{kind.side}x{kind.side} chips"

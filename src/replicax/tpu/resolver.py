@@ -19,7 +19,7 @@ from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.devices.mesh import slice_of
 from replicax.devices.selection import use_cpu_devices
 from replicax.tpu.assignment import DeviceAssignment
-from replicax.tpu.generations import HOST, generation_of, parse_slice
+from replicax.tpu.generations import HOST, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
 
 _JOB = "worker"
@@ -33,8 +33,8 @@ class TPUClusterResolver(ClusterResolver):
       tpu: where to look for real ones. ``None``, ``""`` and ``"local"`` mean those that JAX finds: the chips of this
         machine; on Cloud TPU and GKE those of the whole slice, after ``jax.distributed.initialize()`` in a process on
         each host.
-      topology: for planning: the name of a slice that is not there, such as ``"v5p:4x4x8"``. Its devices come from
-        libtpu; steps can be compiled for them, and not run.
+      topology: for planning: the name of a slice that is not there, such as ``"v5p:4x4x8"``, or Google's,
+        ``"v5p-128"``. Its devices come from libtpu; steps can be compiled for them, and not run.
       emulate: for running with no TPU: a slice to emulate on CPU devices, one for each core. Either its mesh,
         ``"2x2x1x2"`` for x, y, z and cores of a chip; or a name, ``"v3:2x2"``, which has that generation's cores and
         wrap-around links; or a :class:`Topology`. Call it before anything asks JAX for a device, as
@@ -83,7 +83,8 @@ class TPUClusterResolver(ClusterResolver):
             self.topology, self.devices = _emulated(emulate, count)
             self.kind = "emulated"
         elif topology is not None:
-            self.topology, self.devices = topology_of(_absent(topology, count), topology)
+            name = slice_name(topology)
+            self.topology, self.devices = topology_of(_absent(name, count), name)
             self.kind = "absent"
         else:
             self.topology, self.devices = topology_of(_attached(tpu))
@@ -354,7 +355,7 @@ def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray
 def _parse_emulated(text: str) -> Topology:
     if not isinstance(text, str):
         raise ValueError(f"TPUClusterResolver: emulate must be a string such as '2x2x1x2', or a Topology, got {text!r}")
-    if ":" in text:
+    if ":" in slice_name(text):
         return Topology.from_name(text)
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", text)
     if match is None or "0" in match.groups():

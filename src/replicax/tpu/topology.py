@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from replicax.tpu.generations import HOST, parse_slice
+from replicax.tpu.generations import HOST, parse_slice, slice_name
 from replicax.tpu.torus import Torus, first_repetition, points
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class Topology:
     def from_name(cls, name: str) -> Topology:
         """The slice that a name such as ``"v5e:4x4"`` or ``"v5p:16x16x24"`` means, as JAX would show it.
 
-        No TPU and no libtpu is needed.
+        Google's names with a number of cores, such as ``"v5p-128"``, mean the slice's default shape. No TPU and no
+        libtpu is needed.
 
         Raises:
           ValueError: there is no such slice; the message lists some that there are.
@@ -115,7 +116,7 @@ class Topology:
         Topology('v5p:4x4x8', 4x4x8 chips of 1 device, 32 hosts, wraps around along x, y, z)
         """
         kind, shape = parse_slice(name)
-        return cls.of_chips(shape, kind.devices_per_chip, wrap=kind.wrap(shape), name=name)
+        return cls.of_chips(shape, kind.devices_per_chip, wrap=kind.wrap(shape), name=slice_name(name))
 
     @classmethod
     def of_chips(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from replicax.launcher import LaunchError
+from replicax.launcher.device_shares import gpus_each
 from replicax.launcher.launch_settings import LaunchSettings
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?(?::(?P<third>\d\d))?")
@@ -46,11 +47,8 @@ class JobRequest:
                 f"--workers {settings.least}:{settings.workers} with --nodes {self.nodes}: the number of workers can "
                 "change on a single machine only; give one number"
             )
-        if self.gpus and settings.devices_per_worker and self.gpus < settings.workers * settings.devices_per_worker:
-            raise LaunchError(
-                f"--gpus {self.gpus}: {settings.workers} workers with {settings.devices_per_worker} devices each need "
-                f"{settings.workers * settings.devices_per_worker}"
-            )
+        if self.gpus:
+            gpus_each(self.gpus, settings.workers, settings.devices_per_worker, f"--gpus {self.gpus}")
 
     def options(self, log_dir: str) -> Sequence[str]:
         """The launcher's options on each machine, but for those that say where the others are."""
