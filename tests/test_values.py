@@ -84,6 +84,42 @@ def test_repr_says_what_it_holds(pair: replicax.Strategy) -> None:
     assert repr(PerReplica(Components(("a", "b")))) == "PerReplica('a', 'b')"
 
 
+def each(strategy: replicax.Strategy, *values) -> PerReplica:
+    return strategy.distribute_values_from_function(lambda ctx: values[ctx.replica_id_in_sync_group])
+
+
+def test_repr_shows_small_values(pair: replicax.Strategy) -> None:
+    x = each(pair, 0.5, 2.0)
+    assert repr(x) == "PerReplica(float32[], 2 replicas: 0.5, 2.0)"
+    assert repr(each(pair, np.array([1, 2]), np.array([3, 4]))) == "PerReplica(int32[2], 2 replicas: [1 2], [3 4])"
+    assert repr(each(pair, *np.zeros((2, 9)))) == "PerReplica(float32[9], 2 replicas)"  # they are many
+    assert "2 replicas)" in repr(each(pair, jax.random.key(0), jax.random.key(1)))
+    here = PerReplica(Components((jnp.float32(1.5), jnp.float32(3)), (2, 3), 5))
+    assert repr(here) == "PerReplica(2: float32[], 3: float32[]; 5 replicas: 1.5, 3.0)"
+    with_repr = jax.make_jaxpr(lambda y: y if "0.5, 2.0" in repr(x) else None)
+    assert len(with_repr(1.0).eqns) == 0  # nothing of it is traced
+    assert x._repr_html_().count("<tr>") == 3
+    x.form.array.delete()
+    assert repr(x) == "PerReplica(float32[], 2 replicas)"
+    assert x._repr_html_() == "<code>PerReplica(float32[], 2 replicas)</code>"
+
+
+def test_it_is_formatted_as_a_number_where_there_is_one(pair: replicax.Strategy) -> None:
+    same, differ = each(pair, 0.25, 0.25), each(pair, 0.25, 0.5)
+    assert (f"{same:.3f}", f"{same:>8.2%}") == ("0.250", "  25.00%")
+    assert f"{each(pair, np.nan, np.nan):.1f}" == "nan"
+    assert f"{differ}" == str(differ) == "PerReplica(float32[], 2 replicas: 0.25, 0.5)"
+    with pytest.raises(TypeError, match=r"0.5\) has a value for each replica, so '.3f' .*strategy.reduce\('mean'"):
+        f"{differ:.3f}"
+    with pytest.raises(TypeError, match=r"so '.3f' can't format it as one number"):
+        f"{each(pair, np.ones(2), np.ones(2)):.3f}"
+    with pytest.raises(TypeError, match="so '.3f' can't format it as one number"):  # other workers may have others
+        f"{PerReplica(Components((1.0,), (0,), 2)):.3f}"
+    assert f"{PerReplica(Components((1.0,))):.3f}" == "1.000"
+    with pytest.raises(TypeError, match="can't be formatted as '.3f' inside a step"):
+        pair.run(lambda: replicax.get_replica_context().merge_call(lambda s, v: f"{v:.3f}", args=(jnp.zeros(()),)))
+
+
 def test_repr_is_short_whatever_it_holds(pair: replicax.Strategy) -> None:
     uneven = pair.distribute_values_from_function(lambda ctx: np.zeros(2000 + ctx.replica_id_in_sync_group))
     assert repr(uneven) == "PerReplica(float32[2000], float32[2001])"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
+import html
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -94,6 +96,17 @@ class Strategy(Input, LogicalDevices, Renamed):
         each += f", {replicas.per_device} replicas on each" if replicas.per_device > 1 else ""
         return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
+    def _repr_html_(self) -> str:
+        """For a notebook: the picture that ``extended.plot`` draws, of all variables."""
+        from replicax.drawing.placement_picture import picture_of  # loaded when it is used
+
+        extended = self.extended
+        picture = base64.b64encode(
+            picture_of(extended.replicas, extended.partitioner, list(extended.variables)).encode()
+        )
+        # An image of its own, as the styles of an SVG inside of a page are those of the whole page.
+        return f'<code>{html.escape(repr(self))}</code><br><img src="data:image/svg+xml;base64,{picture.decode()}">'
+
     @property
     def _replicas(self) -> Replicas:
         return self.extended.replicas
@@ -169,7 +182,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> x = strategy.distribute_values_from_function(lambda ctx: 10.0 * ctx.replica_id_in_sync_group)
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
-        (PerReplica(float32[], 2 replicas), Array(2., dtype=float32, weak_type=True))
+        (PerReplica(float32[], 2 replicas: 1.0, 11.0), Array(2., dtype=float32, weak_type=True))
         """
         if not LIBRARIES.isdisjoint(sys.modules.keys()):  # of each call: so no Python function is entered without need
             call = held(self.extended.replicas, fn, args, kwargs)

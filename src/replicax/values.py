@@ -7,6 +7,8 @@ differs is a :class:`PerReplica`, which holds one *component* for each replica i
 from __future__ import annotations
 
 import dataclasses
+import html
+import math
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax import _jax
+from replicax.devices.host_values import is_key
 from replicax.errors import LocalityError, shortened
 from replicax.nests import is_leaf, known
 from replicax.old_names import missing
@@ -94,7 +98,9 @@ class PerReplica:
 
     Locality: T. Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own
     component), combine it with ``strategy.reduce`` or ``strategy.gather``, or take it apart with
-    ``strategy.local_results``. It is not an array, and JAX functions refuse it with a message that says so.
+    ``strategy.local_results``. It is not an array, and JAX functions refuse it with a message that says so. It prints
+    its values if they are scalars or short vectors, and formats as a number (``f"{loss:.3f}"``) if all replicas have
+    the same.
 
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
@@ -107,7 +113,7 @@ class PerReplica:
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> ids = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group * 10)
     >>> ids
-    PerReplica(int32[], 2 replicas)
+    PerReplica(int32[], 2 replicas: 0, 10)
     >>> [int(x) for x in strategy.local_results(ids)]
     [0, 10]
     """
@@ -178,36 +184,85 @@ class PerReplica:
         return self._real
 
     def __repr__(self) -> str:
+        few = self._few_values()
+        return self._described(": " + _few([text for _, text in few]) if few else "")
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: a row for each replica."""
+        few = self._few_values()
+        rows = "".join(f"<tr><td>{replica}</td><td>{html.escape(text)}</td></tr>" for replica, text in few)
+        table = f"<table><tr><th>replica</th><th>value</th></tr>{rows}</table>" if 0 < len(few) <= _MOST_ROWS else ""
+        return f"<code>{html.escape(self._described() if table else repr(self))}</code>{table}"
+
+    def _described(self, values: str = "") -> str:
+        """What it holds, without reading it, and ``values`` behind."""
         match self.form:
             case Stacked(array):
                 shape = ",".join(map(str, array.shape[1:]))
                 padded = ""
                 if self.mask is not None:
                     padded = f", {int(self.mask.host.sum())} of {self.mask.host.size} rows are examples"
-                return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded})"
+                return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded}{values})"
             case Uneven(array, shapes):
-                return f"PerReplica({_few([f'{array.dtype.name}[{_listed(shape)}]' for shape in shapes])})"
-            case Components(values):
-                shown = [_shown(v) for v in values]
-                if len(values) == self.count:
-                    return f"PerReplica({_few(shown)})"
+                return f"PerReplica({_few([f'{array.dtype.name}[{_listed(shape)}]' for shape in shapes])}{values})"
+            case Components(components):
+                shown = [_shown(v) for v in components]
+                if len(components) == self.count:
+                    return f"PerReplica({_few(shown)}{values})"
                 numbered = [f"{replica}: {text}" for replica, text in zip(self.replicas, shown, strict=True)]
-                return f"PerReplica({_few(numbered)}; {self.count} replicas)"
+                return f"PerReplica({_few(numbered)}; {self.count} replicas{values})"
             case Local(value):
                 return f"PerReplica({_shown(value)} on this replica)"
+
+    def _few_values(self) -> list[tuple[int, str]]:
+        """This worker's replicas and their values, if these are scalars or short vectors; otherwise nothing."""
+        match self.form:
+            case Stacked(array):
+                shapes, dtypes = (array.shape[1:],), [array.dtype]
+            case Uneven(array, shapes):
+                dtypes = [array.dtype]
+            case Components(values) if values and all(map(_is_array, values)):
+                shapes, dtypes = tuple(v.shape for v in values), [v.dtype for v in values]
+            case _:
+                return []
+        is_short = max(map(len, shapes)) <= 1 and max(map(math.prod, shapes)) * min(self.count, 8) <= _MOST_NUMBERS
+        if not is_short or any(map(is_key, dtypes)):
+            return []
+        try:
+            with _jax.outside_tracing():
+                on_host = [np.asarray(v) for v in self.real_values]
+            return [(i, " ".join(str(v).split())) for i, v in zip(self.replicas, on_host, strict=True)]
+        except RuntimeError:  # it was deleted, or is lost
+            return []
+
+    def __format__(self, spec: str) -> str:
+        """As a number, if there is one: all replicas are on this worker, and have the same."""
+        if not spec:
+            return str(self)
+        match self.form:
+            case Local():
+                raise TypeError(f"{self._described()} can't be formatted as {spec!r} inside a step")
+        numbers = [v.item() if _is_array(v) and v.size == 1 else v for v in self.values]
+        if len(numbers) == self.count and len(set(map(str, numbers))) == 1 and not _is_array(numbers[0]):
+            return format(numbers[0], spec)
+        raise TypeError(
+            f"{self!r} has a value for each replica, so {spec!r} can't format it as one number. Combine them first: "
+            "strategy.reduce('mean', value), or 'sum' for what is to be summed, also along an axis; or format each of "
+            "strategy.local_results(value)"
+        )
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            raise missing(self, name, f"{self!r} has no attribute {name!r}: it {_NO_ARRAY}")
+            raise missing(self, name, f"{self._described()} has no attribute {name!r}: it {_NO_ARRAY}")
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"{self!r} {_NO_ARRAY}")
+        raise TypeError(f"{self._described()} {_NO_ARRAY}")
 
     def _refuse_as_array(self) -> NoReturn:
-        raise LocalityError(f"{self!r} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
+        raise LocalityError(f"{self._described()} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
 
     # JAX looks this up before it raises an error of its own about the type; this error explains more.
     __jax_array__ = property(_refuse_as_array)
@@ -226,9 +281,13 @@ _NO_ARRAY = (
 
 def _shown(component: Any) -> str:
     """A component in a few words: dtype and shape of an array, the ``repr`` of another object."""
-    if isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer):
+    if _is_array(component):
         return f"{component.dtype.name}[{_listed(component.shape)}]"
     return shortened(repr(component), _MOST)
+
+
+def _is_array(component: Any) -> bool:
+    return isinstance(component, jax.Array | np.ndarray) and not isinstance(component, jax.core.Tracer)
 
 
 def _listed(shape: tuple[int, ...]) -> str:
@@ -244,6 +303,9 @@ def _few(shown: list[str]) -> str:
 
 _MOST = 60
 """How many characters of a component that is no array are shown."""
+
+_MOST_NUMBERS, _MOST_ROWS = 16, 16
+"""How many numbers are shown on a line, and how many replicas in a table."""
 
 
 def _start_of(piece: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -77,7 +77,7 @@ def test_the_mean_over_six_of_eight_has_the_denominator_six(pair) -> None:
     [_, last] = pair.distribute_dataset([FULL, FULL[:6]], InputOptions(partial_batch="pad"))
     assert float(pair.reduce("mean", last, axis=0)) == 3.5
     assert float(pair.reduce("sum", pair.run(replicax.compute_average_loss, args=(last,)))) == 3.5
-    assert repr(last) == "PerReplica(float32[4], 2 replicas, 6 of 8 rows are examples)"
+    assert repr(last) == "PerReplica(float32[4], 2 replicas, 6 of 8 rows are examples: [1. 2. 3.], [4. 5. 6.])"
 
 
 def test_the_spec_traces_the_program_of_all_batches(strategy) -> None:

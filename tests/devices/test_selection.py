@@ -54,8 +54,12 @@ def test_it_must_come_before_the_devices() -> None:
             replicax.use_cpu_devices(4)
         except RuntimeError as e:
             print(e)
+        strategy = replicax.MirroredStrategy(num_replicas=4)  # as the message says
+        print(strategy.reduce("sum", strategy.distribute_values_from_function(lambda ctx: 1.0)))
     """)
     assert "use_cpu_devices(4) comes too late: JAX has already made its devices, 1 cpu device(s)" in done.stdout
+    assert "restart the kernel. Or run several replicas" in done.stdout
+    assert done.stdout.endswith("4.0\n")
 
 
 def test_devices_emulated_by_other_means_may_deadlock() -> None:

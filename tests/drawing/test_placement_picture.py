@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pathlib
 import re
 import runpy
@@ -45,6 +46,19 @@ def test_every_variable_and_device_is_in_it(tmp_path) -> None:
     assert "scalar" not in words(draw(tmp_path, strategy))
     assert "Collectives of a step" not in words(draw(tmp_path, strategy))
     assert "none" in words(draw(tmp_path, strategy, strategy.extended.trace(lambda: 1.0)))
+
+
+@pytest.mark.parametrize("kind", [replicax.MirroredStrategy, replicax.ShardedStrategy])
+def test_a_notebook_shows_it(tmp_path, kind) -> None:
+    strategy = kind([f"cpu:{i}" for i in range(4)])
+    with strategy.scope():
+        kept = replicax.Variable(jnp.ones((64, 8)), name="a <b> & c")
+    shown = strategy._repr_html_()
+    encoded = re.fullmatch(r'<code>(\w+)\(.*\)</code><br><img src="data:image/svg\+xml;base64,(.*)">', shown)
+    assert encoded[1] == type(strategy).__name__
+    strategy.extended.plot(tmp_path / "picture.svg")
+    assert base64.b64decode(encoded[2]).decode() == (tmp_path / "picture.svg").read_text()
+    assert kept.name in words(ET.fromstring(base64.b64decode(encoded[2]).decode()))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 40, 800])

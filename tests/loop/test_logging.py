@@ -6,6 +6,7 @@ import csv
 import io
 import pathlib
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 
 import replicax
 from replicax.loop import step_numbers, training_loop
-from replicax.loop.logs.progress_bar import Progress
+from replicax.loop.logs.progress_bar import Progress, described
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
 
@@ -300,6 +301,20 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     assert "step 100 of 100" in out.getvalue()
     assert "loss 2" in out.getvalue()
     assert "evaluation: accuracy 0.5" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_bar_with_many_numbers_is_whole_on_a_narrow_terminal(width: int) -> None:
+    out = io.StringIO()
+    bar = Progress(Console(file=out, force_terminal=True, width=width, color_system=None))
+    run = types.SimpleNamespace(step=12_345, steps=50_000)
+    numbers = {"loss": 0.5, "accuracy": 0.25, "learning_rate": 1e-4, "grad_norm": 1.5, "examples_per_second": 12345.6}
+    bar.on_start(run)
+    bar.on_log(run, run.step, numbers)
+    bar.on_end(run)
+    shown = out.getvalue()
+    assert "step 12,345 of 50,000 ━━" in shown
+    assert all(part in shown for part in described(numbers).split("   "))
 
 
 def test_the_chief_says_where_the_time_went(capsys: Any) -> None:

@@ -91,6 +91,15 @@ def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
     assert "card<1>" in found.text
 
 
+def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:
+    assert repr(plan) == f"<Plan of {plan.title}: {plan.verdict}>"
+    found = checked(plan._repr_html_())
+    assert "style" not in found.seen  # it would be that of the whole notebook
+    for section in sections(plan):
+        assert section.title in found.text
+        assert all(cell in found.text for row in section.rows for cell in row)
+
+
 @pytest.mark.parametrize(("fits", "mark"), [(True, "fits"), (False, "not"), (None, "unknown")])
 def test_the_verdict_is_coloured(plan, fits, mark) -> None:
     other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, scaling=())
@@ -111,11 +120,26 @@ def test_the_tables(plan, width: int) -> None:
         assert section.title in text
         for column, *cells in zip(section.columns, *section.rows, strict=True):
             assert all(word in text for word in column.lstrip(">").split())  # folded between words at most
-            assert column in ("name", "where", "") or all(cell in text for cell in cells)
+            assert column in ("name", "where", "type", "") or all(cell in text for cell in cells)
     assert "all-reduce" in text
     assert "replica" in text
     assert "An estimate, no measurement" in text
     assert max(map(len, text.splitlines()[3:])) <= width
+
+
+def test_of_a_long_buffer_the_line_is_whole_on_80_columns(plan) -> None:
+    long = {"type": "bfloat16[4,4096,12,50257]", "name": "transpose(jvp(checkpoint))/while/body/dot_general"}
+    buffer = dataclasses.replace(plan.memory.buffers[0], where="language_model.py:1234", count=32, **long)
+    found = dataclasses.replace(plan, memory=dataclasses.replace(plan.memory, buffers=(buffer,)))
+    console = rich.console.Console(file=io.StringIO(), width=80)
+    print_plan(found, console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.endswith("language_model.py:1234"))
+    heading = next(line for line in lines if line.split()[-1:] == ["line"])
+    start = heading.index("type")
+    folded = [line[start : heading.index("kind")].strip() for line in lines[at : at + 5]]
+    assert "".join(folded).startswith(long["type"])
+    assert max(map(len, lines[3:])) <= 80
 
 
 def test_every_section_says_what_its_numbers_are(plan) -> None:

@@ -101,7 +101,7 @@ class DistributedIterator(Iterator[Any], Renamed):
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> iterator = iter(strategy.distribute_dataset([np.zeros(4), np.zeros(6)]))
     >>> next(iterator), iterator.get_next()
-    (PerReplica(float32[2], 2 replicas), PerReplica(float32[3], 2 replicas))
+    (PerReplica(float32[2], 2 replicas: [0. 0.], [0. 0.]), PerReplica(float32[3], 2 replicas: [0. 0. 0.], [0. 0. 0.]))
     """
 
     def __init__(self, pipeline: InputPipeline) -> None:

@@ -115,7 +115,7 @@ class Input:
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> strategy.distribute_values_from_function(lambda ctx: ctx.num_replicas_in_sync)
-        PerReplica(int32[], 2 replicas)
+        PerReplica(int32[], 2 replicas: 2, 2)
         """
         context.check_cross_replica(self.extended.replicas, "strategy.distribute_values_from_function")
         context.check_present(self.extended.replicas, "strategy.distribute_values_from_function")

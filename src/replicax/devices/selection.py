@@ -45,9 +45,13 @@ def use_cpu_devices(n: int) -> None:
         have = f"{len(devices)} {devices[0].platform} device(s)"
         if ready:
             have += f" whose thread pool may be too small for collectives ({thread_limit()} threads)"
+        instead = ""
+        if n % len(devices) == 0:
+            instead = f" Or run several replicas on each device: replicax.MirroredStrategy(num_replicas={n})."
         raise RuntimeError(
             f"use_cpu_devices({n}) comes too late: JAX has already made its devices, {have}. Call it at the "
-            "top of the program, before any array is made and before jax.devices() is called."
+            "top of the program, before any array is made and before jax.devices() is called; in a notebook, restart "
+            f"the kernel.{instead}"
         )
     os.environ["NPROC"] = str(max(threads, thread_limit()))
     jax.config.update("jax_platforms", "cpu")

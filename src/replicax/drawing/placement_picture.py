@@ -52,6 +52,16 @@ def plot(
     """Draw a placement into a file; see :meth:`replicax.StrategyExtended.plot`."""
     if Path(path).suffix.lower() != ".svg":
         raise ValueError(f"plot: the path must end in .svg, got {str(path)!r}")
+    Path(path).write_text(picture_of(replicas, partitioner, variables, program))
+
+
+def picture_of(
+    replicas: Replicas,
+    partitioner: Partitioner | None,
+    variables: Sequence[Variable],
+    program: Executable | None = None,
+) -> str:
+    """The text of an SVG with a placement; see :meth:`replicax.StrategyExtended.plot`."""
     if isinstance(program, PlacedExecutable):
         raise ValueError(
             "plot: this step assigns values to logical devices, and so is several programs: leave program out, and see "
@@ -61,7 +71,7 @@ def plot(
     groups = 1
     if isinstance(partitioner, GroupPartitioner):
         groups = replicas.device_count // partitioner.size(replicas.device_count, replicas.slices)
-    picture = placement_picture(
+    return placement_picture(
         type(replicas.strategy).__name__,
         _facts(replicas, groups),
         columns_of(replicas, devices, groups),
@@ -70,7 +80,6 @@ def plot(
         if program is None
         else exchanges_in(program.compiled_text(), replicas.mesh.size, programs_for(replicas.mesh.devices)),
     )
-    Path(path).write_text(picture)
 
 
 def placement_picture(

@@ -120,7 +120,7 @@ def padded(stacked: Any, mask: ExampleMask) -> Any:
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> x = padded(jnp.array([[1.0, 2.0], [3.0, 0.0]]), example_mask((2, 1), 2, strategy.extended.mesh))
     >>> x
-    PerReplica(float32[2], 2 replicas, 3 of 4 rows are examples)
+    PerReplica(float32[2], 2 replicas, 3 of 4 rows are examples: [1. 2.], [3.])
     >>> float(strategy.reduce("mean", x, axis=0))
     2.0
     """

@@ -78,7 +78,7 @@ class Stage:
         return self.estimate.overlapped
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """What a step needs on its devices; :func:`replicax.plan` makes it.
 
@@ -116,6 +116,8 @@ class Plan:
     >>> found = replicax.plan(strategy, lambda: replicax.get_replica_context().all_reduce("sum", 1.0))
     >>> found.replicas, found.mesh, found.to_dict()["collectives"][0]["kind"]
     (2, {'replica': 2}, 'all-reduce')
+    >>> found
+    <Plan of <lambda> on 2 replicas, 2 × cpu: needs ... on each device; how much there is, is not known>
     """
 
     step: str
@@ -190,3 +192,12 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.title}: {self.verdict}"
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self}>"
+
+    def _repr_html_(self) -> str:
+        """The tables, for a notebook."""
+        from replicax.planning.render.page import fragment
+
+        return fragment(self)

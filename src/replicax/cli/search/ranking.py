@@ -129,7 +129,7 @@ def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
     if len(batches) > 1:
         table.add_column("examples", justify="right")
     for heading in ("at least", "if nothing overlaps", "needs"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")  # on a narrow terminal nothing is cut off
     table.add_column("bound by, or why not", overflow="fold")
     for row in rows:
         values = dict(row.case.values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from replicax.loop.callbacks import Callback
@@ -47,16 +47,24 @@ class Progress(Callback):
         self._began, self._first = self._clock(), run.step
         if not self._console.is_terminal:
             return
+        from rich.columns import Columns
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._bar = Progress(
+        class Bar(Progress):
+            """A bar, and the numbers in lines of their own below it: so neither takes the other's room."""
+
+            def get_renderables(self) -> Iterator[Any]:
+                yield from super().get_renderables()
+                for task in self.tasks:
+                    yield Columns(task.fields["numbers"], padding=(0, 3))
+
+        self._bar = Bar(
             TextColumn("step {task.completed:,} of {task.total:,}"),
             BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(compact=True),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers="")
+        self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers=())
         self._bar.start()
 
     def advanced(self, step: int) -> None:
@@ -70,7 +78,7 @@ class Progress(Callback):
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         shown = described(values)
         if self._bar is not None:
-            self._bar.update(self._task, numbers=shown)
+            self._bar.update(self._task, numbers=shown.split("   "))
             return
         now = self._clock()
         line = f"step {step:,} of {run.steps:,}   {shown}"

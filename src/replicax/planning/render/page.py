@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from replicax.planning.render import charts
 from replicax.planning.render.tables import Section, printable, sections
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def page(plan: Plan) -> str:
     >>> page(replicax.plan(strategy, lambda: None)).startswith("<!DOCTYPE html>")
     True
     """
+    from replicax.planning.render import charts  # it loads Matplotlib
+
     kind = {True: "fits", False: "not", None: "unknown"}[plan.fits]
     drawn = {"Memory of one device": charts.memory_picture(plan)}
     if plan.estimate is not None:
@@ -67,6 +68,12 @@ def page(plan: Plan) -> str:
         f"<footer>{sources}<p>Memory is what the compiler has laid out. FLOPs, bytes and collectives are counted in "
         f"the compiled program. Times are estimates by formula, and no measurements.</p></footer></body></html>\n"
     )
+
+
+def fragment(plan: Plan) -> str:
+    """The tables of a plan, as a part of another page."""
+    tables = "".join(f"<h4>{escape(section.title)}</h4>{_table(section)}" for section in sections(plan))
+    return f"<p><b>{escape(plan.title)}</b><br>{escape(plan.verdict)}</p>{tables}"
 
 
 def _table(section: Section) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -199,7 +200,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(_text(line, style), soft_wrap=True)
     for section in sections(plan):
         console.print()
-        console.print(_table(section))
+        console.print(_table(section, console.width))
         if section.note:
             console.print(_text(section.note, "dim"))
     if plan.chip is not None and plan.chip.sources:
@@ -207,16 +208,42 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(_text(f"The figures of {plan.chip.name} are from {'; '.join(plan.chip.sources)}", "dim"))
 
 
-def _table(section: Section) -> Table:
-    table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True):
-        heading, right, long = column.lstrip(">"), column.startswith(">"), column in ("name", "where", "")
-        # Where there is little room long names are folded, and headings between words; numbers stay whole.
-        width = 0 if long else max(map(len, [*cells, *heading.split()]), default=0)
-        table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
+def _table(section: Section, room: int) -> Table:
+    table = Table(
+        title=section.title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for column, width in zip(section.columns, _widths(section, room - 2 * len(section.columns)), strict=True):
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(column.lstrip(">"), justify=justify, width=width, overflow="fold")
     for row in section.rows:
         table.add_row(*map(_text, row))
     return table
+
+
+_FOLDED = ("name", "where", "type", "")
+_LEAST = 8
+
+
+def _widths(section: Section, room: int) -> list[int]:
+    """How wide each column is, so that all together have ``room``.
+
+    Where there is too little room, headings are folded between words, and then long names, the widest first. Numbers
+    and lines of the source stay whole on 80 columns; on fewer, Rich folds them as well.
+    """
+    cells = [max(map(cell_len, map(printable, texts)), default=0) for texts in zip(*section.rows, strict=True)]
+    headings = [column.lstrip(">") for column in section.columns]
+    widths = [max(cell, cell_len(heading)) for cell, heading in zip(cells, headings, strict=True)]
+    folded = [max(cell, *map(cell_len, heading.split() or [""])) for cell, heading in zip(cells, headings, strict=True)]
+    shortest = [min(w, _LEAST) if h in _FOLDED else w for w, h in zip(folded, headings, strict=True)]
+    for least in (folded, shortest):
+        while sum(widths) > room and (able := [i for i, width in enumerate(widths) if width > least[i]]):
+            widths[max(able, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _text(text: str, style: str = "") -> Text:
