@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_a_server_knows_by_itself_which_functions_have_ended() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 def test_what_was_sent_before_servers_have_gone_back_is_ignored(groups: int) -> None:
     server = server_with_one(groups)
-    state = server.snapshot(Ended(0, 0))
+    state = copy.deepcopy(server.snapshot(Ended(0, 0)))  # as when it is sent
     for function in (0, 1):
         server.push(push(function, Ended(0, 0)))
     server.pull({}, Ended(0, 2))

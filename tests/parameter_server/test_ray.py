@@ -21,7 +21,6 @@ import pytest
 
 import replicax
 from replicax.parameter_server.engine import ray_actors
-from replicax.parameter_server.serving.shared_memory import this_machine
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 
 pytest.importorskip("ray")
@@ -91,8 +90,7 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
     assert len({pid for _, pid in coordinator.fetch(results)}) >= 2
 
 
-@pytest.mark.skipif(this_machine() is None, reason="this system has no memory to be shared")
-def test_large_values_are_read_where_servers_have_them(
+def test_large_values_survive_a_worker(
     coordinator: replicax.ClusterCoordinator, strategy: replicax.ParameterServerStrategy
 ) -> None:
     """By programs that change their own copies, while a worker is killed that has them."""
@@ -109,8 +107,7 @@ def test_large_values_are_read_where_servers_have_them(
         return seen
 
     def train() -> Any:
-        opened = sum(1 for way in v.elsewhere.servers._ways for _ in way._lent)  # type: ignore[attr-defined]
-        return strategy.run(step), opened, os.getpid()
+        return strategy.run(step), os.getpid()
 
     results = []
     for number in range(steps):
@@ -118,9 +115,8 @@ def test_large_values_are_read_where_servers_have_them(
         if number == 6:
             os.kill(results[-1].fetch(WAIT)[-1], signal.SIGKILL)
     coordinator.join(timeout_seconds=WAIT)
-    for number, (seen, _, _) in enumerate(coordinator.fetch(results)):
+    for number, (seen, _) in enumerate(coordinator.fetch(results)):
         assert [float(total) for total in seen] == [2.0 * (number // 2) * size, -2.0 * (number // 2) * size]
-    assert all(opened for _, opened, _ in coordinator.fetch(results[-2:]))
     assert (v.numpy() == 2 * steps).all()
     assert (w.numpy() == -2 * steps).all()
 

@@ -154,9 +154,6 @@ class FunctionCall:
       ended: which functions had ended when it was sent.
       old_functions: digests of functions that the worker is to forget.
       inputs: results of other functions that this one uses, by their numbers.
-      place: among the calls of this worker's process, from 0.
-      failures: how many functions that have failed in this process the coordinator knew of. If there are more, this
-        one is not to be run.
     """
 
     number: int
@@ -168,8 +165,6 @@ class FunctionCall:
     ended: Ended
     old_functions: Sequence[str]
     inputs: Mapping[int, Any]
-    place: int
-    failures: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +189,6 @@ class CallOutcome:
       to_build: an optimizer that it needs, and the pytree of the variables that it is for, pickled.
       lost: the worker or a server has died; how.
       is_server: whether that was a server, so that others can try it again.
-      seconds: how long the function has computed.
-      failures: how many functions have failed in this process; with a failure.
-      is_called_off: whether it was not run, because a function has failed in this process that the coordinator did not
-        know of when it made the call.
     """
 
     value: Any = None
@@ -206,6 +197,3 @@ class CallOutcome:
     to_build: tuple[int, bytes] | None = None
     lost: str | None = None
     is_server: bool = False
-    seconds: float | None = None
-    failures: int = 0
-    is_called_off: bool = False

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
-from replicax.parameter_server.admission import Admission
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
 from replicax.parameter_server.recovery import Recovery
@@ -66,7 +65,7 @@ class Dispatcher:
         self._again: set[int] = set()  # functions that had ended before servers went back
         self._is_to_assign = False  # what the program had assigned by then, after these functions
         self._groups = groups
-        self._admission = Admission(groups, max_staleness)
+        self._max_staleness = max_staleness
         self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
         self._queue: collections.deque[Scheduled] = collections.deque()
         self._unfinished: set[int] = set()
@@ -213,26 +212,29 @@ class Dispatcher:
                 return
             self._go_back() if self._has_lost_server else self._snapshot()
             return self._send()
-        free = [worker for worker in self._workers if worker.is_ready and not worker.in_flight]
-        for worker in free:
-            if self._may_send():
-                self._send_to(worker, self._queue.popleft())
         for worker in self._workers:
-            if self._may_send() and self._admission.may_have_next(worker, self._workers, self._queue):
+            if worker.is_ready and worker.running is None and self._may_send():
                 self._send_to(worker, self._queue.popleft())
         self._changed.notify_all()
 
     @property
     def _running(self) -> list[Scheduled]:
         """What workers have."""
-        return [scheduled for worker in self._workers for scheduled in worker.in_flight]
+        return [worker.running for worker in self._workers if worker.running is not None]
 
     def _may_send(self) -> bool:
         """Whether there is a function that may begin now."""
         if not self._queue or self._closed is not None:
             return False
-        is_too_early = self._is_to_assign and self._queue[0].number > max(self._again, default=-1)
-        return not is_too_early and self._admission.may_begin(self._queue[0], self._running)
+        scheduled, running = self._queue[0], self._running
+        if self._is_to_assign and scheduled.number > max(self._again, default=-1):
+            return False
+        if not all(value.is_finished for value in scheduled.inputs):
+            return False  # these were scheduled before, so they don't wait for this one
+        if self._groups > 1:
+            return all(other.number // self._groups == scheduled.number // self._groups for other in running)
+        bound = self._max_staleness
+        return bound is None or (len(running) <= bound and all(other.beside < bound for other in running))
 
     def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
         others = self._running
@@ -253,11 +255,8 @@ class Dispatcher:
             Ended(self._recovery.era, min(self._unfinished)),
             old,
             {value.number: value.fetch(0) for value in scheduled.inputs},
-            worker.calls,
-            worker.failures,
         )
-        worker.in_flight.append(scheduled)
-        worker.calls += 1
+        worker.running = scheduled
         actor = worker.actor
         reply = actor.call("work", call)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
@@ -325,11 +324,8 @@ class Dispatcher:
                 else:
                     outcome = self._outcome(worker, scheduled, reply)
                     with self._changed:
-                        # A process that has died takes along all that it had.
-                        ended = [scheduled] if worker.actor is actor else list(worker.in_flight)
-                        for one in reversed(ended):
-                            worker.in_flight.remove(one)
-                            self._conclude(worker, one, outcome if one is scheduled else None)
+                        worker.running = None
+                        self._conclude(worker, scheduled, outcome)
                 with self._changed:
                     self._send()
             except Exception as error:  # of our own, or of the engine: nobody waits for ever
@@ -357,20 +353,17 @@ class Dispatcher:
         try:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
-            for one in worker.in_flight:  # one of them, perhaps, is the reason
-                one.deaths += 1
+            scheduled.deaths += 1
             self.log.deaths += 1
             self._starts.replace(worker)
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
         except NoRoomError as error:
-            self._starts.replace(worker)  # which would wait for a call that has not come
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
         except Exception as error:  # of sending the outcome: the function has been run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
             return CallOutcome(failure=Failure(type(error).__name__, text, "", "", None))
-        worker.note(scheduled, outcome)
         if outcome.to_build is None:
             return outcome
         try:
@@ -386,8 +379,6 @@ class Dispatcher:
             self._has_lost_server = True
             outcome = None
         why = self._broken_off or self._error
-        if outcome is not None and outcome.is_called_off:
-            outcome, why = None, scheduled.called_off or why
         if outcome is None and why is None:
             self._queue.appendleft(scheduled)
             return
@@ -397,8 +388,6 @@ class Dispatcher:
         elif outcome.failure is not None or outcome.lost is not None:
             error = error_of(worker.index, scheduled, outcome)
             scheduled.value._finish(error=error)
-            for behind in worker.in_flight if outcome.failure is not None else ():
-                behind.called_off = error
             if why is None:
                 self._error = error
                 self._cancel_queue(error)

@@ -30,8 +30,6 @@ class Scheduled:
     deaths: int = 0
     beside: int = 0
     """How many other functions were running when it was sent, and have been sent since."""
-    called_off: WorkerError | None = None
-    """The error of the function before it on the same worker; then it is not to be run there."""
 
     @property
     def title(self) -> str:
@@ -49,25 +47,20 @@ class WorkerAtWork:
 
     Attributes:
       is_ready: whether its process has started.
-      in_flight: the functions that it has. It runs the first; another one, if there is one, is next.
-      seconds: how long it has computed for a function the last time, by digest.
-      calls: how many functions its process has been sent.
-      failures: how many of them are known to have failed.
+      running: the function that it has.
     """
 
     def __init__(self, index: int, actor: Actor) -> None:
         self.index = index
-        self.in_flight: list[Scheduled] = []
-        self.seconds: dict[str, float] = {}
+        self.running: Scheduled | None = None
         self.replace(actor)
 
     def replace(self, actor: Actor) -> None:
         """Another process takes its place."""
         self.actor = actor
         self.is_ready = False
-        self.calls = self.failures = self.definitions = 0
+        self.definitions = 0
         self._functions: dict[str, None] = {}
-        self.seconds.clear()
 
     def is_to_know(self, digest: str) -> tuple[bool, list[str]]:
         """A function is sent: whether the process has it, and which others it is to forget."""
@@ -77,21 +70,12 @@ class WorkerAtWork:
         old = list(self._functions)[:-_KEPT_FUNCTIONS]
         for one in old:
             del self._functions[one]
-            self.seconds.pop(one, None)
         return known, old
-
-    def note(self, scheduled: Scheduled, outcome: CallOutcome) -> None:
-        """A function has ended there, as it may be."""
-        self.failures = max(self.failures, outcome.failures)
-        if outcome.seconds is not None:
-            self.seconds[scheduled.digest] = outcome.seconds
-        if outcome.is_called_off:
-            self.seconds.clear()  # so that it is not sent the same again before it is known why
 
 
 def progress(workers: Sequence[WorkerAtWork], waiting: int) -> str:
     """Who runs what, and how many functions wait."""
-    running = [f"worker {worker.index} runs {worker.in_flight[0].title}" for worker in workers if worker.in_flight]
+    running = [f"worker {worker.index} runs {worker.running.title}" for worker in workers if worker.running]
     starting = [f"worker {worker.index} is starting" for worker in workers if not worker.is_ready]
     return "; ".join([*running, *starting, f"{waiting} functions wait"])
 

@@ -23,7 +23,8 @@ _QUIET = {
 }
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
-_OBJECT_STORE = 512 << 20
+_OBJECT_STORE: int | None = None
+"""Bytes of a Ray that is started here; Ray chooses."""
 _ATTEMPTS = 3
 _LOOK = 2.0
 _NEEDED = ("gcs_server", "raylet")

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from replicax.parameter_server.engine.actors import Actor, Reply, all_results
-from replicax.parameter_server.serving.packed import packed
-from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows
+from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Push, Rows
 from replicax.parameter_server.serving.shards import Shards
-from replicax.parameter_server.serving.ways import Way
 
 Sent = Mapping[int, Reply]
 """The replies of servers that have been called, by their numbers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What servers have said of the present values of variables.
-
-    Attributes:
-      wanted: the variables.
-      known: which versions of each of them were known when servers were asked, by server.
-      versions_since: where versions are noted since the servers have last gone back.
-      pulled: what each server has said.
-    """
-
-    wanted: Mapping[int, Shards]
-    known: Mapping[int, Mapping[int, int]]
-    versions_since: dict[int, dict[int, int]]
-    pulled: Mapping[int, Pulled]
-
-    @property
-    def updates(self) -> dict[int, int]:
-        """How many updates each server had made."""
-        return {server: got.updates for server, got in self.pulled.items()}
-
-    def has(self, number: int) -> bool:
-        """Whether a variable has changed, or a part of it."""
-        return any(number in got.values for got in self.pulled.values())
-
-    def versions(self, number: int) -> dict[int, int]:
-        """The versions of the parts of a variable that have changed, by server."""
-        return {server: got.values[number][0] for server, got in self.pulled.items() if number in got.values}
-
-    def is_whole(self, number: int) -> bool:
-        """Whether all parts of a variable have come."""
-        shards = self.wanted[number]
-        return len(self.versions(number)) >= (len(shards.bounds) if shards.is_split else 1)
-
-    def whole(self, number: int, present: Callable[[int], Any]) -> Any:
-        """The value of a variable that has changed: of new parts, and of ``present`` ones."""
-        shards = self.wanted[number]
-        parts = {server: got.values[number][1] for server, got in self.pulled.items() if number in got.values}
-        if not self.is_whole(number):
-            old = np.asarray(present(number))
-            parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
-        return shards.whole(parts)
 
 
 class Servers:
@@ -69,18 +22,14 @@ class Servers:
 
     Args:
       actors: one for each server, in their order.
-      shares: whether this process has lines to those on its machine, and memory in common with them for large arrays.
-        That is for who pulls and pushes all the time.
 
     Attributes:
       ended: tells which functions have ended.
     """
 
-    def __init__(self, actors: Sequence[Actor], shares: bool = False) -> None:
+    def __init__(self, actors: Sequence[Actor]) -> None:
         self.actors = tuple(actors)
         self.ended: Callable[[], Ended] = Ended
-        self._shares = shares
-        self._ways = [Way(actor, shares) for actor in self.actors]
         self._versions: dict[int, dict[int, int]] = {}
         self._overwritten: set[int] = set()
 
@@ -114,58 +63,31 @@ class Servers:
         Returns:
           The values, and how many updates each server had made.
         """
-        answer = self.ask(wanted, self.ended())
-        values = {}
-        for number in wanted:
-            if answer.has(number):
-                values[number] = answer.whole(number, present)
-                self.note(number, answer)
-        return values, answer.updates
-
-    def ask(self, wanted: Mapping[int, Shards], ended: Ended, again: Set[int] = frozenset()) -> Answer:
-        """Have the servers say which variables have changed; it makes no difference before :meth:`note`.
-
-        Args:
-          wanted: the variables.
-          ended: which functions have ended.
-          again: those to be sent even if they have not changed.
-        """
-        versions = self._versions  # others, from when servers have gone back
-        known = {number: dict(versions.get(number, {})) for number in wanted}
-        again = again | self._overwritten
+        versions = self._versions  # another dict, once servers have gone back
+        known = {number: {} if number in self._overwritten else versions.get(number, {}) for number in wanted}
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
-                calls.setdefault(server, {})[number] = -1 if number in again else known[number].get(server, -1)
-        ways = self._ways
-        pulled = self._all("pull", {server: (asked, ended, ways[server].reads) for server, asked in calls.items()})
-        for server, got in pulled.items():
-            try:
-                pulled[server] = ways[server].read(got)
-            except OSError:
-                pulled.update(self._all("pull", {server: (calls[server], ended, False)}))
-        return Answer(wanted, known, versions, pulled)
-
-    def note(self, number: int, answer: Answer) -> None:
-        """This process has got what the servers have said of a variable."""
-        self._overwritten.discard(number)
-        answer.versions_since.setdefault(number, {}).update(answer.versions(number))
+                calls.setdefault(server, {})[number] = known[number].get(server, -1)
+        ended = self.ended()
+        pulled = self._all("pull", {server: (asked, ended) for server, asked in calls.items()})
+        found = {}
+        for number, shards in wanted.items():
+            new = {server: got.values[number] for server, got in pulled.items() if number in got.values}
+            if not new:
+                continue
+            parts = {server: part for server, (_, part) in new.items()}
+            if len(parts) < (len(shards.bounds) if shards.is_split else 1):
+                old = np.asarray(present(number))
+                parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
+            found[number] = shards.whole(parts)
+            self._overwritten.discard(number)
+            versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
+        return found, {server: got.updates for server, got in pulled.items()}
 
     def overwrite(self, number: int) -> None:
         """This process has changed its copy of a variable, which is no version of the servers' any more."""
         self._overwritten.add(number)
-
-    def is_fresh(self, number: int, shards: Shards, answer: Answer) -> bool:
-        """Whether an answer still holds: this process has got nothing else of a variable since it asked.
-
-        And the variable has not moved, and the servers have not gone back.
-        """
-        if answer.versions_since is not self._versions or answer.wanted.get(number) != shards:
-            return False
-        known = self._versions.get(number, {})
-        if answer.is_whole(number):
-            return all(version >= known.get(server, -1) for server, version in answer.versions(number).items())
-        return number not in self._overwritten and known == answer.known[number]
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
@@ -195,8 +117,7 @@ class Servers:
 
     def push(self, pushes: Mapping[int, Push]) -> Sent:
         """Send what each server is to change; the results will be how stale that is."""
-        sent = {server: packed(push, self._ways[server].lend) for server, push in pushes.items()}
-        return self._call("push", {server: (push,) for server, push in sent.items()})
+        return self._call("push", {server: (push,) for server, push in pushes.items()})
 
     def break_off(self, ended: Ended) -> None:
         """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
@@ -206,7 +127,6 @@ class Servers:
         """Other processes are the servers now, or have other values than before."""
         self.actors = tuple(actors)
         self._versions = {}
-        self._ways = [Way(actor, self._shares) for actor in self.actors]  # memory that is lent does not come back
 
     def forget(self, number: int) -> None:
         """A variable is gone."""
@@ -245,7 +165,7 @@ class Servers:
         return dict(zip(sent, results, strict=True))
 
     def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
-        return {server: self._ways[server].call(method, *args) for server, args in calls.items()}
+        return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
 
 
 def shared_out(

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.parameter_server.serving.lines import LineAddress, ServedLines
 from replicax.parameter_server.serving.optimizer_update import update_of
-from replicax.parameter_server.serving.packed import Packed
 from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
-from replicax.parameter_server.serving.shared_memory import Lending
-from replicax.parameter_server.serving.shared_values import SharedPart, SharedValues
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-BY_LINE = frozenset({"pull", "rows", "push"})
-"""Methods that can be called by way of a line."""
-
-
-def _alone(method: Method) -> Method:
-    """One call after the other, whichever way they come."""
-
-    @functools.wraps(method)
-    def call(self: ShardServer, *args: Any) -> Any:
-        with self._lock:
-            return method(self, *args)
-
-    return cast(Method, call)
 
 
 class ShardServer:
     """Keeps parts of variables, and changes them by what workers push: each push once, however often it comes.
+
+    The engine pickles what a method returns before it calls the next one: results may be the server's own arrays, which
+    later updates write to.
 
     Args:
       index: its number.
@@ -64,10 +45,6 @@ class ShardServer:
         self._updates = 0
         self._ended = Ended()
         self._kept: list[ServerState] = []
-        self._shared = SharedValues()
-        self._shown: set[int] = set()  # values that are being sent, or are another's memory: not to be written to
-        self._lock = threading.Lock()
-        self._lines = ServedLines(self._by_line, self._gone)
 
     def ready(self) -> int:
         """The process's number; answers once it has started."""
@@ -75,7 +52,6 @@ class ShardServer:
 
     # --- setting up -------------------------------------------------------------------------------------
 
-    @_alone
     def put(self, values: Mapping[int, tuple[Part, str]], ended: Ended) -> None:
         """Set parts of variables; each comes with how it combines what several replicas assign."""
         self._finish(ended)
@@ -83,17 +59,14 @@ class ShardServer:
             self._set(number, np.array(value))
             self._aggregations[number] = Aggregation(aggregation)
 
-    @_alone
     def drop(self, variables: Sequence[int], optimizers: Sequence[int]) -> None:
         """Forget these."""
         for number in variables:
             for known in (self._values, self._versions, self._aggregations):
                 known.pop(number, None)
-            self._shown.discard(number)
         for number in optimizers:
             self._optimizers.pop(number, None)
 
-    @_alone
     def define(self, optimizer: OptimizerPart) -> None:
         """Know an optimizer."""
         self._define(optimizer)
@@ -104,12 +77,10 @@ class ShardServer:
 
     # --- the state as a whole ---------------------------------------------------------------------------
 
-    @_alone
     def snapshot(self, ended: Ended) -> ServerState:
         """All that it knows."""
         self._finish(ended)
         values = {number: np.asarray(value) for number, value in self._values.items()}
-        self._shown.update(values)
         parts = [part for part, _ in self._optimizers.values()]
         waiting = {step: dict(together) for step, together in self._waiting.items()}
         return ServerState(
@@ -123,13 +94,11 @@ class ShardServer:
             self._ended.below,
         )
 
-    @_alone
     def restore(self, state: ServerState | None, era: int) -> None:
         """Know what a server knew then, and nothing else; ``None``: nothing. What is of another era does not count."""
         state = state or ServerState({}, {}, {}, [], set(), {}, 0, 0)
         self._ended = Ended(era, state.below)
         self._values = dict(state.values)
-        self._shown = set(state.values)
         self._versions, self._aggregations = dict(state.versions), dict(state.aggregations)
         self._seen, self._updates = set(state.seen), state.updates
         self._waiting = {step: dict(together) for step, together in state.waiting.items()}
@@ -137,82 +106,42 @@ class ShardServer:
         for part in state.optimizers:
             self._define(part)
 
-    @_alone
     def keep(self, state: ServerState) -> None:
         """Have the state of a neighbour in memory, too; what was kept before is as well, as others may not come."""
         self._kept.append(state)
 
-    @_alone
     def keep_last(self) -> None:
         """All servers have kept a state: those before are not needed any more."""
         del self._kept[:-1]
 
     # --- the traffic ------------------------------------------------------------------------------------
 
-    @_alone
-    def meet(self, machine: str | None, process: int, use: Lending | None) -> tuple[LineAddress | None, bool]:
-        """How a process of this machine can reach this one.
-
-        Args:
-          machine: of the caller; see :func:`replicax.parameter_server.serving.shared_memory.this_machine`.
-          process: its number.
-          use: of some memory of the caller's.
-
-        Returns:
-          Where it can call some of these methods, if it can; and whether it can send arrays in its memory.
-        """
-        return self._lines.address(machine, process), use is not None and self._shared.can_open(use)
-
-    def _by_line(self, method: str, args: tuple[Any, ...], caller: int) -> Any:
-        if method not in BY_LINE:
-            raise ValueError(f"{method} can't be called by way of a line: expected one of {', '.join(sorted(BY_LINE))}")
-        if method == "pull":
-            known, ended, shares = args
-            return self.pull(known, ended, shares, caller)
-        return getattr(self, method)(*args)
-
-    @_alone
-    def _gone(self, caller: int) -> None:
-        """A process calls by way of its line no more."""
-        self._shared.gone(caller)
-
-    @_alone
-    def pull(self, known: Mapping[int, int], ended: Ended, shares: bool = False, caller: int = 0) -> Pulled:
+    def pull(self, known: Mapping[int, int], ended: Ended) -> Pulled:
         """The parts of these variables that are newer than the versions that the caller knows (-1: none).
 
         Args:
           known: these versions.
           ended: which functions have ended.
-          shares: whether the caller reads large parts where they are.
-          caller: the number of its line, if it has one.
         """
         self._finish(ended)
         newer = {
-            number: self._values[number]
+            number: np.asarray(self._values[number])
             for number, version in known.items()
             if number in self._values and self._versions[number] != version
         }
-        found, moved = self._shared.given(newer, caller if shares else 0)
-        self._values.update(moved)
-        self._shown.difference_update(moved)
-        self._shown.update(number for number, part in found.items() if not isinstance(part, SharedPart))
-        return Pulled(self._updates, {number: (self._versions[number], part) for number, part in found.items()})
+        return Pulled(self._updates, {number: (self._versions[number], part) for number, part in newer.items()})
 
-    @_alone
     def rows(self, number: int, indices: np.ndarray, ended: Ended) -> tuple[int, np.ndarray]:
         """How many updates there have been, and some rows of its part of a variable."""
         self._finish(ended)
         return self._updates, np.asarray(self._values[number])[indices]
 
-    @_alone
-    def push(self, push: Push | Packed) -> int:
+    def push(self, push: Push) -> int:
         """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
 
         A push that has come before changes nothing; nor does one that comes so late that its function has ended
         elsewhere, or that the servers have gone back meanwhile.
         """
-        if isinstance(push, Packed):
-            push = self._unpacked(push)
         self._finish(push.ended)
         key = push.function, push.number
         if push.ended.era != self._ended.era or push.function < self._ended.below or key in self._seen:
@@ -225,15 +154,6 @@ class ShardServer:
         self._waiting.setdefault((push.function // self._groups, push.number), {})[push.function] = push
         return staleness
 
-    def _unpacked(self, push: Packed) -> Push:
-        """A push whose arrays are in memory of the worker's, which can be used again when nothing here has them."""
-        found: Push = push.unpacked(self._shared.memory(push.use))
-        if not push.use.is_short and 2 * sum(value.nbytes for value in found.assigned.values()) > push.nbytes:
-            return found
-        own = {number: np.array(value) for number, value in found.assigned.items()}
-        return dataclasses.replace(found, assigned=own)  # they stay here, and are not to hold all the rest
-
-    @_alone
     def break_off(self, ended: Ended) -> None:
         """A step has failed: what waits is forgotten, but for steps of functions that have ended, which are whole."""
         self._finish(ended)
@@ -264,8 +184,7 @@ class ShardServer:
             self._set(number, self._with_added(number, delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
-            self._set(number, value)  # the memory that it came in, which another variable may have been given, too
-            self._shown.add(number)
+            self._set(number, np.array(value) if value.flags.writeable else value)  # others may be assigned it, too
 
     def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
         """What the groups of replicas of one step add or assign, combined as the variable says."""
@@ -300,8 +219,8 @@ class ShardServer:
     def _with_added(self, number: int, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
         """The sum; in the value's own memory, if nobody else has it."""
         value: Any = self._values[number]
-        can_change = number not in self._shown and self._shared.can_change(value)
-        changed = value if can_change else self._shared.like(value)
+        is_own = isinstance(value, np.ndarray) and value.flags.writeable and value.flags.owndata
+        changed = value if is_own else np.empty(value.shape, value.dtype)
         for delta in deltas:
             if not isinstance(delta, tuple):
                 np.add(value, delta, out=changed, casting="unsafe")
@@ -313,7 +232,6 @@ class ShardServer:
         return changed
 
     def _set(self, number: int, value: Part) -> None:
-        self._shown.discard(number)
         self._values[number] = value
         self._versions[number] = self._versions.get(number, 0) + 1
 

@@ -20,8 +20,7 @@ Change = tuple[Mapping[int, Mapping[int, Any]], Mapping[int, Any], Mapping[int, 
 class FunctionTraffic:
     """The changes that a function makes, on their way to the servers.
 
-    A change is sent before the function reads anything else, as it is to see what it has changed; the last one is sent
-    when the function has ended, and the worker computes for the next one in the meantime.
+    A change is sent before the function reads anything else, so that it sees what it has changed, and at its end.
 
     Args:
       servers: all of them.
@@ -31,7 +30,6 @@ class FunctionTraffic:
 
     Attributes:
       ended: the same.
-      read: the numbers of the variables that its programs have read.
       changed: the numbers of those that it has changed.
       updates: how many updates each server had made when the function last read from it.
     """
@@ -44,23 +42,13 @@ class FunctionTraffic:
         self._pushes = 0
         self._unsent: list[tuple[Change, dict[int, int]]] = []
         self._sent: list[Sent] = []
-        self.read: set[int] = set()
         self.changed: set[int] = set()
         self.updates: dict[int, int] = {}
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether the function has changed anything yet."""
-        return bool(self._unsent or self._sent)
 
     def change(self, gradients: Mapping[int, Mapping[int, Any]], added: Any, assigned: Any) -> None:
         """Have the servers make this change, once it is sent. Nobody writes to the memory of its arrays."""
         self.changed.update(*gradients.values(), added, assigned)
         self._unsent.append(((gradients, added, assigned), dict(self.updates)))
-
-    def wait_until_computed(self) -> None:
-        """Wait until the programs have ended whose results are not sent yet."""
-        jax.block_until_ready([change for change, _ in self._unsent])
 
     def send(self) -> None:
         """Send what is to be changed, one call for each server and change; nobody waits."""

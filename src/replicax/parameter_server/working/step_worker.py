@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,9 +32,7 @@ from replicax.parameter_server.definitions import (
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
 from replicax.parameter_server.references import Reference, References, loads
 from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.working.function_traffic import FunctionTraffic
-from replicax.parameter_server.working.turns import Ahead, Turns
-from replicax.parameter_server.working.worker_elsewhere import PulledAhead, WorkerElsewhere
+from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
 from replicax.parameter_server.working.worker_variables import (
     NotBuiltError,
     WorkerCollection,
@@ -136,34 +133,22 @@ class WorkerIterator:
 
 
 class StepWorker:
-    """Runs scheduled functions, one after the other, on a thread of its own.
-
-    It may have two: what one has changed is on its way to the servers while the other one computes, and before, the
-    variables for the second come while the first one computes.
+    """Runs scheduled functions, one after the other.
 
     Args:
       settings: of the worker.
       servers: the parameter servers, in their order.
     """
 
-    calls_at_once = 3
-    """Two functions, and a question whether it is ready."""
-
     def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
         self.settings = settings
-        self.elsewhere = WorkerElsewhere(Servers(servers, shares=True), settings.groups)
+        self.elsewhere = WorkerElsewhere(Servers(servers), settings.groups)
         self.strategy = WorkerStrategy(settings, self.elsewhere)
         if settings.groups > 1:
             with self._collection.opened():
                 self.elsewhere.group = Variable(np.int32(0), trainable=False, name="place in the step")
-        self._turns = Turns()
-        self._failures = 0
-        self._running: str | None = None
-        self._read: dict[str, frozenset[int]] = {}
-        self._seconds: dict[str, float] = {}
-        self._seconds_of_pull = 0.0
         self._pickled: dict[str, bytes] = {}
         self._functions: dict[str, Any] = {}
         self._definitions: dict[int, VariableDefinition] = {}
@@ -188,37 +173,28 @@ class StepWorker:
 
     def work(self, call: FunctionCall) -> CallOutcome:
         """Run a scheduled function; returns when the servers have made its changes."""
-        ahead: Ahead[PulledAhead] = Ahead()
-        turn = self._turns.queue(call.place, lambda: self._run(call, ahead))
-        if call.digest in self._read:
-            with contextlib.suppress(Exception):  # the function will see
-                ahead.get(lambda: self._pull_ahead(call), self._spare_seconds())
-        outcome, traffic = turn.result()
-        if traffic is None:
-            return outcome
+        try:
+            self._learn(call.definitions)
+        except Exception as error:
+            return CallOutcome(failure=_failure(error))
+        traffic = self.elsewhere.begin(call.number, call.ended)
+        outcome = self._run(call)
         try:
             return dataclasses.replace(outcome, staleness=traffic.settle())
         except (ActorDiedError, TimeoutError) as error:
-            return CallOutcome(lost=str(error), is_server=True, failures=outcome.failures)
-        except Exception as error:  # of a server: it could not make the change
+            return CallOutcome(lost=str(error), is_server=True)
+        except Exception as error:  # a server could not make the change
             return outcome if outcome.failure is not None else CallOutcome(failure=_failure(error))
 
-    def _run(self, call: FunctionCall, ahead: Ahead[PulledAhead]) -> tuple[CallOutcome, FunctionTraffic | None]:
-        """A function's turn: until all that it computes is there; what it changes is still to be sent."""
-        began = time.monotonic()
-        found, traffic = ahead.take(), None
+    def _run(self, call: FunctionCall) -> CallOutcome:
+        """Run it; its last change is still to be sent."""
+        self._inputs = call.inputs
+        for digest in call.old_functions:
+            self._functions.pop(digest, None)
+            self._pickled.pop(digest, None)
+        if call.fn is not None:
+            self._pickled[call.digest] = call.fn
         try:
-            self._learn(call.definitions)
-            traffic = self.elsewhere.begin(call.number, call.ended, found)
-            self._inputs = call.inputs
-            for digest in call.old_functions:
-                for known in (self._functions, self._pickled, self._read, self._seconds):
-                    known.pop(digest, None)
-            if call.fn is not None:
-                self._pickled[call.digest] = call.fn
-            if call.failures < self._failures:
-                return CallOutcome(is_called_off=True), None
-            self._running = call.digest
             if call.digest in self._pickled:  # it is not sent again, so it stays until it could be read
                 self._functions[call.digest] = loads(self._pickled[call.digest], self._find, call.name)
                 del self._pickled[call.digest]
@@ -228,32 +204,15 @@ class StepWorker:
             with self.strategy.scope():
                 returned = self._functions[call.digest](*args, **kwargs)
                 self.elsewhere.end()
-                value = _fetched(self.strategy, returned)
-            traffic.wait_until_computed()
+                return CallOutcome(_fetched(self.strategy, returned))
         except NotBuiltError as needed:
             for iterator in self._iterators.values():
                 iterator.take_back()
-            return CallOutcome(to_build=(needed.number, self._named(needed.variables))), traffic
+            return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
         except ActorDiedError as error:
-            return CallOutcome(lost=str(error), is_server=True), traffic
+            return CallOutcome(lost=str(error), is_server=True)
         except (Exception, SystemExit) as error:
-            self._failures += 1
-            return CallOutcome(failure=_failure(error), failures=self._failures), traffic
-        self._read[call.digest] = frozenset(traffic.read)
-        self._seconds[call.digest] = seconds = time.monotonic() - began
-        return CallOutcome(value, seconds=seconds), traffic
-
-    def _spare_seconds(self) -> float:
-        """How long a pull for the next function can wait without that function having to wait for it."""
-        began, seconds = self._turns.began, self._seconds.get(self._running or "", 0.0)
-        return 0.0 if began is None else began + seconds - 2 * self._seconds_of_pull - time.monotonic()
-
-    def _pull_ahead(self, call: FunctionCall) -> PulledAhead:
-        began = time.monotonic()
-        variables = {number: self._variables[number] for number in self._read[call.digest]}
-        found = self.elsewhere.pull_ahead(variables, call.ended)
-        self._seconds_of_pull = time.monotonic() - began
-        return found
+            return CallOutcome(failure=_failure(error))
 
     def _learn(self, definitions: Sequence[Any]) -> None:
         for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # others refer to them

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.parameter_server.serving.pushes import Ended
-from replicax.parameter_server.serving.servers import Answer, Servers
+from replicax.parameter_server.serving.servers import Servers
 from replicax.parameter_server.serving.shards import Shards
 from replicax.parameter_server.working.function_traffic import FunctionTraffic
 from replicax.parameter_server.working.group_communicator import GroupCommunicator
@@ -22,19 +21,6 @@ from replicax.parameter_server.working.worker_variables import WorkerVariable
 from replicax.variables.slots import Slot
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
-
-
-@dataclasses.dataclass(frozen=True)
-class PulledAhead:
-    """Values that were pulled before the turn of the function that they are for.
-
-    Attributes:
-      answer: of the servers.
-      arrays: of those variables whose parts have all come, in the worker's memory.
-    """
-
-    answer: Answer
-    arrays: Mapping[int, Any]
 
 
 class WorkerElsewhere:
@@ -61,8 +47,6 @@ class WorkerElsewhere:
         self.shards: dict[int, Shards] = {}
         self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
         self._built: dict[int, Any] = {}
-        self._pulled_ahead: PulledAhead | None = None
-        self._overwritten: set[int] = set()
         self._parts = threading.local()
 
     @property
@@ -71,10 +55,9 @@ class WorkerElsewhere:
 
     # --- functions --------------------------------------------------------------------------------------
 
-    def begin(self, function: int, ended: Ended, ahead: PulledAhead | None) -> FunctionTraffic:
-        """A scheduled function begins, for which some variables have been pulled ahead."""
+    def begin(self, function: int, ended: Ended) -> FunctionTraffic:
+        """A scheduled function begins."""
         self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, ended)
-        self._pulled_ahead = ahead
         if self._groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
         return self.traffic
@@ -82,19 +65,6 @@ class WorkerElsewhere:
     def end(self) -> None:
         """The function has ended; of variables that it returns the servers' values are wanted, changed or not."""
         self.traffic.changed.clear()
-
-    def pull_ahead(self, variables: Mapping[int, WorkerVariable], ended: Ended) -> PulledAhead:
-        """Get the servers' present values of these variables, while another function runs on the old ones.
-
-        Args:
-          variables: by number.
-          ended: which functions had ended when the one that they are for was sent.
-        """
-        shards = {number: self.shards[number] for number in variables}
-        answer = self.servers.ask(shards, ended, self._overwritten)
-        whole = [number for number in variables if answer.has(number) and answer.is_whole(number)]
-        values = {number: answer.whole(number, lambda _: None) for number in whole}
-        return PulledAhead(answer, {number: variables[number].to_storage(value) for number, value in values.items()})
 
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
         """A variable is gone."""
@@ -126,7 +96,7 @@ class WorkerElsewhere:
         self._send(written)
 
     def bring(self, slots: Iterable[Slot]) -> None:
-        """Have the servers' present values in these slots, or those that have been pulled ahead."""
+        """Have the servers' present values in these slots."""
         wanted = {}
         for slot in slots:
             kind, variable, _ = self.roles.get(slot, (None, None, None))
@@ -136,38 +106,13 @@ class WorkerElsewhere:
             return
         for variable in wanted.values():
             self.check_readable(variable)
-        self.traffic.read.update(wanted)
-        ahead, self._pulled_ahead = self._pulled_ahead, None
-        based_on = dict(self._take(ahead, wanted)) if ahead is not None and not self.traffic.has_changes else {}
-        if wanted:
-            self.traffic.send()
-            shards = {number: self.shards[number] for number in wanted}
-            values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
-            for number, value in values.items():
-                variable = wanted[number]
-                variable.slot.array = variable.to_storage(value)  # JAX keeps their memory, and copies what it writes to
-            based_on = {server: min(count, based_on.get(server, count)) for server, count in updates.items()} | {
-                server: count for server, count in based_on.items() if server not in updates
-            }
-        self.traffic.updates.update(based_on)
-
-    def _take(self, ahead: PulledAhead, wanted: dict[int, WorkerVariable]) -> Mapping[int, int]:
-        """Have the values that were pulled ahead in variables, which are wanted no more.
-
-        Returns:
-          How many updates each server had made.
-        """
-        answer = ahead.answer
-        for number in [number for number in wanted if self.servers.is_fresh(number, self.shards[number], answer)]:
-            variable = wanted.pop(number)
-            if number in ahead.arrays:
-                variable.slot.array = ahead.arrays[number]
-            elif answer.has(number):
-                present = lambda number, slot=variable.slot: slot.array  # noqa: E731
-                value = answer.whole(number, present)
-                variable.slot.array = variable.to_storage(value)
-            self.servers.note(number, answer)
-        return answer.updates
+        self.traffic.send()
+        shards = {number: self.shards[number] for number in wanted}
+        values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
+        for number, value in values.items():
+            variable = wanted[number]
+            variable.slot.array = variable.to_storage(value)  # JAX keeps their memory, and copies what it writes to
+        self.traffic.updates.update(updates)
 
     def check_readable(self, variable: WorkerVariable) -> None:
         """Raise if a function that is a part of a step reads what it has changed: that is changed after the step.
@@ -204,7 +149,6 @@ class WorkerElsewhere:
             number, array = variable.number_on_servers, slot.array
             if kind == "value":
                 assigned[number] = array
-                self._overwritten.add(number)
                 self.servers.overwrite(number)
             elif kind == "added":
                 added[number] = array

@@ -1,8 +1,7 @@
-"""What functions read and change travels while the worker computes for others; nothing is lost by it."""
+"""Functions on one worker: what each sees of its own changes, and what happens when one fails or its process dies."""
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ import replicax
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
 WAIT = 100.0
-MANY = 12  # more than all workers run until one of them is done
+MANY = 12
 
 
 def one_worker(**settings: Any) -> tuple[replicax.ParameterServerStrategy, Any]:
@@ -26,85 +25,6 @@ def one_worker(**settings: Any) -> tuple[replicax.ParameterServerStrategy, Any]:
 def worker_of(actors: ThreadActors) -> Any:
     [actor] = actors.of("StepWorker")
     return actor
-
-
-has_overtaken = threading.Event()
-"""Set by a function on a worker, which here is a thread."""
-
-
-def test_the_next_function_computes_before_the_changes_of_the_last_are_made() -> None:
-    strategy, v = one_worker()
-    has_overtaken.clear()
-
-    def fn(number: int) -> None:
-        from tests.parameter_server import test_overlap
-
-        if number == 1:
-            time.sleep(0.05)  # meanwhile the next one's variables come
-        strategy.run(lambda: v.assign_add(jnp.ones(2)))
-        if number == 2:
-            test_overlap.has_overtaken.set()
-
-    with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(fn, args=(0,)).fetch(WAIT)  # now it is known what it reads, and how long it takes
-        coordinator.join(WAIT)
-        overtaken: list[bool] = []
-
-        def hold(method: str, args: Any) -> None:
-            if method == "push" and not overtaken:
-                overtaken.append(has_overtaken.wait(10))
-
-        actors.of("ShardServer")[0].before = hold
-        for number in range(1, MANY):
-            coordinator.schedule(fn, args=(number,))
-        coordinator.join(WAIT)
-        assert v.numpy().tolist() == [MANY, MANY]
-    assert overtaken == [True]
-
-
-def test_what_the_next_function_reads_is_pulled_while_the_last_one_computes() -> None:
-    strategy, v = one_worker()
-    running = threading.Event()
-    pulled = threading.Event()
-
-    def fn(number: int) -> Any:
-        value = strategy.run(lambda: v * 1.0)
-        if number == 1:
-            time.sleep(0.05)
-        return value
-
-    with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(fn, args=(0,)).fetch(WAIT)
-        pulls: list[int] = []
-
-        def counted(method: str, args: Any) -> None:
-            if method == "pull":
-                pulls.append(1)
-                if running.is_set():
-                    pulled.set()
-
-        actors.of("ShardServer")[0].before = counted
-        running.set()
-        values = [coordinator.schedule(fn, args=(number,)) for number in range(1, MANY)]
-        coordinator.join(WAIT)
-        assert len(pulls) <= MANY - 1  # one for each function, and none besides
-        assert all(value.fetch(WAIT).tolist() == [0, 0] for value in values)
-    assert pulled.is_set()
-
-
-@pytest.mark.parametrize("bound", [0, 1, None])
-def test_the_bound_of_staleness_holds(bound: int | None) -> None:
-    strategy, v = one_worker(max_staleness=bound)
-
-    def fn() -> None:
-        strategy.run(lambda: v.assign_add(jnp.ones(2)))
-
-    with coordinator_of(strategy) as (coordinator, _):
-        for _ in range(30):
-            coordinator.schedule(fn)
-        report = coordinator.join(WAIT)
-        assert v.numpy().tolist() == [30, 30]
-    assert bound is None or report.staleness_p99 <= bound
 
 
 def test_a_function_sees_what_it_has_changed() -> None:
@@ -135,7 +55,7 @@ def test_a_function_sees_what_it_has_changed() -> None:
         assert v.numpy().tolist() == expected.tolist()
 
 
-def test_a_function_that_has_been_sent_ahead_is_not_run_after_an_error() -> None:
+def test_functions_that_wait_are_not_run_after_an_error() -> None:
     strategy, v = one_worker()
 
     def fn(number: int) -> None:
