@@ -63,8 +63,8 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
 
         import ray
 
-        from replicax.parameter_server.serving.pushes import Ended
-        from replicax.parameter_server.working.function_traffic import FunctionTraffic
+        from replicax.parameter_server.server.messages import Ended
+        from replicax.parameter_server.worker.function_traffic import FunctionTraffic
 
         v: Any = served[megabytes]
         optimizer: Any = optimizers[megabytes]
@@ -116,7 +116,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
             coordinator.schedule(build, args=(megabytes,)).fetch()
             times = coordinator.schedule(measure, args=(megabytes, WARM_UP + rounds)).fetch()
             rates = found[megabytes] = {f"{name}, ms": 1e3 * statistics.median(some) for name, some in times.items()}
-            for name, some in times.items():
+            for name, some in list(times.items())[1:]:
                 pairs = zip(times["put"], some, strict=True)
                 rates[f"{name} / put"] = statistics.median(put / mine for put, mine in pairs)
             print(f"{megabytes} MB: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items()), flush=True)

@@ -13,7 +13,7 @@ import optax
 
 import replicax
 from replicax.drawing.svg import Drawing
-from replicax.parameter_server.serving.shards import ShardChoice, Shards
+from replicax.parameter_server.server.shards import ShardChoice, Shards
 from replicax.tpu.core_owners import COLOURS
 
 WIDTH, MARGIN, GAP = 900.0, 24.0, 20.0

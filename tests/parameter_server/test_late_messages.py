@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.parameter_server.serving.pushes import Ended, Push
-from replicax.parameter_server.serving.shard_server import ShardServer
+from replicax.parameter_server.server.messages import Ended, Push
+from replicax.parameter_server.server.shard_server import ShardServer
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0

@@ -23,11 +23,11 @@ from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.references import Reference, References, loads
 from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
 from replicax.parameter_server.served_variables import VariableHome, check_across
-from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.serving.shard_server import ShardServer
-from replicax.parameter_server.serving.shards import ShardChoice
+from replicax.parameter_server.server.servers import Servers
+from replicax.parameter_server.server.shard_server import ShardServer
+from replicax.parameter_server.server.shards import ShardChoice
 from replicax.parameter_server.work_report import WorkReport
-from replicax.parameter_server.working.step_worker import StepWorker, WorkerSettings
+from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
 
 _KEPT_FUNCTIONS = 64

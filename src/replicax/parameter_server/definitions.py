@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax.parameter_server.engine.actors import Actor
-from replicax.parameter_server.serving.pushes import Ended
-from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.server.messages import Ended
+from replicax.parameter_server.server.shards import Shards
 from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
 

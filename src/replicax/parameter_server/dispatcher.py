@@ -15,7 +15,7 @@ from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedErr
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run, progress
-from replicax.parameter_server.serving.pushes import Ended
+from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.work_report import WorkLog
 from replicax.parameter_server.worker_starts import WorkerStarts
 from replicax.variables.slots import launching

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
 from replicax.parameter_server.served_variables import VariableHome
-from replicax.parameter_server.serving.servers import Servers
+from replicax.parameter_server.server.servers import Servers
 
 _MOST_RECOVERIES = 10
 _FUNCTIONS = 50

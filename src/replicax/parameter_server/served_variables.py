@@ -15,11 +15,11 @@ from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, WorkerError
 from replicax.nests import is_leaf
 from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError
-from replicax.parameter_server.ledger import Ledger
-from replicax.parameter_server.serving.optimizer_update import check_by_parts, update_of
-from replicax.parameter_server.serving.pushes import OptimizerPart
-from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.serving.shards import ShardChoice, Shards
+from replicax.parameter_server.server.messages import OptimizerPart
+from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
+from replicax.parameter_server.server.servers import Servers
+from replicax.parameter_server.server.shards import ShardChoice, Shards
+from replicax.parameter_server.write_ahead_log import WriteAheadLog
 from replicax.training.optimizer import Optimizer
 from replicax.training.optimizer_state import owner_of
 from replicax.variables.collection import VariableCollection
@@ -126,7 +126,7 @@ class VariableHome:
 
     Threads of the program and the dispatcher's come here. One at a time: they hold :data:`launching`, which reading and
     assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: what it calls
-    while it holds that (:meth:`mark`, :meth:`put_again` and such) looks at the ledger only.
+    while it holds that (:meth:`mark`, :meth:`put_again` and such) looks at the log only.
 
     Args:
       variables: of the strategy.
@@ -144,7 +144,7 @@ class VariableHome:
         self._definitions = definitions
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._defined: set[int] = set()
-        self._ledger = Ledger()
+        self._log = WriteAheadLog()
         self.lost: str | None = None
         """Why the servers have not all got back what they knew; what they have now is of no use."""
         self.save: Callable[[], None] | None = None
@@ -166,7 +166,7 @@ class VariableHome:
         """Returns whether one of them has been here before, and was assigned."""
         gone, optimizers = self._definitions.forget()
         if gone or optimizers:
-            self._ledger.forget(gone, optimizers)
+            self._log.forget(gone, optimizers)
             self._servers.drop(gone, optimizers)
             self._defined.difference_update(optimizers)
         new: list[Variable] = []
@@ -190,7 +190,7 @@ class VariableHome:
         sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
             values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
-            with self._ledger.sending("value", values, assigned):
+            with self._log.sending("value", values, assigned):
                 self._servers.put(values)
         for variable in variables:
             _slot(variable).agree(sent[variable.number][1])
@@ -237,19 +237,19 @@ class VariableHome:
     @property
     def has_assigned(self) -> bool:
         """Whether the program has given a variable another value since the last snapshot."""
-        return self._ledger.has_assigned
+        return self._log.has_assigned
 
     def mark(self) -> Any:
         """What a snapshot will have that is taken from now on; for :meth:`saved`."""
-        return self._ledger.arrived()
+        return self._log.arrived()
 
     def saved(self, mark: Any) -> None:
         """There is a snapshot of all that the servers have, taken after :meth:`mark`."""
-        self._ledger.clear(mark)
+        self._log.clear(mark)
 
     def put_again(self) -> None:
         """The servers have gone back to the last snapshot: send again what was sent since, without assignments."""
-        values, told = self._ledger.sent("value"), self._ledger.sent("optimizer")
+        values, told = self._log.sent("value"), self._log.sent("optimizer")
         if values:
             self._servers.put(values)
         for parts in told.values():
@@ -257,7 +257,7 @@ class VariableHome:
 
     def put_assigned(self) -> None:
         """The functions that had ended before servers went back have been run again: what was assigned comes after."""
-        if values := self._ledger.assigned("value"):
+        if values := self._log.assigned("value"):
             self._servers.put(values)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
@@ -355,7 +355,7 @@ class VariableHome:
             )
             for server in servers
         }
-        with self._ledger.sending("optimizer", {number: parts}):
+        with self._log.sending("optimizer", {number: parts}):
             self._servers.define(parts)
         self._definitions.add_optimizer(number, optimizer)
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.parameter_server.serving.optimizer_update import update_of
-from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
+from replicax.parameter_server.server.messages import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
+from replicax.parameter_server.server.optimizer_update import update_of
 from replicax.variables.aggregation import Aggregation
 
 Part = np.ndarray | jax.Array

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from replicax.parameter_server.engine.actors import ActorDiedError, all_results
-from replicax.parameter_server.serving.pushes import Ended, Push
-from replicax.parameter_server.serving.servers import Sent, Servers, shared_out
-from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.server.messages import Ended, Push
+from replicax.parameter_server.server.servers import Sent, Servers, shared_out
+from replicax.parameter_server.server.shards import Shards
 
 Change = tuple[Mapping[int, Mapping[int, Any]], Mapping[int, Any], Mapping[int, Any]]
 """Gradients by optimizer and variable; what is added to variables, and what is assigned to them, by variable."""

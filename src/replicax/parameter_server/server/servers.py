@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from replicax.parameter_server.engine.actors import Actor, Reply, all_results
-from replicax.parameter_server.serving.pushes import Ended, OptimizerPart, Push, Rows
-from replicax.parameter_server.serving.shards import Shards
+from replicax.parameter_server.server.messages import Ended, OptimizerPart, Push, Rows
+from replicax.parameter_server.server.shards import Shards
 
 Sent = Mapping[int, Reply]
 """The replies of servers that have been called, by their numbers."""
@@ -120,7 +120,7 @@ class Servers:
         return self._call("push", {server: (push,) for server, push in pushes.items()})
 
     def break_off(self, ended: Ended) -> None:
-        """See :meth:`replicax.parameter_server.serving.shard_server.ShardServer.break_off`."""
+        """See :meth:`replicax.parameter_server.server.shard_server.ShardServer.break_off`."""
         self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
     def replace(self, actors: Sequence[Actor]) -> None:

@@ -25,7 +25,7 @@ from replicax.variables.store import ConcreteStore, current_store, use_store
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
+    from replicax.parameter_server.worker.worker_elsewhere import WorkerElsewhere
 
 Kind = Literal["value", "added", "added rows", "gradient", "gradient rows"]
 

@@ -31,9 +31,9 @@ from replicax.parameter_server.definitions import (
 )
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
 from replicax.parameter_server.references import Reference, References, loads
-from replicax.parameter_server.serving.servers import Servers
-from replicax.parameter_server.working.worker_elsewhere import WorkerElsewhere
-from replicax.parameter_server.working.worker_variables import (
+from replicax.parameter_server.server.servers import Servers
+from replicax.parameter_server.worker.worker_elsewhere import WorkerElsewhere
+from replicax.parameter_server.worker.worker_variables import (
     NotBuiltError,
     WorkerCollection,
     WorkerOptimizer,

@@ -1,4 +1,4 @@
-"""The ledger: what the program has sent the servers since the last snapshot, and would be lost with them."""
+"""The write-ahead log: what the program has sent the servers since the last snapshot, and would be lost with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Entry:
     first: Any = None
 
 
-class Ledger:
+class WriteAheadLog:
     """What has been sent, by kind and number: the last of each.
 
     A snapshot may be taken by one thread while another sends something. So an entry is made before the sending, and
