@@ -22,11 +22,6 @@ def test_folders_are_small() -> None:
     assert {folder: count for folder, count in folders.items() if count > 14} == {}
 
 
-def test_files_have_names_of_their_own() -> None:
-    names = collections.Counter(path.name for path in MODULES if path.name != "__init__.py")
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 @pytest.mark.parametrize("is_compatibility", [False, True])
 def test_public_classes_have_names_of_their_own(is_compatibility: bool) -> None:
     """A compatibility package repeats the names of the original, and so some of ours; that is what it is for."""
