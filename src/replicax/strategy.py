@@ -187,8 +187,7 @@ class Strategy(Input, LogicalDevices, Renamed):
         if not LIBRARIES.isdisjoint(sys.modules.keys()):  # of each call: so no Python function is entered without need
             call = held(self.extended.replicas, fn, args, kwargs)
             if call is not None:
-                with call:  # its objects are leaves now, and nothing is held any more
-                    return Strategy.run(self, call.fn, call.args, call.kwargs, options)
+                fn, args, kwargs = call  # its objects are leaves now
         if options is None and default_options() is COMPILED:
             returned = run_known(self.extended.programs, fn, args, kwargs)
             if returned is not NEW:

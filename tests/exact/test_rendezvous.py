@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import replicax
 from replicax.errors import DeadlockError
 from replicax.execution.exact.rendezvous import Rendezvous
 from replicax.workers.lockstep import Lockstep
@@ -99,3 +101,21 @@ def test_a_thread_that_can_not_be_started_is_what_is_raised(monkeypatch: pytest.
     [error] = conduct(lambda replica, meet: meet("sum", replica), [2])
     assert str(error) == "can't start new thread"
     assert not started[0].is_alive()
+
+
+def test_an_interrupt_ends_a_replica_that_would_go_on(pair: replicax.Strategy) -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyError(number)
+
+    def step() -> None:
+        while True:
+            time.sleep(1e-3)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyError), replicax.debug():
+            pair.run(step)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("replica ")]

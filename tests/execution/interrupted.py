@@ -1,6 +1,7 @@
-"""A program that is interrupted again and again, at random moments, by real signals.
+"""A program that is interrupted again and again, by real signals.
 
-    python -m tests.execution.interrupted COUNT KIND...
+    python -m tests.execution.interrupted random COUNT KIND...
+    python -m tests.execution.interrupted every STRIDE KIND...
 
 After each interrupt all variables are those of one and the same step, and the next step works.
 """
@@ -8,31 +9,36 @@ After each interrupt all variables are those of one and the same step, and the n
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import replicax
 from tests.conftest import logical_strategy, strategy_of
 
 Work = Callable[[], object]
+Made = tuple[Callable[[], list[float]], Work]
 
 
-def ran() -> tuple[list[replicax.Variable], Work]:
+def ran() -> Made:
     pair = strategy_of(2)
     variables = several(pair)
-    return variables, lambda: pair.run(add_one, args=(variables, 1.0))
+    return read(variables), lambda: pair.run(add_one, args=(variables, 1.0))
 
 
-def traced() -> tuple[list[replicax.Variable], Work]:
+def traced() -> Made:
     pair = strategy_of(2)
     variables = several(pair)
 
@@ -40,27 +46,32 @@ def traced() -> tuple[list[replicax.Variable], Work]:
         seed = object()
         pair.run(lambda: (seed, add_one(variables, 1.0))[1])
 
-    return variables, work
+    return read(variables), work
 
 
-def ran_in_steps() -> tuple[list[replicax.Variable], Work]:
+def ran_in_steps() -> Made:
     pair = strategy_of(2)
     variables = several(pair)
-    batches = [iter(())]
 
     def step(ctx: replicax.MultiStepContext, x: jax.Array) -> None:
         add_one(variables, jnp.float32(1.0))
 
+    return read(variables), in_steps(pair, step)
+
+
+def in_steps(strategy: replicax.Strategy, step: Callable[..., None]) -> Work:
+    batches = [iter(())]
+
     def work() -> None:
         try:
-            pair.run_steps(step, batches[0], 4)
+            strategy.run_steps(step, batches[0], 4)
         except (StopIteration, TypeError, ValueError):
-            batches[0] = iter(pair.distribute_dataset([np.ones(2, np.float32)] * 16))
+            batches[0] = iter(strategy.distribute_dataset([np.ones(2, np.float32)] * 16))
 
-    return variables, work
+    return work
 
 
-def ran_in_a_pipeline() -> tuple[list[replicax.Variable], Work]:
+def ran_in_a_pipeline() -> Made:
     strategy = logical_strategy(2, 2)
     variables = several(strategy)
 
@@ -69,26 +80,74 @@ def ran_in_a_pipeline() -> tuple[list[replicax.Variable], Work]:
         add_one(variables[:2], x)
         add_one(variables[2:], strategy.assign_to_logical_device(x * 1.0, 1))
 
-    return variables, lambda: strategy.run(step, args=(1.0,))
+    return read(variables), lambda: strategy.run(step, args=(1.0,))
 
 
-def ran_exactly() -> tuple[list[replicax.Variable], Work]:
+def ran_exactly() -> Made:
     pair = strategy_of(2)
     variables = several(pair)
     options = replicax.RunOptions(executor="per_replica")
-    return variables, lambda: pair.run(add_one, args=(variables, 1.0), options=options)
+    return read(variables), lambda: pair.run(add_one, args=(variables, 1.0), options=options)
 
 
-def assigned() -> tuple[list[replicax.Variable], Work]:
+def assigned() -> Made:
     pair = strategy_of(2)
     variables = several(pair)[:1]
-    return variables, lambda: variables[0].assign(variables[0].value + 1)
+    return read(variables), lambda: variables[0].assign(variables[0].value + 1)
 
 
-def updated() -> tuple[list[replicax.Variable], Work]:
+def updated() -> Made:
     pair = strategy_of(2)
     variables = several(pair)[:1]
-    return variables, lambda: pair.extended.update(variables[0], lambda v, x: v.assign_add(x), args=(1.0,))
+    return read(variables), lambda: pair.extended.update(variables[0], lambda v, x: v.assign_add(x), args=(1.0,))
+
+
+class Model(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel, self.bias = nnx.Param(jnp.zeros((2, 2))), nnx.Param(jnp.zeros(2))
+        self.mean, self.count = nnx.BatchStat(jnp.zeros(2)), nnx.Variable(jnp.zeros((), int))
+
+    def add_one(self) -> None:
+        for cell in (self.kernel, self.bias, self.mean, self.count):
+            cell[...] += 1
+
+    def read(self) -> list[float]:
+        return [float(x) for leaf in jax.tree.leaves(nnx.state(self)) for x in np.ravel(leaf)]
+
+
+def ran_a_model() -> Made:
+    pair, model = strategy_of(2), Model()
+    return model.read, lambda: pair.run(Model.add_one, args=(model,))
+
+
+def ran_a_model_in_pieces() -> Made:
+    strategy, model = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.FixedShardsPartitioner(2)), Model()
+    return model.read, lambda: strategy.run(Model.add_one, args=(model,))
+
+
+def ran_a_model_in_steps() -> Made:
+    pair, model = strategy_of(2), Model()
+
+    def step(model: Model, ctx: replicax.MultiStepContext, x: jax.Array) -> None:
+        model.add_one()
+
+    return model.read, in_steps(pair, functools.partial(step, model))
+
+
+def ran_a_model_exactly() -> Made:
+    pair, model = strategy_of(2), Model()
+    options = replicax.RunOptions(executor="per_replica")
+    return model.read, lambda: pair.run(Model.add_one, args=(model,), options=options)
+
+
+def ran_a_model_that_calls_the_host() -> Made:
+    pair, model = strategy_of(2), Model()
+
+    def step(model: Model) -> None:
+        jax.debug.callback(lambda: None)
+        model.add_one()
+
+    return model.read, lambda: pair.run(step, args=(model,))
 
 
 def several(strategy: replicax.Strategy) -> list[replicax.Variable]:
@@ -101,8 +160,12 @@ def add_one(variables: list[replicax.Variable], one: jax.Array | float) -> None:
         variable.assign_add(one)
 
 
-def interrupt(make: Callable[[], tuple[list[replicax.Variable], Work]], count: int, rng: random.Random) -> None:
-    variables, work = make()
+def read(variables: list[replicax.Variable]) -> Callable[[], list[float]]:
+    return lambda: [float(variable) for variable in variables]
+
+
+def interrupt(make: Callable[[], Made], count: int, rng: random.Random) -> None:
+    values, work = make()
     for _ in range(3):
         work()
     start = time.perf_counter()
@@ -133,16 +196,60 @@ def interrupt(make: Callable[[], tuple[list[replicax.Variable], Work]], count: i
                 with contextlib.suppress(KeyboardInterrupt), sending:
                     wanted.clear()
         survived += 1
-        value = consistent(variables, value)
+        value = consistent(values, value)
         work()
-        value = consistent(variables, value)
+        value = consistent(values, value)
         assert not replicax.has_strategy()
     over.set()
     sender.join()
 
 
-def consistent(variables: list[replicax.Variable], before: float) -> float:
-    values = [float(v) for v in variables]
+def interrupt_everywhere(make: Callable[[], Made], stride: int) -> None:
+    """Interrupt the same work once at each moment (each ``stride``-th) at which Python may run a signal's handler."""
+    values, work = make()
+    for _ in range(3):
+        work()
+    value = consistent(values, 0.0)
+    moment, is_over = 0, False
+    while not is_over:
+        moment += stride
+        is_over = not interrupted_at(moment, work)
+        value = consistent(values, value)
+        assert not replicax.has_strategy()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("replica ")]
+    for _ in range(2):  # of which one may have come to the end of a dataset
+        work()
+    assert consistent(values, value) > value
+
+
+def interrupted_at(moment: int, work: Work) -> bool:
+    """Do ``work``, and send a signal at the given moment, if there is one; or else return ``False``.
+
+    Python runs handlers at the beginning of its functions, after calls of others, and in loops.
+    """
+    seen = 0
+
+    def look(frame: types.FrameType, event: str, argument: Any) -> None:
+        nonlocal seen
+        if event in ("call", "c_return"):
+            seen += 1
+            if seen == moment:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    try:
+        sys.setprofile(look)
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return seen >= moment
+
+
+def consistent(read: Callable[[], list[float]], before: float) -> float:
+    values = read()
     assert len(set(values)) == 1, values
     assert values[0] >= before, (values, before)
     assert values[0] == int(values[0])
@@ -150,6 +257,10 @@ def consistent(variables: list[replicax.Variable], before: float) -> float:
 
 
 if __name__ == "__main__":
-    for kind in sys.argv[2:]:
-        interrupt(globals()[kind], int(sys.argv[1]), random.Random(kind))
+    how, number, *kinds = sys.argv[1:]
+    for kind in kinds:
+        if how == "every":
+            interrupt_everywhere(globals()[kind], int(number))
+        else:
+            interrupt(globals()[kind], int(number), random.Random(kind))
         print(kind, "survived", flush=True)

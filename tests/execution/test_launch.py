@@ -14,27 +14,30 @@ from replicax.execution.signals import hold_signals
 from tests import processes
 from tests.conftest import logical_strategy, strategy_of
 
-KINDS = ["ran", "ran_in_steps", "ran_in_a_pipeline", "ran_exactly", "assigned", "updated", "traced"]
+MODELS = ["ran_a_model", "ran_a_model_in_pieces"]
+OTHERS = ["ran", "ran_in_steps", "ran_in_a_pipeline", "ran_exactly", "assigned", "ran_a_model_in_steps"]
+KINDS = [*MODELS, *OTHERS, "updated", "traced", "ran_a_model_exactly", "ran_a_model_that_calls_the_host"]
 
 
 # --- interrupts -----------------------------------------------------------------------------------------
 
 
-def survive(count: int, kinds: list[str], timeout: float) -> None:
-    [printed] = processes.run_programs(
-        [[*processes.MODULE, "tests.execution.interrupted", str(count), *kinds]], timeout=timeout
-    )
+def survive(how: str, number: int, kinds: list[str], timeout: float) -> None:
+    program = [*processes.MODULE, "tests.execution.interrupted", how, str(number), *kinds]
+    [printed] = processes.run_programs([program], timeout=timeout)
     assert [f"{kind} survived" in printed for kind in kinds] == [True] * len(kinds)
 
 
-def test_variables_survive_interrupts() -> None:
-    survive(5, ["ran", "ran_in_steps", "ran_in_a_pipeline", "assigned"], 120.0)
+@pytest.mark.parametrize(("stride", "kinds"), [(1, MODELS), (29, OTHERS)], ids=["models", "others"])
+def test_variables_survive_interrupts(stride: int, kinds: list[str]) -> None:
+    survive("every", stride, kinds, 120.0)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
-def test_variables_survive_hundreds_of_interrupts(kind: str) -> None:
-    survive(200, [kind], 900.0)
+@pytest.mark.parametrize(("how", "number"), [("every", 1), ("random", 200)])
+def test_variables_survive_thousands_of_interrupts(how: str, number: int, kind: str) -> None:
+    survive(how, number, [kind], 900.0)
 
 
 def test_signals_wait_and_are_delivered() -> None:

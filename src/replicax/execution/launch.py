@@ -3,7 +3,8 @@
 Once a program has been given the memory of its variables, only what it returns has their values. An interrupt (Ctrl-C,
 or any signal whose handler raises) between the two would lose both. So what a program returns is put into its place by
 one operation of Python, inside of which no handler runs. That is so for the calls that JAX makes without any Python in
-between, which are all but the first of their kind; for the others, signals are kept waiting.
+between, which are all but the first of their kind; for the others, and until objects of other libraries show the new
+arrays (see :class:`replicax.variables.slots.View`), signals are kept waiting.
 
 A program that may fail while it runs, since it calls the user's Python on the host or looks for NaNs, is not given any
 memory. It is waited for, and its variables change when it has succeeded.
@@ -82,40 +83,49 @@ def _launch(
         if (beat := heartbeat.current) is not None:
             label = executable.label
             label.pace = beat.launching(label.pace, executable.program.name, executable.steps)
+        release: Callable[[], None] | None = None
         try:
-            # The call and the assignment are one operation. Between two, a signal's handler could raise.
-            if quick is not None:
-                arrays = [*donated, *others] if others else donated
-                returned[:] = map(_jax.to_arrays, map(quick.execute, (arrays,)), (quick.handlers,))
-            elif at_once:
-                found = _quick_way(executable, (donated, kept, placed, constants)) if care.quick is None else None
-                returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
-                if care.quick is None:
-                    care.quick = found if found is not None and found.returns(returned[0][0]) else False
-            else:
-                _call(replicas, executable, (donated, kept, placed, constants), returned)
-        except BaseException as error:
-            if not returned:
-                _tell_what_is_left(executable, error)
-            if several:
-                lockstep.explain(error, f"the step {executable.label.name!r}")
-            raise
-        finally:
-            if returned:
+            try:
+                if at_once and group.views:
+                    release = hold_signals()
+                # The call and the assignment are one operation. Between two, a signal's handler could raise.
                 if quick is not None:
-                    returned[0] = returned[0][:count], returned[0][count:]
-                group.arrays, group.source = returned[0][0], care.quick or None
-            if beat is not None:
-                beat.launched(returned, ended=not care.donates)
-            if several:
-                lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
-        if lent:
-            lent.difference_update(executable.written)
-        if not at_once:
-            if executable.travel is not None:
+                    arrays = [*donated, *others] if others else donated
+                    returned[:] = map(_jax.to_arrays, map(quick.execute, (arrays,)), (quick.handlers,))
+                elif at_once:
+                    found = _quick_way(executable, (donated, kept, placed, constants)) if care.quick is None else None
+                    returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
+                    if care.quick is None:
+                        care.quick = found if found is not None and found.returns(returned[0][0]) else False
+                else:
+                    release = _call(replicas, executable, (donated, kept, placed, constants), returned)
+            except BaseException as error:
+                if not returned:
+                    _tell_what_is_left(executable, error)
+                if several:
+                    lockstep.explain(error, f"the step {executable.label.name!r}")
+                raise
+            finally:
+                if returned:
+                    if quick is not None:
+                        returned[0] = returned[0][:count], returned[0][count:]
+                    group.arrays, group.source = returned[0][0], care.quick or None
+                if beat is not None:
+                    beat.launched(returned, ended=not care.donates)
+                if several:
+                    lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
+            if lent:
+                lent.difference_update(executable.written)
+            if not at_once and executable.travel is not None:
                 group.arrays = jax.device_put(group.arrays, executable.travel.homes)
-            if care.waits and care.donates:
-                _wait(executable, returned)
+        finally:
+            if release is not None:
+                try:
+                    group.show()
+                finally:
+                    release()
+        if not at_once and care.waits and care.donates:
+            _wait(executable, returned)
     computed: Sequence[jax.Array] = returned[0][1]
     return computed
 
@@ -136,8 +146,12 @@ def _announce(lockstep: Lockstep, executable: Executable) -> None:
     lockstep.launches.begin(label)
 
 
-def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> None:
-    """Append what the program returns to ``returned``, in the one or the other way."""
+def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> Callable[[], None]:
+    """Append what the program returns to ``returned``, in the one or the other way.
+
+    Returns:
+      What ends the waiting of signals, which has begun.
+    """
     call, care = executable.ready(), executable.care
     donated, kept, placed, constants = args
     travel = executable.travel
@@ -150,17 +164,20 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
         results = jax.block_until_ready(call(donated, kept, placed, constants))
         if not any(results):
             jax.effects_barrier()  # nothing else tells when it is done
+        release = hold_signals()
         returned.append(results)
-        return
+        return release
     before = _kinds_of_calls(call)
     release = hold_signals()
     try:
         returned.append(call(donated, kept, placed, constants))
-    finally:
+    except BaseException:
         release()
+        raise
     # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
     if travel is None and not care.waits and before and before == _kinds_of_calls(call):
         care.known = before
+    return release
 
 
 _FEW = 4

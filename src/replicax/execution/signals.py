@@ -58,8 +58,7 @@ def hold_signals() -> Callable[[], None]:
             raise raised
 
     try:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
+        for number, handler in zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True):
             if callable(handler):  # and not the system's own, which ends the process, or none
                 handlers[number] = handler
                 _signal.signal(number, hold)

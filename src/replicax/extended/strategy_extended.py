@@ -274,7 +274,7 @@ class StrategyExtended(Reducing, Updating, Renamed):
         check_call(self.replicas, fn, args, kwargs, "extended.trace")
         call = held(self.replicas, fn, args, kwargs)
         if call is not None:
-            fn, args, kwargs = call.fn, call.args, call.kwargs
+            fn, args, kwargs = call
         args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)
         return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
 

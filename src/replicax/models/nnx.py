@@ -41,7 +41,7 @@ _set = object.__setattr__
 
 
 class Cell:
-    """An ``nnx.Variable`` and the variable that it has under one strategy.
+    """An ``nnx.Variable`` and the variable that it has under one strategy, whose view it is.
 
     Attributes:
       cell: the ``nnx.Variable``.
@@ -53,6 +53,7 @@ class Cell:
     def __init__(self, cell: Any, variable: Variable) -> None:
         self.cell = cell
         self.variable = variable
+        variable.slot.view = weakref.ref(self)
         self._take_note(cell.get_raw_value(), None)
 
     def _take_note(self, seen: Any, references: int | None) -> None:
@@ -77,7 +78,7 @@ class Cell:
                 lent.add(self.variable.slot)
 
     def show(self) -> None:
-        """After a step: the cell has the variable's present array."""
+        """See :class:`replicax.variables.slots.View`."""
         array = self.variable.slot.array
         if array is self._stored or not isinstance(array, jax.Array):
             return
@@ -243,10 +244,6 @@ class NNXState:
         """Assign to the variables what has been assigned to the objects."""
         for cell in self.cells:
             cell.take()
-
-    def show(self) -> None:
-        for cell in self.cells:
-            cell.show()
 
     def opened(self) -> tuple[Sequence[Any], Callable[[], None]]:
         values = [_value_of(leaf) for leaf in self.structure.leaves]

@@ -11,9 +11,16 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+
+
+class View(Protocol):
+    """An object outside Replicax that has the array of a variable as its own."""
+
+    def show(self) -> None:
+        """Give it the present array."""
 
 
 class SlotGroup:
@@ -24,14 +31,26 @@ class SlotGroup:
       arrays: the present arrays; a call that writes all of them replaces the list.
       source: the program that has returned all of these arrays, if it makes use of that at its next call; ``None`` if
         another array has been stored since.
+      views: weak references to those of the slots.
     """
 
-    __slots__ = ("arrays", "slots", "source")
+    __slots__ = ("arrays", "slots", "source", "views")
 
     def __init__(self, arrays: list[Any]) -> None:
         self.slots: tuple[Slot, ...] = ()
         self.arrays = arrays
         self.source: Any = None
+        self.views: tuple[weakref.ref[View], ...] = ()
+
+    def show(self) -> None:
+        """Show the present arrays in the views.
+
+        To be called before an interrupt can come in between, as the arrays that the views have may be donated.
+        """
+        for reference in self.views:
+            view = reference()
+            if view is not None:
+                view.show()
 
 
 class Slot:
@@ -41,12 +60,13 @@ class Slot:
     still holds its slot.
     """
 
-    __slots__ = ("__weakref__", "_place", "caches")
+    __slots__ = ("__weakref__", "_place", "caches", "view")
 
     def __init__(self, array: jax.Array) -> None:
         self._place = SlotGroup([array]), 0
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
         """Caches of programs that use the variable; they drop these programs when it is gone."""
+        self.view: weakref.ref[View] | None = None
 
     @property
     def array(self) -> Any:
@@ -83,6 +103,7 @@ def together(slots: tuple[Slot, ...]) -> SlotGroup:
     for index, slot in enumerate(slots):
         slot._move(group, index)
     group.slots = slots
+    group.views = tuple(slot.view for slot in slots if slot.view is not None)
     return group
 
 
@@ -93,6 +114,7 @@ def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
         group.source = None
         group.arrays = list(arrays.values())
         lent.difference_update(arrays)
+        group.show()
 
 
 def exchanging() -> contextlib.AbstractContextManager[Any]:

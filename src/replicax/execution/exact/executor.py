@@ -28,6 +28,7 @@ from replicax.execution.exact.replica_store import ExactStore
 from replicax.execution.exact.results import check_expectations, merged, new_arrays, outcomes
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.replica_values import ARRAYS
+from replicax.execution.signals import hold_signals
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
@@ -67,7 +68,11 @@ def run_per_replica(
     except BaseException:
         created.undo()
         raise
-    store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
+    release = hold_signals()
+    try:
+        store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
+    finally:
+        release()
     if len(variables) > known_before:  # and is to find them again, whatever it has changed besides
         programs.share_created(key, key_after_tracing(fn, key))
     return results

@@ -11,14 +11,17 @@ the workers tell each other where their replicas are, and what they bring.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicax.errors import DeadlockError, users_line
+from replicax.execution.signals import hold_signals
 from replicax.workers.codec import declared
 from replicax.workers.lockstep import Lockstep
 
@@ -33,15 +36,11 @@ class Offers(list[Any]):
     result: Any = None
 
 
-class _Abandoned(BaseException):
-    """Ends a replica's thread that waits for others that won't come."""
-
-
 @dataclasses.dataclass
 class _Player:
     replica: int
     play: Callable[[], Any]
-    turn: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
+    turn: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
     state: str = "ready"  # ready, playing, waiting, done, failed
     meeting: str = ""
     line: str = ""
@@ -82,7 +81,8 @@ class Rendezvous:
         self._by_number = {p.replica: p for p in self._players}
         self.count = count
         self._lockstep = lockstep
-        self._back = threading.Semaphore(0)
+        # Simple queues: an interrupt in the midst of a threading.Semaphore, which is written in Python, breaks it.
+        self._back: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
             for p in self._players
@@ -99,8 +99,12 @@ class Rendezvous:
           Exception: whatever the first failing replica raised, with a note that says which one it was.
         """
         try:
-            for thread in self._threads:
-                thread.start()
+            release = hold_signals()
+            try:
+                for thread in self._threads:
+                    thread.start()
+            finally:
+                release()
             for player in self._players:
                 self._give_turn(player)
             while self._hold_meeting():
@@ -129,32 +133,34 @@ class Rendezvous:
         player.meeting, player.offer, player.line, player.timeout = meeting, offer, users_line(), timeout
         player.deadline = math.inf if timeout is None else time.monotonic() + timeout
         player.state = "waiting"
-        self._back.release()
-        player.turn.acquire()
+        self._back.put(None)
+        player.turn.get()
         if player.abandoned:
-            raise _Abandoned
+            raise SystemExit
         answer: Offers = player.answer
         player.answer = player.offer = None
         return answer
 
     def _thread(self, player: _Player) -> None:
-        player.turn.acquire()
+        player.turn.get()
         try:
             if not player.abandoned:
                 player.result = player.play()
                 player.state = "done"
-        except _Abandoned:
-            player.state = "failed"
         except BaseException as error:
             player.error, player.state = error, "failed"
         finally:
-            self._back.release()
+            self._back.put(None)
 
     def _give_turn(self, player: _Player) -> None:
         player.state = "playing"
-        player.turn.release()
-        while not self._back.acquire(timeout=self._patience()):
-            self._check_deadlines()
+        player.turn.put(None)
+        while True:
+            try:
+                self._back.get(timeout=self._patience())
+                break
+            except queue.Empty:
+                self._check_deadlines()
         if player.error is not None:
             if not self._lockstep.is_known(player.error):
                 player.error.add_note(f"(raised by replica {player.replica} of {self.count})")
@@ -199,13 +205,26 @@ class Rendezvous:
         return [report for theirs in everyone for report in theirs]
 
     def _abandon(self) -> None:
-        for player, thread in zip(self._players, self._threads, strict=True):
-            if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
-                player.abandoned = True
-                player.turn.release()
-        for player, thread in zip(self._players, self._threads, strict=True):
-            if thread.ident is not None and player.state != "playing":
+        """End the threads of replicas that have not come to their end, because of an error or an interrupt."""
+        release = hold_signals()
+        try:
+            for player, thread in zip(self._players, self._threads, strict=True):
+                if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
+                    player.abandoned = True
+                    player.turn.put(None)
+                    if player.state == "playing":
+                        _raise_in(thread, SystemExit)
+        finally:
+            release()
+        for thread in self._threads:
+            if thread.ident is not None:
                 thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise an exception in another thread, before its next operation of Python."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
 
 
 def _whereabouts(player: _Player) -> str:

@@ -93,15 +93,8 @@ def run_steps(
 ) -> MultiStepContext:
     """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
     call = held(programs.replicas, fn, (), None)
-    if call is None:
-        return _run_steps(programs, fn, source, steps, initial_loop_values)
-    with call:
-        return _run_steps(programs, call.fn, source, steps, initial_loop_values)
-
-
-def _run_steps(
-    programs: ProgramCache, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
-) -> MultiStepContext:
+    if call is not None:
+        fn = call.fn
     exact = default_options().executor == "per_replica"
     groups, error = source.take(steps, not exact)
     if exact:

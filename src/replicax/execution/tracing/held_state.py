@@ -4,7 +4,8 @@ Some libraries keep arrays in objects that steps change in place. Such an object
 apart by its library's adapter: each of its arrays has a variable, so the program reads and writes variables as any
 other does. Below the strategy the object is one leaf, a :class:`HeldPart`, which knows the key of what is static in it.
 Where the step's Python is called, each replica gets a copy of the object with its own values, and when it has returned
-what it has changed is assigned to the variables. After the run the user's object shows the new arrays.
+what it has changed is assigned to the variables. When a program has written these, the user's object shows the new
+arrays: it is a :class:`~replicax.variables.slots.View` of each.
 
 An adapter is loaded when the user has loaded its library.
 """
@@ -17,7 +18,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -47,9 +48,6 @@ class ObjectsState(Protocol):
         Raises:
           TypeError, ValueError, LocalityError: by the function, if a change can't leave the step.
         """
-
-    def show(self) -> None:
-        """Give the objects the arrays that their variables have now."""
 
 
 class Adapter(Protocol):
@@ -91,7 +89,7 @@ class HeldPart(ByKey):
         return f"a {type(self.value).__name__} with variables number {min(numbers, default=0)} and others"
 
 
-class Held:
+class Held(NamedTuple):
     """A call of a step, with a :class:`HeldPart` for each object that holds state.
 
     Attributes:
@@ -100,24 +98,13 @@ class Held:
       kwargs: the same, by name.
     """
 
-    def __init__(self, fn: Any, args: Any, kwargs: Any, states: Sequence[ObjectsState]) -> None:
-        self.fn = fn
-        self.args = args
-        self.kwargs = kwargs
-        self._states = states
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        for state in self._states:
-            state.show()
+    fn: Any
+    args: Any
+    kwargs: Any
 
 
 def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
     """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
-
-    Within the returned context the step may be run; when it is left, the objects show their new arrays.
 
     Returns:
       ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell.
@@ -149,16 +136,14 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
             "params)), in the function that replicax.value_and_grad differentiates, and update with a "
             "replicax.Optimizer."
         )
-    states = []
     for adapter in adapters:
         mine = [i for i in places if _adapter_of(type(leaves[i])) is adapter]
         if mine:
             state = adapter.state_of(tuple(leaves[i] for i in mine), replicas)
             for index, i in enumerate(mine):
                 leaves[i] = HeldPart(leaves[i], state, index)
-            states.append(state)
     args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
-    return Held(_with_bound(fn, bound), args, kwargs, states)
+    return Held(_with_bound(fn, bound), args, kwargs)
 
 
 @contextlib.contextmanager
