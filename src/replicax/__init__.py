@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from replicax.execution.many_steps.step_outputs import MultiStepContext
     from replicax.execution.run import RunOptions, debug
     from replicax.extended import StrategyExtended
+    from replicax.gpu.gpu_resolver import GPUClusterResolver
     from replicax.hlo.collective_instructions import Collective
     from replicax.indexed_slices import IndexedSlices
     from replicax.loop import Callback, CSVLog, EarlyStopping, TensorBoardLog, TrainingRun, train
@@ -145,6 +146,7 @@ __all__ = [
     "Executable",
     "ExecutorWarning",
     "FixedShardsPartitioner",
+    "GPUClusterResolver",
     "GroupPartitioner",
     "IndexedSlices",
     "InputContext",
@@ -251,6 +253,7 @@ _LATER = {
     "Executable": "replicax.execution",
     "ExecutorWarning": "replicax.errors",
     "FixedShardsPartitioner": "replicax.variables",
+    "GPUClusterResolver": "replicax.gpu.gpu_resolver",
     "GroupPartitioner": "replicax.variables",
     "IndexedSlices": "replicax.indexed_slices",
     "InputContext": "replicax.data",

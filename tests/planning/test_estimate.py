@@ -214,10 +214,11 @@ def test_a_chip_that_can_not_be(change: dict[str, float]) -> None:
         Chip(**{"name": "c", "flops": 1, "memory": 1, "bandwidth": 1, **change})
 
 
-def test_the_table_has_sources_for_every_generation() -> None:
+def test_the_table_has_sources_for_every_generation_and_model() -> None:
+    from replicax.gpu.gpu_models import MODELS
     from replicax.tpu.generations import GENERATIONS
 
-    assert set(CHIPS) == {g.name for g in GENERATIONS}
+    assert set(CHIPS) == {g.name for g in GENERATIONS} | set(MODELS)
     for chip in CHIPS.values():
-        assert chip.usable <= chip.memory
+        assert (chip.usable or 0) <= chip.memory
         assert len(chip.sources) > 1

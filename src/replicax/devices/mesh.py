@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from replicax import _jax
+
 REPLICA_AXIS = "replica"
 """The mesh axis along which replicas lie: the axis name for ``jax.lax`` collectives in a step, and for layers that
 reduce over replicas by themselves, such as ``BatchNorm(axis_name=replicax.REPLICA_AXIS)``."""
@@ -35,8 +37,19 @@ def logical_axes(count: int) -> dict[str, int]:
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
 
 
+_hosts_of_slice: dict[str, int] = {}
+
+
+def describe_slices(device_kind: str, hosts: int) -> None:
+    """Say how many hosts a slice has of described devices of that kind, which say that they are all of slice 0."""
+    _hosts_of_slice[device_kind] = hosts
+
+
 def slice_of(device: Any) -> int:
     """The number of the slice that a JAX device is of; 0 where it does not say, as where there is only one."""
+    hosts = _hosts_of_slice.get(device.device_kind)
+    if hosts is not None and _jax.is_absent(device):
+        return int(device.process_index) // hosts
     return getattr(device, "slice_index", None) or 0
 
 

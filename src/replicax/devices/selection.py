@@ -59,7 +59,9 @@ def use_cpu_devices(n: int) -> None:
 
 
 def resolve_devices(
-    devices: Sequence[str | jax.Device] | None, reproducible: bool = False, num_replicas: int | None = None
+    devices: Sequence[str | jax.Device] | np.ndarray | None,
+    reproducible: bool = False,
+    num_replicas: int | None = None,
 ) -> tuple[jax.Device, ...]:
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
@@ -67,7 +69,8 @@ def resolve_devices(
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``, ``"/gpu:0"``, ``"/device:GPU:0"`` or
-        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name.
+        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. An array of devices, as a resolver has, is
+        taken in its order.
       reproducible: whether they are to compute as in any process of as many replicas, if they are CPUs.
       num_replicas: how many replicas there will be on the devices of all workers, if that is known.
 
@@ -76,6 +79,8 @@ def resolve_devices(
         worker, or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
+    if isinstance(devices, np.ndarray):
+        devices = devices.ravel().tolist()
     if devices is not None and (isinstance(devices, str) or not isinstance(devices, Sequence)):
         raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
     if devices is not None and not devices:

@@ -1,4 +1,4 @@
-"""The chip table: what each generation of TPUs has, by public sources, for estimates.
+"""The chip table: what each generation of TPUs and each model of GPUs has, by public sources, for estimates.
 
 Every estimate is made from these figures and from the formulas in :mod:`replicax.planning.estimate`; pass a
 :class:`Chip` of your own to :func:`replicax.plan` where you know better, or for devices that are not in the table.
@@ -7,6 +7,11 @@ Every estimate is made from these figures and from the formulas in :mod:`replica
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
+
+from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
+from replicax.tpu.generations import generation_of
 
 _GIB = 2**30
 
@@ -22,15 +27,17 @@ class Chip:
       bandwidth: of its main memory, in bytes per second.
       link: the bandwidth of one link to another chip, one way, in bytes per second.
       links: how many it has.
-      usable: how much of the main memory the compiler gives a program, in bytes; ``None`` means all of it.
+      usable: how much of the main memory a program may use, in bytes; ``None`` means all of it.
       sources: where the figures are from.
-      network: what it can send to chips of other slices, through the data-center network: its share of what its host
-        can, in bytes per second; 0 if that is not known.
+      network: what it can send to chips of other slices (of GPUs: those that no NVLink joins), through the data-center
+        network: its share of what its host can, in bytes per second; 0 if that is not known.
       arithmetic: what it computes besides matrix products, in FLOPs per second; 0: that is not counted.
       launch: what each operation takes besides its work, in seconds.
       meeting: what each collective takes besides its bytes, in seconds, where there are no links with hops.
       is_serial: whether the same processor computes, copies and communicates, so that nothing overlaps, as that of
         emulated devices. See :func:`replicax.planning.calibration.measured_chip`.
+      peaks: of matrix products by dtype, as HLO calls them (``"f32"``, ``"f8"``, …) and ``"tf32"``, in FLOPs per
+        second; empty where only ``flops`` is known.
 
     >>> import replicax
     >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
@@ -52,6 +59,7 @@ class Chip:
     launch: float = 0.0
     meeting: float = 0.0
     is_serial: bool = False
+    peaks: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for field in ("flops", "memory", "bandwidth"):
@@ -71,6 +79,7 @@ class Chip:
             bandwidth=self.bandwidth / devices,
             usable=usable,
             arithmetic=self.arithmetic / devices,
+            peaks={dtype: peak / devices for dtype, peak in self.peaks.items()},
         )
 
 
@@ -92,5 +101,42 @@ CHIPS = {
         Chip("v6e", 918e12, 32 * _GIB, 1638e9, 100e9, 4, 31.25 * _GIB, (_DOCS + "v6e",), 100e9 / 8),
         Chip("tpu7x", 2307e12, 192 * _GIB, 7380e9, 100e9, 6, 2 * 94.75 * _GIB, (_DOCS + "tpu7x",), 100e9 / 8),
     )
+} | {
+    model.name: Chip(
+        model.name,
+        model.peaks["bf16"],
+        model.memory,
+        model.bandwidth,
+        model.link / max(1, model.nvlinks),
+        max(1, model.nvlinks),
+        sources=tuple(SOURCES[key] for key in model.sources),
+        network=model.network,
+        peaks=model.peaks,
+    )
+    for model in MODELS.values()
 }
-"""By the generation's name, as in the names of topologies."""
+"""By the name of the generation or the model, as in the names of topologies."""
+
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""The environment variable that tells JAX which part of a GPU's memory programs may use."""
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip whose devices are of that kind; ``None`` for what is not in the table.
+
+    Of a GPU's memory JAX takes three quarters, or what :data:`MEMORY_FRACTION` says.
+
+    >>> from replicax.planning.chip_specs import chip_of
+    >>> h100 = chip_of("NVIDIA H100 80GB HBM3")
+    >>> h100.name, h100.usable / h100.memory
+    ('h100', 0.75)
+    """
+    if (model := model_of(device_kind)) is not None:
+        return dataclasses.replace(CHIPS[model.name], usable=model.memory * memory_fraction())
+    generation = generation_of(device_kind)
+    return None if generation is None else CHIPS.get(generation.name)
+
+
+def memory_fraction() -> float:
+    """Which part of a GPU's memory JAX will take."""
+    return float(os.environ.get(MEMORY_FRACTION) or 0.75)

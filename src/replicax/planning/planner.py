@@ -16,7 +16,7 @@ from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
 from replicax.execution.tracing.held_state import held
 from replicax.hlo.collective_instructions import collectives_of
-from replicax.planning.chip_specs import CHIPS, Chip
+from replicax.planning.chip_specs import Chip, chip_of
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
@@ -25,7 +25,6 @@ from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.strategy import Strategy
-from replicax.tpu.generations import generation_of
 
 _BUFFERS = 12
 
@@ -130,7 +129,12 @@ def _devices_of(strategy: Strategy) -> np.ndarray:
 
 
 def _slices(strategy: Strategy) -> int:
-    """In how many slices the devices lie, one after the other; 1 if they lie otherwise."""
+    """In how many slices the devices lie, one after the other; 1 if they lie otherwise, or are GPUs.
+
+    Between GPUs that NVLink does not join there is no other kind of collective: where each participant is, is enough.
+    """
+    if _devices_of(strategy).flat[0].platform == "gpu":
+        return 1
     return strategy.extended.slices or 1
 
 
@@ -217,8 +221,7 @@ def _stage(number: int, share: Share, capacity: int | None, device: Chip | None,
 
 def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip | None]:
     """What the chips are, and what each device has of one."""
-    generation = generation_of(devices.flat[0].device_kind)
-    chip = given or (None if generation is None else CHIPS.get(generation.name))
+    chip = given or chip_of(devices.flat[0].device_kind)
     if chip is None:
         return None, None
     first = devices[: len(devices) // slices_of(devices)]

@@ -80,7 +80,11 @@ class TPUStrategy(Strategy):
     ) -> None:
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
-            raise TypeError(f"TPUStrategy: expected a TPUClusterResolver, got {resolver!r}")
+            raise TypeError(
+                f"TPUStrategy: expected a TPUClusterResolver, got {resolver!r}. For GPUs: "
+                "MirroredStrategy(resolver.devices) or ShardedStrategy(resolver.devices), with num_logical_devices= "
+                "for a device assignment"
+            )
         if device_assignment is None:
             device_assignment = DeviceAssignment.one_core_each(resolver.topology)
         if not isinstance(device_assignment, DeviceAssignment):

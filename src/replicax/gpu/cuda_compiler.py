@@ -1,0 +1,73 @@
+"""XLA's compiler for NVIDIA GPUs, which needs none: where it comes from, and the devices that it describes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+
+import jax
+import jaxlib.version
+from jax.experimental import topologies
+
+_PLUGINS = {"jax-cuda12-plugin": "jax_plugins.xla_cuda12", "jax-cuda13-plugin": "jax_plugins.xla_cuda13"}
+"""Packages, and the modules in which JAX looks for their ``initialize``."""
+_SKIP = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+
+
+def described_devices(target_config: str, topology: str) -> list[jax.Device]:
+    """Devices that programs can be compiled for, and that are not there.
+
+    Args:
+      target_config: of each GPU; see :meth:`GpuModel.target_config`.
+      topology: NVLink domains x hosts of each x GPUs of each, such as ``"16x1x8"``.
+
+    Raises:
+      RuntimeError: the packages of ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
+    """
+    module = _checked_plugin()
+    # Without this the plugin wants CUDA's libraries, of which compiling needs none.
+    before = os.environ.get(_SKIP)
+    os.environ[_SKIP] = "1"
+    try:
+        try:
+            return _devices(target_config, topology)
+        except NotImplementedError:
+            # JAX has asked the plugin before, as for its list of devices; the plugin then gave up for want of CUDA.
+            importlib.import_module(module).initialize()
+            return _devices(target_config, topology)
+    finally:
+        if before is None:
+            del os.environ[_SKIP]
+
+
+def _devices(target_config: str, topology: str) -> list[jax.Device]:
+    found = topologies.get_topology_desc(platform="cuda", target_config=target_config, topology=topology)
+    return list(found.devices)
+
+
+def _checked_plugin() -> str:
+    """The module of the plugin.
+
+    Raises:
+      RuntimeError: see :func:`described_devices`.
+    """
+    cure = "pip install 'replicax[gpu-plan]'. Neither a GPU nor CUDA is needed"
+    wanted = jaxlib.version.__version__
+    for package, module in _PLUGINS.items():
+        parts = (package, package.replace("-plugin", "-pjrt"))
+        try:
+            versions = {part: importlib.metadata.version(part) for part in parts}
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for part, version in versions.items():
+            if version != wanted:
+                raise RuntimeError(
+                    f"plans for GPUs need {part} of jaxlib's version: jaxlib is {wanted}, and {part} is {version}: "
+                    f"{cure}"
+                )
+        return module
+    raise RuntimeError(
+        f"plans for GPUs need XLA's compiler for them, in jax-cuda12-plugin and jax-cuda12-pjrt {wanted}, which are "
+        f"not installed: {cure}"
+    )

@@ -1,0 +1,177 @@
+"""``GPUClusterResolver``: describes GPUs that are not there, finds those that are, or emulates some."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _jax
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.devices.mesh import describe_slices
+from replicax.devices.selection import use_cpu_devices
+from replicax.gpu.cuda_compiler import described_devices
+from replicax.gpu.gpu_models import GpuModel, model_of, parse_cluster
+
+
+class GPUClusterResolver(ClusterResolver):
+    """Which NVIDIA GPUs there are, on which hosts; or would be.
+
+    Every strategy takes its ``devices``: ``MirroredStrategy(resolver.devices)``. GPUs that NVLink joins (those of a
+    host; of GB200, of 18 hosts) count as one slice, so :class:`GroupPartitioner` makes a group of them by default.
+    Emulated GPUs are CPU devices, which have no hosts: ``GroupPartitioner(resolver.num_gpus_per_host)``.
+
+    Args:
+      topology: for planning: GPUs that are not there, as hosts x GPUs of each, ``"h100:16x8"``; ``"h100:8"`` is one
+        host. Or a machine that a cloud sells, and how many, ``"a3-megagpu-8g:16"``. Steps can be compiled for them, by
+        XLA's compiler for GPUs, which needs the extra ``replicax[gpu-plan]`` and neither a GPU nor CUDA.
+      emulate: for running with no GPU: hosts x GPUs of each, ``"2x4"``, as CPU devices. Or the name of a topology. Call
+        it before anything asks JAX for a device, as :func:`use_cpu_devices`, which it calls.
+
+    Without an argument it finds the GPUs that JAX drives: those of this machine; after :func:`initialize_workers` those
+    of all workers.
+
+    Attributes:
+      model: what the GPUs are (``name``, ``memory``, …); ``None`` if that is not known.
+      devices: the JAX devices: an array ``[hosts, GPUs of each]``; of GPUs that are found ``[processes, …]``.
+      kind: ``"absent"``: steps can be compiled for them, and not run; ``"emulated"``; or ``"attached"``.
+      task_type: the name of the job, ``"worker"``.
+      task_id: which worker this process is.
+
+    Raises:
+      ValueError: there is no such GPU or machine, and the message has the right name where one sounds alike; both
+        arguments; processes drive different numbers of GPUs.
+      RuntimeError: there is no GPU; the extra is missing or of another version than JAX; JAX has made its devices
+        already, and they are too few to emulate.
+
+    >>> import replicax
+    >>> resolver = replicax.GPUClusterResolver(emulate="2x4")
+    >>> resolver, resolver.devices.shape, resolver.num_accelerators()
+    (GPUClusterResolver(2 hosts x 4 GPUs, emulated), (2, 4), {'GPU': 4})
+    >>> replicax.MirroredStrategy(resolver.devices).num_replicas_in_sync
+    8
+    """
+
+    def __init__(self, topology: str | None = None, *, emulate: str | None = None) -> None:
+        if topology and emulate:
+            raise ValueError(
+                "GPUClusterResolver: give one of topology (to plan) and emulate (to run on CPU devices), got "
+                f"topology={topology!r}, emulate={emulate!r}"
+            )
+        self.model: GpuModel | None
+        if topology is not None:
+            self.model, hosts, gpus = parse_cluster(topology)
+            self.kind = "absent"
+            found = _absent(self.model, hosts, gpus)
+        elif emulate is not None:
+            self.model, hosts, gpus = _parse_emulated(emulate)
+            self.kind = "emulated"
+            found = _emulated(hosts, gpus)
+        else:
+            found, hosts, gpus = _attached()
+            self.model = model_of(found[0].device_kind)
+            self.kind = "attached"
+        array = np.empty(hosts * gpus, dtype=object)
+        array[:] = found
+        self.devices: np.ndarray = array.reshape(hosts, gpus)
+        super().__init__("worker", jax.process_index() if self.kind == "attached" else 0)
+
+    @property
+    def environment(self) -> str:
+        """Where the devices are: ``"absent"``, ``"emulated"`` or ``"local"``."""
+        return "local" if self.kind == "attached" else self.kind
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are."""
+        return int(self.devices.shape[0])
+
+    @property
+    def num_gpus_per_host(self) -> int:
+        """How many GPUs each host has."""
+        return int(self.devices.shape[1])
+
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        """How many GPUs each worker drives: ``{"GPU": 8}``.
+
+        Args:
+          task_type: only ``"worker"``, or ``None``.
+          task_id: any of the workers: all drive the same number.
+
+        Raises:
+          ValueError: there is no such worker.
+        """
+        if task_type not in (None, "worker"):
+            raise ValueError(f"there is no job {task_type!r}: the GPUs belong to the job 'worker'")
+        if task_id is not None and not 0 <= task_id < self.num_hosts:
+            raise ValueError(f"there is no worker {task_id}: there are {self.num_hosts}, numbered from 0")
+        return {"GPU": self.num_gpus_per_host}
+
+    def cluster_spec(self) -> ClusterSpec:
+        return ClusterSpec({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GPUClusterResolver:
+        return self  # it never changes, and devices have no copies
+
+    def __repr__(self) -> str:
+        hosts, gpus = self.num_hosts, self.num_gpus_per_host
+        name = "GPU" if self.model is None else self.model.name
+        return (
+            f"GPUClusterResolver({hosts} host{'s' * (hosts > 1)} x {gpus} {name}{'s' * (gpus > 1 and name == 'GPU')}, "
+            f"{self.kind})"
+        )
+
+
+def _absent(model: GpuModel, hosts: int, gpus: int) -> list[jax.Device]:
+    per_domain = min(hosts, model.hosts_per_domain)
+    describe_slices(model.device_kind, per_domain)
+    return described_devices(model.target_config(), f"{hosts // per_domain}x{per_domain}x{gpus}")
+
+
+def _parse_emulated(text: str) -> tuple[GpuModel | None, int, int]:
+    if not isinstance(text, str):
+        raise ValueError(f"GPUClusterResolver: emulate must be a string such as '2x4', got {text!r}")
+    if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        return None, int(match[1]), int(match[2])
+    if text[:1].isdigit():
+        raise ValueError(
+            f"GPUClusterResolver(emulate={text!r}): expected hosts x GPUs of each, such as '2x4', or the name of a "
+            "topology, such as 'h100:2x4'"
+        )
+    return parse_cluster(text)
+
+
+def _emulated(hosts: int, gpus: int) -> list[jax.Device]:
+    count = hosts * gpus
+    if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < count:
+        use_cpu_devices(count)  # and otherwise as many as were asked for before
+    have = jax.local_devices(backend="cpu")
+    if len(have) < count:
+        raise RuntimeError(
+            f"{hosts} host(s) with {gpus} GPU(s) each take {count} CPU devices to emulate, but JAX has already made "
+            f"its devices, and {len(have)} of them are CPUs. Make the resolver, or call "
+            f"replicax.use_cpu_devices({count}), at the top of the program."
+        )
+    return list(have[:count])
+
+
+def _attached() -> tuple[list[jax.Device], int, int]:
+    try:
+        found = list(jax.devices("gpu"))
+    except RuntimeError as error:
+        there = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
+        raise RuntimeError(
+            f"there is no GPU: JAX has {there}. To compile for GPUs that are not there: "
+            "GPUClusterResolver(topology='h100:8'); to run with none, emulate some: GPUClusterResolver(emulate='1x8'). "
+            "On a machine with GPUs, install 'jax[cuda12]', and leave JAX_PLATFORMS unset."
+        ) from error
+    driven: dict[int, list[jax.Device]] = {}
+    for device in sorted(found, key=lambda d: (d.process_index, d.id)):
+        driven.setdefault(device.process_index, []).append(device)
+    if len({len(row) for row in driven.values()}) > 1:
+        each = ", ".join(f"process {process} has {len(row)}" for process, row in driven.items())
+        raise ValueError(f"processes drive different numbers of GPUs: {each}")
+    return [device for row in driven.values() for device in row], len(driven), len(next(iter(driven.values())))

@@ -1,0 +1,85 @@
+"""Steps compiled for GPUs that are not there, with every strategy."""
+
+from __future__ import annotations
+
+import pytest
+
+import replicax
+from replicax.devices.mesh import slice_of
+from tests.gpu.described import devices, needs_compiler
+from tests.planning.test_planner import FLOPS, PARAMETERS, build
+
+pytestmark = needs_compiler
+
+STATE = 2 * 4 * PARAMETERS  # parameters and momenta
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "slices"),
+    [("h100:8", 1, 1), ("a3-megagpu-8g:2", 2, 2), ("gb200:36x4", 36, 2), ("l40s:3x1", 3, 3)],
+)
+def test_described_devices(name: str, processes: int, slices: int) -> None:
+    resolver = replicax.GPUClusterResolver(topology=name)
+    found = resolver.devices
+    assert resolver.kind == resolver.environment == "absent"
+    assert [[d.process_index for d in row] for row in found] == [[i] * found.shape[1] for i in range(processes)]
+    assert {d.device_kind for d in found.flat} == {resolver.model.device_kind}
+    assert {d.platform for d in found.flat} == {"gpu"}
+    assert [slice_of(row[0]) for row in found] == [i * slices // processes for i in range(processes)]
+    strategy = replicax.MirroredStrategy(found)
+    assert (strategy.extended.is_absent, strategy.extended.slices) == (True, slices)
+
+
+SHARDED = {("all-gather", 16), ("reduce-scatter", 16), ("all-reduce", 16)}
+PLACEMENTS = {
+    "mirrored": (lambda found: replicax.MirroredStrategy(found), {("all-reduce", 16)}, STATE),
+    "several workers": (lambda found: replicax.MultiWorkerMirroredStrategy(found), {("all-reduce", 16)}, STATE),
+    "sharded": (lambda found: replicax.ShardedStrategy(found), SHARDED, STATE // 16),
+    "a group for each host": (
+        lambda found: replicax.MirroredStrategy(found, variable_partitioner=replicax.GroupPartitioner()),
+        {("all-gather", 8), ("reduce-scatter", 8), ("all-reduce", 2), ("all-reduce", 16)},
+        STATE // 8,
+    ),
+    "several replicas on each": (
+        lambda found: replicax.MirroredStrategy(found, num_replicas=64),
+        {("all-reduce", 16)},
+        STATE + 3 * 4 * 128 * 256,
+    ),
+    "one": (lambda found: replicax.OneDeviceStrategy(found[0, 0]), set(), STATE),
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_strategy(placement: str) -> None:
+    make, among, state = PLACEMENTS[placement]
+    strategy = make(devices("h100:2x8"))
+    plan = replicax.plan(strategy, *build(strategy))
+    replicas_each = strategy.num_replicas_in_sync // plan.devices
+    assert (plan.platform, plan.chip.name, plan.is_absent, plan.fits) == ("gpu", "h100", True, True)
+    assert plan.cost.matrix_flops == FLOPS * replicas_each
+    assert plan.memory.arguments == pytest.approx(state + 4 * 128 * 256, rel=0.02)
+    assert plan.memory.capacity == int(0.75 * 84942979072)
+    found = {(c.kind, c.participants) for c in plan.collectives}
+    assert found <= among
+    assert bool(found) == bool(among)
+
+
+def test_logical_devices_within_a_host() -> None:
+    strategy = replicax.MirroredStrategy(devices("h100:2x8"), num_logical_devices=4)
+    plan = replicax.plan(strategy, *build(strategy, parts=4))
+    assert (plan.replicas, plan.mesh) == (4, {"replica": 4, "logical0": 2, "logical1": 2})
+    assert plan.cost.matrix_flops == FLOPS // 4
+    assert {c.participants for c in plan.collectives} == {2, 4} or {c.participants for c in plan.collectives} == {4}
+    for replica in strategy.extended.logical_devices:
+        assert len({d.process_index for d in replica}) == 1
+
+
+def test_seven_gpus_in_groups_of_two() -> None:
+    with pytest.raises(ValueError, match=r"group_size 2 does not divide the number of replicas, 7: choose one of 1, 7"):
+        replicax.MirroredStrategy(devices("h100:7"), variable_partitioner=replicax.GroupPartitioner(2))
+
+
+def test_what_needs_the_devices_says_so() -> None:
+    strategy = replicax.MirroredStrategy(devices())
+    with pytest.raises(replicax.AbsentDeviceError, match="replicax.plan"):
+        strategy.run(lambda: 1.0)
