@@ -234,6 +234,24 @@ reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
 """
 
 
+own_sum_p = _jax.collective_primitive("replicax_own_sum", sums_of)
+"""The same as :data:`all_reduce_p` of those operands that have not been reduced; the others are taken as they are.
+
+It stands in no program that has been captured: :mod:`replicax.execution.program.own_sums` makes all-reduces of it.
+"""
+
+
+def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
+    """The sum over the replicas of each array; an array that has been reduced already is its own sum.
+
+    One fused all-reduce for those that have not been.
+    """
+    arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+    if lax.axis_size(REPLICA_AXIS) == 1:
+        return list(alone_p.bind(*arrays))
+    return list(own_sum_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1, in_order=False))
+
+
 def all_gather(array: Any, axis: int, options: CommunicationOptions | None = None) -> jax.Array:
     """Concatenate the replicas' arrays along ``axis``; every replica gets the whole.
 
@@ -369,6 +387,9 @@ class Communicator(Protocol):
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """Combine each array with the same array of all replicas."""
+
+    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+        """The sum over the replicas of each array; one that has been reduced already is its own sum."""
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' arrays along ``axis``."""

@@ -45,6 +45,9 @@ class SingleReplica:
         totals = [countable(jax.numpy.asarray(a)) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
 
+    def sum_of_own(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+        return self.all_reduce(ReduceOp.SUM, arrays, options)
+
     def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = jax.numpy.asarray(array)
         checked_axes(axis, array.shape, "all_gather")
@@ -146,9 +149,19 @@ class ReplicaContext(Renamed):
         self._check_current("all_reduce")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         op = ReduceOp.parse(reduce_op)
+        _check_leaves(known(value), "all_reduce")
+        return self._reduced(op, value, options, lambda arrays: self._communicator.all_reduce(op, arrays, options))
+
+    def _sum_of_own(self, value: Any) -> Any:
+        """The sum over the replicas of each array in ``value``; one that has been reduced already is its own sum."""
+        return self._reduced(ReduceOp.SUM, value, None, self._communicator.sum_of_own)
+
+    def _reduced(
+        self, op: ReduceOp, value: Any, options: Options, reduce: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> Any:
+        """``value`` with its arrays reduced, those that are no slices all together by ``reduce``."""
         leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_slices)
-        _check_leaves(value, "all_reduce")
-        dense = iter(self._communicator.all_reduce(op, [x for x in leaves if not is_slices(x)], options))
+        dense = iter(reduce([x for x in leaves if not is_slices(x)]))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
 

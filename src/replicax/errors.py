@@ -103,10 +103,10 @@ class RetraceWarning(UserWarning):
 
 
 class ShareWarning(UserWarning):
-    """Replicas sum what is not their share, such as the gradient of a mean over their own examples.
+    """A loss or gradient has the wrong scale: replicas sum the gradients of means over their own examples, for example.
 
     The message says what the sum is instead, and the cure; the warning's place is the line of the loss. It comes when a
-    step is traced for several replicas. ``replicax.as_share`` says of a loss that it is meant so.
+    step is traced for several replicas. If a loss is meant as it is, wrap it in ``replicax.as_share``.
     """
 
 

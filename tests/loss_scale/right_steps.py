@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import optax
 
 import replicax
-from tests.loss_scale.training_steps import EXAMPLES, REPLICAS, Model, clipped_back, here, share_of, softened
+from tests.loss_scale.training_steps import REPLICAS, Model, clipped_back, here, share_of, softened
 
 RIGHT: list[Callable[[Model, Any], Any]] = []
-WHOLE = REPLICAS * EXAMPLES
 
 
 def right(step: Callable[[Model, Any], Any]) -> Callable[[Model, Any], Any]:
@@ -31,7 +30,7 @@ def share(m: Model, batch: Any) -> None:
 
 @right
 def share_with_weights(m: Model, batch: Any) -> None:
-    m.train(lambda: share_of(m.errors(batch), sample_weight=jnp.abs(batch["y"]), global_batch_size=WHOLE))
+    m.train(lambda: share_of(m.errors(batch), sample_weight=jnp.abs(batch["y"]), global_batch_size=m.whole))
 
 
 @right
@@ -55,7 +54,7 @@ def share_and_a_share_of_a_penalty(m: Model, batch: Any) -> None:
 
 @right
 def share_by_a_weight_that_is_one_by_the_replicas(m: Model, batch: Any) -> None:
-    m.train(lambda: share_of(m.errors(batch)) + share_of(m.token_losses(batch)) / REPLICAS)
+    m.train(lambda: share_of(m.errors(batch)) + share_of(m.token_losses(batch), reduce_dims="sum") / REPLICAS)
 
 
 @right
@@ -138,7 +137,11 @@ def share_in_branches(m: Model, batch: Any) -> None:
 def shares_of_several_tasks(m: Model, batch: Any) -> None:
     def loss() -> Any:
         weights = jax.nn.softmax(m.w.value)
-        tasks = [share_of(m.errors(batch)), share_of(m.token_losses(batch)), share_of(jnp.abs(m.predicted(batch)))]
+        tasks = [
+            share_of(m.errors(batch)),
+            share_of(m.token_losses(batch), reduce_dims="sum"),
+            share_of(jnp.abs(m.predicted(batch))),
+        ]
         return jnp.dot(jnp.stack(tasks), weights)
 
     m.train(loss)
@@ -152,13 +155,21 @@ def gradient_in_parts(m: Model, batch: Any, loss: Callable[[Any], Any], count: i
         _, [gradient] = replicax.value_and_grad(lambda: loss((x @ m.w.value - y) ** 2), [m.w])()
         return total + gradient, None
 
-    parts = batch["x"].reshape(count, EXAMPLES // count, 3), batch["y"].reshape(count, EXAMPLES // count)
+    parts = batch["x"].reshape(count, m.examples // count, 3), batch["y"].reshape(count, m.examples // count)
     return jax.lax.scan(turn, jnp.zeros(3), parts)[0] / count
 
 
 @right
 def shares_added_up_in_a_scan(m: Model, batch: Any) -> None:
     m.w.assign_sub(0.1 * here().all_reduce("sum", gradient_in_parts(m, batch, share_of, 4)))
+
+
+@right
+def shares_of_as_many_parts_as_replicas(m: Model, batch: Any) -> None:
+    def share_of_part(losses: Any) -> Any:
+        return share_of(losses, global_batch_size=here().num_replicas_in_sync * losses.shape[0])
+
+    m.w.assign_sub(0.1 * here().all_reduce("sum", gradient_in_parts(m, batch, share_of_part, REPLICAS)))
 
 
 @right
@@ -232,17 +243,17 @@ def two_networks_with_two_losses(m: Model, batch: Any) -> None:
 
 @right
 def sum_by_the_whole_batch(m: Model, batch: Any) -> None:
-    m.train(lambda: jnp.sum(m.errors(batch)) / WHOLE)
+    m.train(lambda: jnp.sum(m.errors(batch)) / m.whole)
 
 
 @right
 def sum_over_tokens_by_the_whole_batch(m: Model, batch: Any) -> None:
-    m.train(lambda: m.token_losses(batch).sum() / (WHOLE * 6))
+    m.train(lambda: m.token_losses(batch).sum() / (m.whole * 6))
 
 
 @right
 def half_the_sum_by_the_whole_batch(m: Model, batch: Any) -> None:
-    m.train(lambda: 0.5 * jnp.sum(m.errors(batch)) / WHOLE)
+    m.train(lambda: 0.5 * jnp.sum(m.errors(batch)) / m.whole)
 
 
 @right
@@ -291,7 +302,7 @@ def mean_of_losses_by_the_replicas(m: Model, batch: Any) -> None:
 
 @right
 def mean_by_its_part_of_the_batch(m: Model, batch: Any) -> None:
-    m.train(lambda: jnp.mean(m.errors(batch)) * EXAMPLES / WHOLE)
+    m.train(lambda: jnp.mean(m.errors(batch)) * m.examples / m.whole)
 
 
 @right
@@ -335,10 +346,15 @@ def sums_in_a_scan_by_the_whole_batch(m: Model, batch: Any) -> None:
         return total + jnp.sum((part[0] @ m.w.value - part[1]) ** 2), None
 
     def loss() -> Any:
-        parts = batch["x"].reshape(2, EXAMPLES // 2, 3), batch["y"].reshape(2, EXAMPLES // 2)
-        return jax.lax.scan(turn, jnp.float32(0), parts)[0] / WHOLE
+        parts = batch["x"].reshape(2, m.examples // 2, 3), batch["y"].reshape(2, m.examples // 2)
+        return jax.lax.scan(turn, jnp.float32(0), parts)[0] / m.whole
 
     m.train(loss)
+
+
+@right
+def sum_by_the_replicas(m: Model, batch: Any) -> None:
+    m.train(lambda: jnp.sum(m.errors(batch)) / here().num_replicas_in_sync)
 
 
 @right
@@ -368,6 +384,22 @@ def smaller_rate(m: Model, batch: Any) -> None:
 @right
 def means_averaged(m: Model, batch: Any) -> None:
     m.apply(m.averaged(lambda: jnp.mean(m.errors(batch))), aggregate=False)
+
+
+@right
+def sums_averaged(m: Model, batch: Any) -> None:
+    m.apply(m.averaged(lambda: jnp.sum(m.errors(batch))), aggregate=False)
+
+
+@right
+def sums_averaged_by_jax(m: Model, batch: Any) -> None:
+    _, [gradient] = replicax.value_and_grad(lambda: jnp.sum(m.errors(batch)), [m.w])()
+    m.w.assign_sub(0.1 * jax.lax.pmean(gradient, replicax.REPLICA_AXIS))
+
+
+@right
+def sums_divided_by_a_number_from_elsewhere(m: Model, batch: Any) -> None:
+    m.apply([t / REPLICAS for t in m.summed(lambda: jnp.sum(m.errors(batch)))], aggregate=False)
 
 
 @right

@@ -14,7 +14,6 @@ import optax
 
 import replicax
 from tests.loss_scale.training_steps import (
-    EXAMPLES,
     REPLICAS,
     Model,
     clipped_back,
@@ -71,7 +70,7 @@ def half_the_sum_by_the_size_of_the_slice(m: Model, batch: Any) -> None:
 
 @mistake(MEAN)
 def each_loss_by_the_size_of_the_slice(m: Model, batch: Any) -> None:
-    m.train(lambda: jnp.sum(m.errors(batch) / EXAMPLES))  # wrong
+    m.train(lambda: jnp.sum(m.errors(batch) / m.examples))  # wrong
 
 
 @mistake(MEAN)
@@ -91,7 +90,7 @@ def mean_over_examples_then_tokens(m: Model, batch: Any) -> None:
 
 @mistake(MEAN)
 def sum_over_tokens_mean_over_examples(m: Model, batch: Any) -> None:
-    m.train(lambda: m.token_losses(batch).sum() / EXAMPLES)  # wrong
+    m.train(lambda: m.token_losses(batch).sum() / m.examples)  # wrong
 
 
 @mistake(MEAN)
@@ -155,7 +154,7 @@ def means_of_small_batches_in_a_scan(m: Model, batch: Any) -> None:
         return total + jnp.mean(losses), None  # wrong
 
     def loss() -> Any:
-        parts = batch["x"].reshape(2, EXAMPLES // 2, 3), batch["y"].reshape(2, EXAMPLES // 2)
+        parts = batch["x"].reshape(2, m.examples // 2, 3), batch["y"].reshape(2, m.examples // 2)
         return jax.lax.scan(turn, jnp.float32(0), parts)[0] / 2
 
     m.train(loss)
@@ -168,7 +167,7 @@ def gradients_of_small_batches_in_a_scan(m: Model, batch: Any) -> None:
         _, [gradient] = replicax.value_and_grad(lambda: jnp.mean((x @ m.w.value - y) ** 2), [m.w])()  # wrong
         return total + gradient, None
 
-    parts = batch["x"].reshape(2, EXAMPLES // 2, 3), batch["y"].reshape(2, EXAMPLES // 2)
+    parts = batch["x"].reshape(2, m.examples // 2, 3), batch["y"].reshape(2, m.examples // 2)
     total, _ = jax.lax.scan(turn, jnp.zeros(3), parts)
     m.w.assign_sub(0.1 * here().all_reduce("sum", total / 2))
 
@@ -299,7 +298,7 @@ def penalty_with_a_rule_of_its_own(m: Model, batch: Any) -> None:
 @mistake(REPEATED)
 def penalty_beside_a_share_by_hand(m: Model, batch: Any) -> None:
     def loss() -> Any:
-        return jnp.sum(m.errors(batch)) / (REPLICAS * EXAMPLES) + 0.01 * m.penalty()  # wrong
+        return jnp.sum(m.errors(batch)) / (REPLICAS * m.examples) + 0.01 * m.penalty()  # wrong
 
     m.train(loss)
 

@@ -8,6 +8,7 @@ from replicax.execution.loss_scale.terms import (
     ANY,
     Factor,
     Kind,
+    Origin,
     ScaleFact,
     Term,
     in_common,
@@ -24,7 +25,7 @@ SUM, MEAN, SHARE, REPEATED = Kind.SUM, Kind.MEAN, Kind.SHARE, Kind.REPEATED
 
 
 def factors(*values: float) -> tuple[Factor, ...]:
-    return product_of(tuple(Factor(value, False) for value in values))
+    return product_of(tuple(Factor(value) for value in values))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_mean_is_settled_before_other_numbers_come() -> None:
 
 
 def test_a_share_that_is_certainly_divided_by_the_replicas() -> None:
-    certain = Factor(1 / 4, True)
+    certain = Factor(1 / 4, Origin.REPLICAS)
     assert reading(Term(SHARE, 0, factors=(certain,)), REPLICAS) is Kind.DOUBLE_SCALED
     assert reading(Term(SHARE, 0, factors=(*factors(4), certain)), REPLICAS) is SHARE
     assert reading(Term(SHARE, 0, factors=(certain, ANY)), REPLICAS) is Kind.DOUBLE_SCALED

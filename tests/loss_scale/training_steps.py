@@ -15,17 +15,21 @@ import replicax
 from replicax.variables.store import DerivedStore, current_store, use_store
 from tests.conftest import strategy_of
 
-REPLICAS, EXAMPLES = 4, 8
-"""How many replicas there are, and how many examples each has; neither is a number that losses are weighted by."""
+REPLICAS = 4
+"""How many replicas there are: no number that losses are weighted by."""
 
 here = replicax.get_replica_context
 share_of = replicax.compute_average_loss
 
 
 class Model:
-    """A linear layer, a stack of layers, and a table; an optimizer; and one batch of each kind of data."""
+    """A linear layer, a stack of layers, and a table; an optimizer; and one batch of each kind of data.
 
-    def __init__(self) -> None:
+    Each replica has ``examples`` examples, and all together ``whole``.
+    """
+
+    def __init__(self, examples: int = 8) -> None:
+        self.examples, self.whole = examples, REPLICAS * examples
         rng = np.random.default_rng(0)
         self.strategy = strategy_of(REPLICAS)
         with self.strategy.scope():
@@ -37,12 +41,11 @@ class Model:
             self.adam = replicax.Optimizer(optax.adam(0.1))
             self.rate = replicax.Variable(np.float32(0.1), name="rate", trainable=False)
         self.variables = [self.w, self.b, self.stack, self.table]
-        total = REPLICAS * EXAMPLES
         batch = {
-            "x": rng.normal(size=(total, 3)).astype(np.float32),
-            "y": rng.normal(size=(total,)).astype(np.float32),
-            "tokens": rng.integers(0, 11, size=(total, 6)).astype(np.int32),
-            "mask": rng.integers(0, 2, size=(total, 6)).astype(np.float32),
+            "x": rng.normal(size=(self.whole, 3)).astype(np.float32),
+            "y": rng.normal(size=(self.whole,)).astype(np.float32),
+            "tokens": rng.integers(0, 11, size=(self.whole, 6)).astype(np.int32),
+            "mask": rng.integers(0, 2, size=(self.whole, 6)).astype(np.float32),
         }
         [self.batch] = self.strategy.distribute_dataset([batch])
 

@@ -387,16 +387,26 @@ def test_what_cannot_leave_a_step(pair, mistake) -> None:
 
 
 @third_party
-def test_gradients_that_are_reduced_already(pair) -> None:
-    model, optimizer, _ = made(MLP)
-
-    def step(model, optimizer, x):
-        gradients = nnx.grad(lambda model: model(x).sum())(model)
-        optimizer.update(model, replicax.get_replica_context().all_reduce("mean", gradients))
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pair, executor) -> None:
+    def step(model, optimizer, metric, x, reduced):
+        loss, gradients = nnx.value_and_grad(lambda model: replicax.compute_average_loss(model(x).sum(-1)))(model)
+        if reduced:
+            loss, gradients = replicax.get_replica_context().all_reduce("sum", (loss, gradients))
+        metric.update(loss=loss)
+        optimizer.update(model, gradients)
 
     [batch] = pair.distribute_dataset([batches(1)[0]["x"]])
-    with pytest.raises(replicax.LocalityError, match=r"nnx.Optimizer.update: a gradient .* has been all-reduced"):
-        pair.run(step, args=(model, optimizer, batch))
+    found = []
+    for reduced in (False, True):
+        model, optimizer, _ = made(MLP)
+        metric = nnx.metrics.Average("loss")
+        for _ in range(2):
+            args = model, optimizer, metric, batch, reduced
+            pair.run(step, args=args, options=replicax.RunOptions(executor=executor))
+        found.append((arrays(model), metric.compute()))
+    check_alike(found[1][0], found[0][0], 1e-6)
+    np.testing.assert_allclose(found[1][1], found[0][1], rtol=1e-6)
 
 
 @third_party

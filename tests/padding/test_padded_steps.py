@@ -119,7 +119,7 @@ def test_the_exact_executor_means_the_same(replicas) -> None:
 
 def test_counting_the_examples_costs_no_collective(pair) -> None:
     batch = padded_batch(pair, X[:5], 4)
-    program = pair.extended.trace(lambda x: replicax.compute_average_loss(x), args=(batch,))
+    program = pair.extended.trace(lambda x: replicax.compute_average_loss(x, reduce_dims="sum"), args=(batch,))
     assert program.collectives() == []
     program = pair.extended.trace(
         lambda x: replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,)),
@@ -219,7 +219,9 @@ def test_a_given_size_divides_and_infinite_padding_is_nothing(pair, options) -> 
     batch = padded_batch(pair, X[:5], 4)
 
     shares = pair.run(
-        lambda x: replicax.compute_average_loss(jnp.where(jnp.isnan(x), jnp.inf, 1.0), global_batch_size=10),
+        lambda x: replicax.compute_average_loss(
+            jnp.where(jnp.isnan(x), jnp.inf, 1.0), global_batch_size=10, reduce_dims="sum"
+        ),
         args=(batch,),
         options=options,
     )

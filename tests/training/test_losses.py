@@ -18,9 +18,35 @@ def test_shares_sum_to_the_mean(strategy) -> None:
     assert float(strategy.reduce("sum", shares(strategy, LOSSES))) == pytest.approx(5.0)
 
 
-def test_further_dims_are_added_up_within_an_example(strategy) -> None:
-    losses = np.stack([LOSSES, LOSSES], 1)
-    assert float(strategy.reduce("sum", shares(strategy, losses))) == pytest.approx(10.0)
+LOSSES_OF_STEPS = LOSSES[:, None, None] * np.arange(1.0, 7.0, dtype=np.float32).reshape(3, 2)
+"""``[batch, 3, 2]``."""
+
+
+@pytest.mark.parametrize(("reduce_dims", "expected"), [("sum", 5.0 * 21.0), ("mean", LOSSES_OF_STEPS.mean())])
+def test_further_dims_are_reduced_within_an_example(strategy, reduce_dims, expected) -> None:
+    share = shares(strategy, LOSSES_OF_STEPS, reduce_dims=reduce_dims)
+    assert float(strategy.reduce("sum", share)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_further_dims_are_added_up_with_a_warning(strategy, executor) -> None:
+    batch = next(iter(strategy.distribute_dataset([LOSSES_OF_STEPS])))
+    step = lambda losses: replicax.compute_average_loss(losses)  # noqa: E731
+    with pytest.warns(
+        replicax.ShareWarning, match=r"(?s)added up.*6 times the share of losses.mean\(\).*reduce_dims='mean'.*'sum'"
+    ) as found:
+        share = strategy.run(step, args=(batch,), options=replicax.RunOptions(executor))
+    assert {warning.filename for warning in found} == {__file__}
+    assert float(strategy.reduce("sum", share)) == pytest.approx(5.0 * 21.0)
+
+
+def test_further_dims_of_one_entry_are_no_question(strategy) -> None:
+    assert float(strategy.reduce("sum", shares(strategy, LOSSES[:, None]))) == pytest.approx(5.0)
+
+
+def test_a_mean_over_no_steps_is_zero(strategy) -> None:
+    share = shares(strategy, np.zeros((8, 0), np.float32), reduce_dims="mean")
+    assert float(strategy.reduce("sum", share)) == 0.0
 
 
 def test_the_global_batch_size_may_be_given(strategy) -> None:
@@ -65,6 +91,10 @@ def test_both_work_outside_every_step() -> None:
             r"sample_weight of shape \(2,\) does not fit",
         ),
         (lambda: replicax.compute_average_loss(jnp.ones(3), global_batch_size=0), "must be positive, got 0"),
+        (
+            lambda: replicax.compute_average_loss(jnp.ones((3, 2)), reduce_dims="max"),
+            "reduce_dims must be 'mean', 'sum' or None, got 'max'",
+        ),
     ],
 )
 def test_bad_input(call, message) -> None:

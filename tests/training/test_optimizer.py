@@ -379,10 +379,34 @@ def refused(pair, tx, extra, aggregate=True):
 
 
 @pytest.mark.usefixtures("promoting")
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_value_that_has_been_reduced_is_taken_as_it_is(pair, executor: str) -> None:
+    found = []
+    for of in (lambda x: x, all_reduced):
+        with pair.scope():
+            w = replicax.Variable(1.0, name="w")
+            optimizer = replicax.Optimizer(optax.polyak_sgd())
+
+        def step(x, of=of, w=w, optimizer=optimizer):
+            loss, gradient = replicax.value_and_grad(lambda: x * w**2, w)()
+            optimizer.apply_gradients(gradient, w, value=of(loss))
+
+        pair.run(step, (of_each(pair, 1, 2),), options=replicax.RunOptions(executor=executor))
+        found.append(float(w))
+    assert found == [0.5, 0.5]  # the loss is 3, and its gradient 6
+
+
+def test_reduced_and_other_values_are_summed_in_one_all_reduce(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.polyak_sgd())
+    program = pair.extended.trace(lambda x: optimizer.apply_gradients(x, w, value=x), args=(of_each(pair, 1, 2),))
+    assert [c.kind for c in program.collectives()] == ["all-reduce"]
+
+
+@pytest.mark.usefixtures("promoting")
 def test_further_arguments_that_count_wrongly(pair) -> None:
     polyak = optax.polyak_sgd()
-    with pytest.raises(replicax.LocalityError, match="value has been all-reduced.*this replica's own.*aggregate=False"):
-        refused(pair, polyak, lambda x, _: {"value": all_reduced(x)})
     with pytest.raises(replicax.LocalityError, match="value differs between replicas.*reduce it first"):
         refused(pair, polyak, lambda x, _: {"value": x}, aggregate=False)
     with pytest.raises(replicax.LocalityError, match=r"scales\['a'\] differs between replicas"):

@@ -3,7 +3,8 @@
 With several replicas
 
 - random streams draw other numbers on each replica, but for streams called ``params``;
-- ``nnx.Optimizer.update`` adds up the replicas' gradients, as :class:`~replicax.Optimizer` does;
+- ``nnx.Optimizer.update`` adds up the replicas' gradients, as :class:`~replicax.Optimizer` does; those that the step
+  has all-reduced it takes as they are;
 - metrics take in the values of all replicas;
 - batch statistics are averaged when the step has returned.
 
@@ -22,7 +23,7 @@ import optax
 from flax import nnx
 
 from replicax import context
-from replicax.locality import M, R
+from replicax.locality import M
 from replicax.training.extra_arguments import SHARES
 from replicax.variables import Variable
 from replicax.variables.store import current_store
@@ -158,17 +159,10 @@ def _summing(tx: Any) -> Any:
     def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
         own, tree = jax.tree_util.tree_flatten((gradients, shares))
-        own = [current_store().expect([jnp.asarray(g)], frozenset({R}), _ALREADY_REDUCED)[0] for g in own]
-        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica().all_reduce("sum", own))
+        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_of_own(own))
         return optax.with_extra_args_support(tx).update(gradients, state, parameters, **{**extra, **shares})
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-_ALREADY_REDUCED = (
-    "nnx.Optimizer.update: a gradient (or the value given with it) has been all-reduced, and is already the same on "
-    "every replica, so adding it up would count it once for every replica: give this replica's own gradients"
-)
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------
@@ -198,11 +192,11 @@ def _is_batch(value: Any) -> bool:
 
 
 def _whole_of_share(name: str, value: Any) -> Any:
-    """A scalar that a step computes is this replica's share, as of a loss: the sum over the replicas."""
+    """A scalar that a step computes is this replica's share, as of a loss, or has been reduced: its sum over them."""
     if not isinstance(value, jax.Array) or value.ndim:
         return value
-    [value] = current_store().expect([value], frozenset({M, R}), _NO_SHARE.format(name))
-    return _replica().all_reduce("sum", value)
+    [value] = current_store().expect([value], frozenset({M}), _NO_SHARE.format(name))
+    return _replica()._sum_of_own(value)
 
 
 _NO_SHARE = (

@@ -73,13 +73,7 @@ def arrays_in(
 
 def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locality], str]:
     """The localities that an array of an argument must not have, and the text of the error."""
-    if aggregate and name in SHARES:
-        return frozenset({R}), (
-            f"apply_gradients: {where} has been all-reduced, and is already the same on every replica, so summing it "
-            f"with the gradients would count it once for every replica: pass this replica's own value, or pass "
-            "aggregate=False and gradients that are reduced, too"
-        )
-    return frozenset({T}), (
+    return frozenset() if aggregate and name in SHARES else frozenset({T}), (
         f"apply_gradients: {where} differs between replicas, which would then change the variables in different ways: "
         "reduce it first (replicax.get_replica_context().all_reduce)"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import warnings
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,15 @@ import numpy as np
 from replicax import context
 from replicax.collectives import share_p
 from replicax.devices.host_values import as_array, check_numbers
-from replicax.errors import ContextError
+from replicax.errors import ContextError, ShareWarning, stack_level
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any | None = None, global_batch_size: int | jax.Array | None = None
+    per_example_loss: Any,
+    sample_weight: Any | None = None,
+    global_batch_size: int | jax.Array | None = None,
+    *,
+    reduce_dims: Literal["mean", "sum"] | None = None,
 ) -> jax.Array:
     """This replica's share of the mean loss over the *global* batch: its sum, divided by the global count.
 
@@ -24,11 +30,14 @@ def compute_average_loss(
     batch would be counted once for each replica.)
 
     Args:
-      per_example_loss: ``[batch, …]``, this replica's losses; further dims are added up within an example.
+      per_example_loss: ``[batch, …]``, this replica's losses. ``[batch]``, or see ``reduce_dims``.
       sample_weight: factors for the losses. Their shape is that of the losses, or its first dims. They change the
         sum, but not the count.
       global_batch_size: the number of examples of all replicas together. By default they are counted; a compiled step
         needs no collective for that, as the sizes of the batches are known.
+      reduce_dims: what becomes of further dims, such as the time in losses ``[batch, time]``: their ``"mean"``, so that
+        the result is the share of ``losses.mean()``, or their ``"sum"``, which is ``time`` times as large. Without it
+        they are added up, with a :class:`replicax.ShareWarning`.
 
     Padding (``InputOptions(partial_batch="pad")``) contributes 0 for any loss, and does not count. A
     replica without any example has a share of 0.
@@ -38,7 +47,8 @@ def compute_average_loss(
 
     Raises:
       ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; or the batch is padded, and dim 0
-        of the losses is not its rows; ``sample_weight`` does not fit; ``global_batch_size`` is not positive.
+        of the losses is not its rows; ``sample_weight`` does not fit; ``global_batch_size`` is not positive;
+        ``reduce_dims`` is something else.
       TypeError: ``global_batch_size`` is not an int; losses or weights are not numbers.
       ContextError: called in cross-replica context.
 
@@ -48,13 +58,27 @@ def compute_average_loss(
     ...     share = strategy.run(replicax.compute_average_loss, args=(losses,))
     ...     [float(s) for s in strategy.local_results(share)], float(strategy.reduce("sum", share))
     ([0.75, 2.25], 3.0)
+    >>> losses = np.array([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], np.float32)  # [batch, time]
+    >>> float(replicax.compute_average_loss(losses, reduce_dims="mean"))
+    3.0
     """
     replica = _replica("compute_average_loss")
+    if reduce_dims not in (None, "mean", "sum"):
+        raise ValueError(f"compute_average_loss: reduce_dims must be 'mean', 'sum' or None, got {reduce_dims!r}")
     losses = _float(per_example_loss, "compute_average_loss: per_example_loss")
     if losses.ndim == 0:
         raise ValueError(
             "compute_average_loss: per_example_loss must have a dim 0 with an entry for each example, got a scalar. "
             "Don't take the mean first: this function takes it."
+        )
+    each = math.prod(losses.shape[1:])
+    if each > 1 and reduce_dims is None:
+        warnings.warn(
+            f"compute_average_loss: per_example_loss has shape {losses.shape}. Its dims after the first are added up, "
+            f"so the result is {each} times the share of losses.mean(). Pass reduce_dims='mean' to average them, or "
+            "reduce_dims='sum' to add them up without this warning.",
+            ShareWarning,
+            stacklevel=stack_level(),
         )
     if sample_weight is not None:
         weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
@@ -88,6 +112,8 @@ def compute_average_loss(
     # Half-precision floats can't count: 100,000 is infinite in float16.
     wide = jnp.float32 if losses.dtype.itemsize < 4 else losses.dtype
     count = jnp.maximum(jnp.asarray(global_batch_size, jnp.float32), 1).astype(wide)
+    if reduce_dims == "mean":
+        count = count * max(each, 1)
     return share_p.bind((jnp.sum(losses, dtype=wide) / count).astype(losses.dtype))[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any
 
@@ -194,14 +195,14 @@ class Optimizer:
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
             ``False`` they must be reduced already (M).
           **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
-            ``aggregate``, ``value`` and ``grad`` are this replica's shares, and are summed with the gradients; so are
-            the result of a function such as ``value_fn``, and its gradient. While such a function runs, the variables
-            have the values of its parameters. Every other argument must be the same on every replica (M). Without
-            ``aggregate`` all arguments must be.
+            ``aggregate``, ``value`` and ``grad`` are this replica's shares, and are summed with the gradients, unless
+            they have been all-reduced already; so are the result of a function such as ``value_fn``, and its gradient.
+            While such a function runs, the variables have the values of its parameters. Every other argument must be
+            the same on every replica (M). Without ``aggregate`` all arguments must be.
 
         Raises:
           LocalityError: with ``aggregate``, a gradient that is all-reduced already, and would be counted n
-            times on n replicas; without, a gradient that differs between replicas. The same for further arguments.
+            times on n replicas; without, a gradient that differs between replicas; a further argument that differs.
           ValueError: a gradient of another shape; gradients in another structure; other variables than before; no
             gradient at all.
           TypeError: not pairs of a gradient and a variable; the transformation does not take a further argument.
@@ -241,7 +242,8 @@ class Optimizer:
         marked = [store.expect([a], *refused_of(name, where, aggregate))[0] for name, where, a in arrays]
         shares = [i for i, (name, _, _) in enumerate(arrays) if name in SHARES]
         if aggregate:
-            own, summed = replica.all_reduce("sum", (own, [marked[i] for i in shares]))
+            total_of = replica._sum_of_own if shares else functools.partial(replica.all_reduce, "sum")
+            own, summed = total_of((own, [marked[i] for i in shares]))
             for i, total in zip(shares, summed, strict=True):
                 marked[i] = total
         further = {

@@ -36,7 +36,8 @@ DIFFERENCES: dict[str, str] = {
     "VariableSynchronization": "an ON_READ variable can't be trainable; without an aggregation it is assigned from "
     "across, and not read",
     "compute_average_loss": "counts the examples of all replicas, also of uneven batches, and of a partial one; a "
-    "global batch of 0 is an error",
+    "global batch of 0 is an error; losses [batch, time] are added up over time with a warning, unless reduce_dims is "
+    "'mean' or 'sum'",
     "get_strategy": "a variable made outside every scope belongs to no strategy, and can't be read in its steps",
     "CrossShardOptimizer": "gradients that have been reduced need aggregate=False, and are an error otherwise",
     "Strategy.run": f"{_ONE_RUN}; a PerReplica argument must have as many components as there are replicas; "

@@ -24,7 +24,7 @@ from replicax.execution.padding.example_places import Place
 from replicax.execution.padding.questions import Question
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
-from replicax.locality import Locality, M, T
+from replicax.locality import Locality, M, R, T
 
 
 class ExactCommunicator:
@@ -37,6 +37,7 @@ class ExactCommunicator:
         replica: int,
         device: jax.Device,
         note: Callable[[Any, Locality], None],
+        locality_of: Callable[[Any], Locality],
         is_of_step: Callable[[Any], bool],
         examples: ReplicaExamples | None = None,
         place_of: Callable[[Any], Place] | None = None,
@@ -46,6 +47,7 @@ class ExactCommunicator:
         self.replica = replica
         self.device = device
         self._note = note
+        self._locality_of = locality_of
         self._is_of_step = is_of_step
         self.examples = examples
         self._place_of = place_of
@@ -90,6 +92,13 @@ class ExactCommunicator:
         arrays = [countable(as_array(a, COMBINED)) for a in arrays]
         totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
         return totals if op is ReduceOp.SUM else [divide(total, self.rendezvous.count) for total in totals]
+
+    def sum_of_own(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+        sums = [countable(as_array(a, COMBINED)) for a in arrays]
+        own = [i for i, array in enumerate(sums) if self._locality_of(array) is not R]
+        for i, total in zip(own, self.all_reduce(ReduceOp.SUM, [sums[i] for i in own], options), strict=True):
+            sums[i] = total
+        return sums
 
     def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
         array = as_array(array, COMBINED)

@@ -127,6 +127,7 @@ class _Replica:
             index,
             device,
             localities.note,
+            localities.of,
             localities.is_of_step,
             examples,
             None if places is None else places.of,

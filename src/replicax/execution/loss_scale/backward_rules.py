@@ -170,7 +170,7 @@ def _moved(o: ScaledOperation, term: Term) -> Term:
         for i, m in others:
             scale = scale_of(o, m, name in families.QUOTIENTS and i == 1)
             certain = scale.number is None or ANY not in scale.factors
-            term = times(term, scale.factors if certain else (Factor(abs(scale.number or 1.0), False),))
+            term = times(term, scale.factors if certain else (Factor(abs(scale.number or 1.0)),))
     size = math.prod(o.shapes.results[0])
     if size > max(math.prod(shape) for shape in shapes):
         term = with_divisors(term if term.divisors else dataclasses.replace(term, line=o.line), (size,))

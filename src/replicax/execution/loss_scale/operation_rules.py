@@ -22,6 +22,7 @@ from replicax.execution.loss_scale.terms import (
     Factors,
     Kind,
     Level,
+    Origin,
     ScaleFact,
     Term,
     is_close,
@@ -62,8 +63,8 @@ class ScaledOperation:
     replicas: int
     asked: bool
     """Whether the step has asked how many replicas there are: then it may have put that into any number."""
-    divides_by_replicas: Callable[[], bool]
-    """Whether it is a division by their number, if it is one by a number that is the same."""
+    origin: Callable[[float], Origin]
+    """Where a number comes from that it divides by."""
 
     @property
     def own(self) -> list[ScaleFact]:
@@ -135,12 +136,13 @@ def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
     size = abs(value)
     if is_close(size, 1.0):
         return Scale(())
-    if is_close(size, 1 / o.replicas):
-        return Scale((Factor(size, divides and (o.asked or o.divides_by_replicas())),), value)
+    origin = o.origin(m.number) if divides else Origin.UNKNOWN
+    if is_close(size, 1 / o.replicas) or origin is Origin.MEAN:
+        return Scale((Factor(size, origin),), value)
     if o.asked and not is_close(size, o.replicas):
         return Scale((ANY,), value)
     whole = max(size, 1 / size)
-    return Scale((Factor(size, False),) if is_close(whole, round(whole)) else (), value)
+    return Scale((Factor(size),) if is_close(whole, round(whole)) else (), value)
 
 
 def _scaled(term: Term, scale: Scale) -> Term:
@@ -149,7 +151,7 @@ def _scaled(term: Term, scale: Scale) -> Term:
     if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
         return times(term, tuple(f for f in factors if f != ANY and scale.number is None))  # a learning rate
     if ANY in factors and scale.number is not None and any(is_close(scale.number * d, 1.0) for d in term.divisors):
-        factors = (Factor(scale.number, False),)
+        factors = (Factor(scale.number),)
     return times(term, factors)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
@@ -25,9 +26,11 @@ from replicax.execution.loss_scale.terms import (
     NOTHING_KNOWN,
     Kind,
     Level,
+    Origin,
     ScaleFact,
     Term,
     in_common,
+    is_close,
     reading,
     settled,
 )
@@ -41,9 +44,14 @@ from replicax.execution.program.marks import mark_p
 from replicax.execution.program.program import Program
 from replicax.locality import Locality, R, T
 
-_MEANS = ("pmean", "/jax/_src/lax/parallel.py"), ("divide", "/replicax/collectives.py")
+_OVER_REPLICAS = (
+    ("pmean", "/jax/_src/lax/parallel.py"),
+    ("divide", "/replicax/collectives.py"),
+    ("scale_regularization_loss", "/replicax/training/losses.py"),
+)
 """Functions that divide by the number of replicas, and their files."""
-_SCALES = ("scale_regularization_loss", "/replicax/training/losses.py")
+_OVER_ELEMENTS = ("mean", "_mean", "_var"), "/jax/_src/numpy/reductions.py"
+"""Functions that divide by a number of elements, and their file."""
 
 
 class LossScalePass(Dataflow[ScaleFact]):
@@ -243,7 +251,24 @@ class LossScalePass(Dataflow[ScaleFact]):
             any(jnp.issubdtype(getattr(v.aval, "dtype", jnp.bool_), jnp.inexact) for v in equation.outvars[:1]),
             self.program.replicas,
             self.asked,
-            lambda: any(_jax.comes_from(equation, [name], file) for name, file in (*_MEANS, _SCALES)),
+            lambda divisor: self._origin(equation, divisor),
+        )
+
+    def _origin(self, equation: _jax.Equation, divisor: float) -> Origin:
+        """Where the number comes from that an equation divides by."""
+        if _jax.comes_from(equation, *_OVER_ELEMENTS):
+            return Origin.MEAN
+        by_function = any(_jax.comes_from(equation, [name], file) for name, file in _OVER_REPLICAS)
+        if is_close(divisor, self.program.replicas) and (by_function or (self.asked and self._is_no_size)):
+            return Origin.REPLICAS
+        return Origin.UNKNOWN
+
+    @functools.cached_property
+    def _is_no_size(self) -> bool:
+        """Whether no array of the program is so large along a dim as there are replicas."""
+        replicas = self.program.replicas
+        return not _jax.contains(
+            self.program.jaxpr, lambda e: any(replicas in shape_of(v) for v in (*e.invars, *e.outvars))
         )
 
     def _line(self, equation: _jax.Equation) -> int:
@@ -260,7 +285,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         kind = Kind.SHARE
         if not equation.params.get("stated", False):
             if m.locality is not T:
-                twice = sum(f.of_replicas for f in m.factors) > 1
+                twice = sum(f.origin is Origin.REPLICAS for f in m.factors) > 1
             else:
                 twice = not m.rest and self._readings(m.terms) == {Kind.DOUBLE_SCALED}
             kind = Kind.DOUBLE_SCALED if twice else Kind.SHARE

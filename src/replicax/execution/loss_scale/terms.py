@@ -14,7 +14,7 @@ import enum
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from replicax.execution.padding.example_places import Place, Rows, Untraceable, joined
 from replicax.locality import Locality, M, T
@@ -46,18 +46,27 @@ class Level(enum.Enum):
     TOTAL = "summed over the replicas"
 
 
+class Origin(enum.IntEnum):
+    """Where a number comes from."""
+
+    UNKNOWN = 0
+    """It may be anything: a weight, a count of examples, or one over the number of replicas."""
+    MEAN = 1
+    """JAX has divided by a number of elements."""
+    REPLICAS = 2
+    """It certainly is one over the number of replicas, and not a number that happens to be the same."""
+
+
 class Factor(NamedTuple):
     """A number that a term has been multiplied by."""
 
     value: float
-    of_replicas: bool
-    """Whether it certainly is one over the number of replicas, and not a number that happens to be the same."""
+    origin: Origin = Origin.UNKNOWN
 
 
 Factors = tuple[Factor, ...]
-Number = TypeVar("Number", float, Factor)
 
-ANY = Factor(0.0, False)
+ANY = Factor(0.0)
 """Stands for a number that may be anything, so also the number of replicas."""
 
 _MOST_FACTORS = 4
@@ -161,7 +170,7 @@ def product_of(*factors: Factors) -> Factors:
 
 def _ordered(factors: Sequence[Factor]) -> Factors:
     if len(factors) > _MOST_FACTORS:
-        factors = [*(f for f in factors if f.of_replicas), ANY]
+        factors = [*(f for f in factors if f.origin is Origin.REPLICAS), ANY]
     certain = sorted(f for f in factors if f != ANY)
     return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
 
@@ -186,21 +195,19 @@ def times(term: Term, factors: Factors) -> Term:
 
 def reading(term: Term, replicas: int) -> Kind | None:
     """What a term is, with what it has been multiplied by; ``None`` if it can be read in several ways."""
-    values = [f.value for f in term.factors]
-    if ANY in term.factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON):
+    factors = term.factors
+    if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON):
         return None
     if term.kind is Kind.SUM:
-        found = {
-            Kind.SHARE if by_all or _has(rest, 1 / replicas) else Kind.MEAN
-            for some, rest in _parts(values)
-            for divisor in term.divisors
-            for by_all in (False, True)
-            if is_close(math.prod(some) * divisor * (replicas if by_all else 1), 1.0)
-        }
+        found = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest in _without_counts(term)}
+        if any(True for _ in _without_counts(term, replicas)):
+            found.add(Kind.SHARE)
+        if found == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
+            return None  # as many replicas as examples: which of them the number stands for can't be told
         return Kind.SUM if not found else found.pop() if len(found) == 1 else None
     if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON):
-        return Kind.SHARE if _has(values, 1 / replicas) else term.kind
-    if term.kind is Kind.SHARE and any(f.of_replicas for f in term.factors) and not _has(values, replicas):
+        return Kind.SHARE if _has(factors, 1 / replicas) else term.kind
+    if term.kind is Kind.SHARE and any(f.origin is Origin.REPLICAS for f in factors) and not _has(factors, replicas):
         return Kind.DOUBLE_SCALED
     return term.kind
 
@@ -208,9 +215,8 @@ def reading(term: Term, replicas: int) -> Kind | None:
 def settled(term: Term, replicas: int) -> Term:
     """``term``; a sum that is a mean as such, so that no number that comes later, as a learning rate, is the count."""
     if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
-        for some, rest in _parts(term.factors):
-            if any(is_close(math.prod(f.value for f in some) * divisor, 1.0) for divisor in term.divisors):
-                return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
+        rest = next(iter(_without_counts(term)))
+        return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
     return term
 
 
@@ -219,14 +225,24 @@ def is_close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=2e-3)
 
 
-def _has(values: Sequence[float], wanted: float) -> bool:
-    """Whether the product of some of ``values`` is ``wanted``."""
-    return any(is_close(math.prod(some), wanted) for some, _ in _parts(values))
+def _without_counts(term: Term, times: int = 1) -> Iterable[list[Factor]]:
+    """The factors of a sum without those that divide it by a number of its examples, ``times`` that: all ways."""
+    for some, rest in _parts(term.factors):
+        if any(f.origin is Origin.REPLICAS for f in some):
+            continue
+        product = math.prod(f.value for f in some)
+        if any(is_close(product * divisor * times, 1.0) for divisor in term.divisors):
+            yield rest
 
 
-def _parts(values: Sequence[Number]) -> Iterable[tuple[list[Number], list[Number]]]:
-    """Some of ``values``, at least one, and the others: all ways of choosing them."""
-    for chosen in itertools.product((True, False), repeat=len(values)):
+def _has(factors: Sequence[Factor], wanted: float) -> bool:
+    """Whether the product of some of ``factors`` is ``wanted``."""
+    return any(is_close(math.prod(f.value for f in some), wanted) for some, _ in _parts(factors))
+
+
+def _parts(factors: Sequence[Factor]) -> Iterable[tuple[list[Factor], list[Factor]]]:
+    """Some of ``factors``, at least one, and the others: all ways of choosing them."""
+    for chosen in itertools.product((True, False), repeat=len(factors)):
         if any(chosen):
-            pairs = list(zip(values, chosen, strict=True))
-            yield [v for v, c in pairs if c], [v for v, c in pairs if not c]
+            pairs = list(zip(factors, chosen, strict=True))
+            yield [f for f, c in pairs if c], [f for f, c in pairs if not c]

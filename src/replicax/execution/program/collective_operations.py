@@ -7,7 +7,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, AXIS_POSITION, HANDED_ON
-from replicax.collectives import all_reduce_p, alone_p, share_back_p, share_p
+from replicax.collectives import all_reduce_p, alone_p, own_sum_p, share_back_p, share_p
 from replicax.devices.mesh import REPLICA_AXIS
 
 
@@ -37,7 +37,7 @@ uneven_part_p: _jax.Primitive = _jax.linear_primitive(
 
 # What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
-AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, uneven_gather_p.name}
+AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, own_sum_p.name, uneven_gather_p.name}
 """Collectives that hand every replica the same, if all of them take part."""
 
 ONE_BY_ONE = HANDED_ON | {alone_p.name, share_p.name, share_back_p.name}

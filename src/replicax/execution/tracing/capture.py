@@ -7,6 +7,7 @@ whatever goes wrong leaves every variable as it was.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
+from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
@@ -200,6 +202,8 @@ def capture(
         timeout=store.communicator.timeout,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
+    if store.communicator.sums_own:
+        program = dataclasses.replace(program, jaxpr=with_all_reduces(program.jaxpr, program.input_localities))
     if program.replicas > 1 and program.has_derivatives:
         from replicax.execution.loss_scale.mistakes import warn_of_loss_scale  # not every program has a loss
 

@@ -26,9 +26,11 @@ class SpmdCommunicator:
 
     Attributes:
       timeout: the longest that a collective has, in seconds; ``None`` if none has one.
+      sums_own: whether the step has sums of which some operands may have been reduced already.
     """
 
     timeout: float | None = None
+    sums_own = False
 
     def __init__(self, examples: ReplicaExamples | None = None, options: context.Options = None) -> None:
         self.examples = examples
@@ -39,6 +41,10 @@ class SpmdCommunicator:
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         return collectives.all_reduce(op, arrays, self._noted(options))
+
+    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+        self.sums_own = True
+        return collectives.sum_of_own(arrays, self._noted(options))
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
         return collectives.all_gather(array, axis, self._noted(options))

@@ -53,6 +53,9 @@ class GroupCommunicator(SpmdCommunicator):
             _refuse("all_reduce")
         return super().all_reduce(op, arrays, options)
 
+    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+        return self.all_reduce(ReduceOp.SUM, arrays, options)
+
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
         if not self._is_part():
             _refuse("all_gather")
