@@ -72,34 +72,34 @@ bench: $(READY)  ## measure Replicax against hand-written JAX
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 peers: $(PEERS_READY)  ## measure Replicax beside TensorFlow, Keras, Flax NNX and PyTorch
-	$(PEERS)/python -m peers $(ARGS)
+	$(PEERS)/python -m benchmarks.peers $(ARGS)
 
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
-	$(ORACLE)/python -m oracle $(ARGS)
+	$(ORACLE)/python -m tests.oracle $(ARGS)
 
 integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face, and models of Keras
-	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest integration_tests $(ARGS)
+	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest tests/integration $(ARGS)
 
 keras: $(INTEGRATIONS_READY)  ## test models of Keras with its three latest series: KERAS="3.13.2 …"
 	for version in $(KERAS); do \
 	    test -d .venv-keras/$$version/keras || $(INTEGRATIONS)/python -m pip install --quiet --no-deps \
 	        --target .venv-keras/$$version keras==$$version || exit 1; \
 	    PYTHONPATH=.venv-keras/$$version JAX_PLATFORMS=cpu \
-	        $(INTEGRATIONS)/python -m pytest integration_tests/keras_models $(ARGS) || exit 1; \
+	        $(INTEGRATIONS)/python -m pytest tests/integration/keras_models $(ARGS) || exit 1; \
 	done
 
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
-	$(PYTHON) matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
+	$(PYTHON) tests/matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
 
 chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoints, fill its disk: SEED=…
-	$(BIN)/python -m chaos --seed $(SEED) $(ARGS) $(if $(ARGS),,&& $(BIN)/python -m chaos.servers --seed $(SEED))
+	$(BIN)/python -m tests.chaos --seed $(SEED) $(ARGS) $(if $(ARGS),,&& $(BIN)/python -m tests.chaos.servers --seed $(SEED))
 
 docs: $(DOCS_READY)  ## run the code of every page, then build the site in build/site
 	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) tests/test_documents.py
 	$(DOCS)/python docs/site/build.py $(ARGS)
 
 dist:  ## build the wheel and the sdist in dist/, and try them in empty environments
-	$(PYTHON) matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
+	$(PYTHON) tests/matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
 	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-keras .venv-matrix .venv-docs .venv-dist
@@ -113,22 +113,22 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --editable '.[dev]'
 	touch $@
 
-$(ORACLE_READY): pyproject.toml constraints.txt oracle/constraints.txt
+$(ORACLE_READY): pyproject.toml constraints.txt tests/oracle/constraints.txt
 	$(PYTHON) -m venv .venv-oracle
-	PIP_CONSTRAINT="constraints.txt oracle/constraints.txt" \
+	PIP_CONSTRAINT="constraints.txt tests/oracle/constraints.txt" \
 	    $(ORACLE)/python -m pip install --editable '.[ray]' tensorflow-cpu
 	touch $@
 
-$(INTEGRATIONS_READY): pyproject.toml constraints.txt integration_tests/constraints.txt
+$(INTEGRATIONS_READY): pyproject.toml constraints.txt tests/integration/constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	PIP_CONSTRAINT="constraints.txt integration_tests/constraints.txt" \
+	PIP_CONSTRAINT="constraints.txt tests/integration/constraints.txt" \
 	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,ray,torch]' \
 	    pytest tensorflow-cpu tensorboard keras
 	touch $@
 
-$(PEERS_READY): pyproject.toml constraints.txt peers/constraints.txt
+$(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers/constraints.txt
 	$(PYTHON) -m venv .venv-peers
-	PIP_CONSTRAINT="constraints.txt peers/constraints.txt" \
+	PIP_CONSTRAINT="constraints.txt benchmarks/peers/constraints.txt" \
 	    $(PEERS)/python -m pip install --editable '.[nnx,torch]' keras tensorflow-cpu
 	touch $@
 

@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 
-from matrix import dist
+from tests.matrix import dist
 
-ROOT = pathlib.Path(dist.__file__).parent.parent
+ROOT = pathlib.Path(dist.__file__).parents[2]
 
 
 @pytest.fixture

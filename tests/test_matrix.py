@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from matrix import lock, run
+from tests.matrix import lock, run
 
-ROOT = pathlib.Path(run.__file__).parent.parent
+ROOT = pathlib.Path(run.__file__).parents[2]
 FAILED = "=== short test summary info ===\n======= 2 failed, 30 passed, 1 skipped in 3.45s =======\n"
 PASSED = "============ 5 passed in 0.50s ============\n"
 

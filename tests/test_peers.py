@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from peers import measuring, report, roster
-from peers.libraries import jax_models, on_nnx
-from peers.problems import MAKERS, Problem, problem
-from peers.process import PeerFailedError, Side
+from benchmarks.peers import measuring, report, roster
+from benchmarks.peers.libraries import jax_models, on_nnx
+from benchmarks.peers.problems import MAKERS, Problem, problem
+from benchmarks.peers.process import PeerFailedError, Side
 
 MLP = problem("mlp")
 
 
 def test_measuring_loads_none_of_the_libraries() -> None:
     libraries = {"jax", "flax", "keras", "tensorflow", "torch", "replicax"}
-    code = f"import sys, peers.report, peers.threads, peers.side; print(sorted({libraries} & set(sys.modules)))"
+    code = (
+        "import sys, benchmarks.peers.report, benchmarks.peers.threads, benchmarks.peers.side; "
+        f"print(sorted({libraries} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=report.ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

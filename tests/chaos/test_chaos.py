@@ -12,17 +12,17 @@ import sys
 import numpy as np
 import pytest
 
-from chaos import damage, verdict
-from chaos.faults import DAMAGES, FILL, KILL, PREEMPT, SPOTS, STOP, Amounts, Damage, Fault, alone, faults_of
-from chaos.records import Records
-from chaos.training import BATCH, EXAMPLES, STEPS_PER_EPOCH
 from tests import processes
+from tests.chaos import damage, verdict
+from tests.chaos.faults import DAMAGES, FILL, KILL, PREEMPT, SPOTS, STOP, Amounts, Damage, Fault, alone, faults_of
+from tests.chaos.records import Records
+from tests.chaos.training import BATCH, EXAMPLES, STEPS_PER_EPOCH
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 5))])
 def test_a_run_that_is_struck_ends_as_if_nothing_had_happened(seed: int, tmp_path: pathlib.Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "chaos", "--short", "--seed", str(seed), "--folder", str(tmp_path)],
+        [sys.executable, "-m", "tests.chaos", "--short", "--seed", str(seed), "--folder", str(tmp_path)],
         cwd=processes.ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.disk import own_mounts
+from tests.chaos.disk import own_mounts
 from tests.checkpoint.small_disks import ROOMS
 from tests.compiler import HURRIED
 from tests.processes import ROOT

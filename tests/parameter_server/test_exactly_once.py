@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import replicax
-from chaos.servers import counting
 from replicax.parameter_server.engine.actors import NoRoomError
+from tests.chaos.servers import counting
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0

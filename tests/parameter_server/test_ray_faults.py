@@ -99,6 +99,6 @@ def test_a_program_that_is_killed_leaves_no_server_and_no_worker(tmp_path: pathl
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_processes_that_are_killed_cost_nothing(mode: str) -> None:
-    struck = [sys.executable, "-m", "chaos.servers", "--workers", "6", "--servers", "4", "--mode", mode]
+    struck = [sys.executable, "-m", "tests.chaos.servers", "--workers", "6", "--servers", "4", "--mode", mode]
     ended = subprocess.run(struck, cwd=processes.ROOT, capture_output=True, text=True, timeout=3 * WAIT)
     assert ended.returncode == 0, ended.stdout + ended.stderr

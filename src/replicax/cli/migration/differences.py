@@ -1,4 +1,4 @@
-"""What behaves differently under a name that has stayed or changed: the short form of ``oracle/differences.md``."""
+"""What behaves differently under the old and new names: the short form of ``tests/oracle/differences.md``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ elements, which the compiler merges with what computes the array.
 
 Convolutions are fast in one order of their dims. XLA brings them into it, but only at the top of a program. In a branch
 or a loop, of which ``run_steps`` is one, a gradient by the filter takes many times as long
-(``python -m peers --problems cnn``: JAX by hand in a scan). So their order is made here.
+(``python -m benchmarks.peers --problems cnn``: JAX by hand in a scan). So their order is made here.
 
 The gradient of a matrix product by a weight sums over examples, the first dims of both operands. XLA has its fast code
 for products over a last and a first dim, and does not get there by itself. So the smaller operand is turned around
