@@ -103,7 +103,7 @@ def planned(row: Row) -> dict[str, Any]:
         "compute_s": found.estimate.compute,
         "memory_s": found.estimate.memory,
         "communication_s": found.estimate.communication,
-        "at_least_s": found.estimate.overlapped,
+        "at_least_s": found.estimate.at_least,
         "trace_s": found.trace_seconds,
         "compile_s": found.compile_seconds,
         "peak_resident": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

@@ -31,7 +31,7 @@ from _transformer import LAYER_BYTES, LENGTH, SHAPES, TABLE, block, losses, mode
 
 import replicax
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.collective_instructions import collectives_of
+from replicax.hlo import collective_instructions
 from replicax.hlo.instructions import parse
 
 LAUNCH = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())", "launch"]
@@ -137,7 +137,9 @@ def measure(placement: Placement) -> dict[str, Any]:
     program = compile_step(strategy)
     compiled = program.compiled()
     memory: Any = compiled.memory_analysis()
-    uses = collectives_of(parse(compiled.as_text() or ""), dict(strategy.extended.mesh.shape))
+    uses = collective_instructions.collectives_of(
+        parse(compiled.as_text() or ""), collective_instructions.ProgramDevices(dict(strategy.extended.mesh.shape))
+    )
     counts, between = collections.Counter[str](), collections.Counter[str]()
     within = 0
     for use in uses:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import replicax
-from replicax.hlo.collective_instructions import collectives_of
+from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.hlo.instructions import parse
 
 DEVICES, SEQUENCES, LAYERS = 4, 8, 12
@@ -56,7 +56,7 @@ def measure(strategy: replicax.Strategy) -> dict[str, Any]:
     program = compile_step(strategy)
     memory: Any = program.compiled().memory_analysis()
     sent: dict[str, float] = {}
-    for use in collectives_of(parse(program.compiled_text()), {"replica": DEVICES}):
+    for use in collectives_of(parse(program.compiled_text()), ProgramDevices({"replica": DEVICES})):
         sent[use.kind] = sent.get(use.kind, 0.0) + use.count * use.whole / MODEL_BYTES
     return {
         "strategy": type(strategy).__name__,

@@ -158,6 +158,7 @@ def known_in(text: str) -> set[str]:
 OF_XLA = {
     "hlo/executed.py": {"while"},
     "planning/cost.py": {"reduce"},
+    "planning/timeline/walk.py": {"while"},
 }
 
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import collectives_of
+from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.hlo.instructions import parse
 from replicax.variables.partitioners import over_all
 from tests.compiled.test_local_replicas import context, goes_on_elsewhere
@@ -85,7 +85,8 @@ def on_one_device() -> list[Any]:
 
 def issued(program: replicax.Executable) -> set[tuple[str, int, int]]:
     """What goes between replicas: each kind of collective, its bytes, and how often a step issues such."""
-    uses = collectives_of(parse(program.compiled_text()), {str(k): int(n) for k, n in program.mesh.shape.items()})
+    mesh = ProgramDevices({str(k): int(n) for k, n in program.mesh.shape.items()})
+    uses = collectives_of(parse(program.compiled_text()), mesh)
     counts: dict[tuple[str, int], int] = {}
     for use in uses:
         if use.axes == ("replica",):

@@ -4,7 +4,14 @@ import jax.numpy as jnp
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import SLICE_AXIS, Collective, collectives_in, collectives_of, groups_of
+from replicax.hlo.collective_instructions import (
+    SLICE_AXIS,
+    Collective,
+    ProgramDevices,
+    collectives_in,
+    collectives_of,
+    groups_of,
+)
 from replicax.hlo.instructions import instructions, parse
 from tests.conftest import strategy_of
 from tests.hlo.hlo_texts import LOOP
@@ -54,7 +61,7 @@ def test_every_kind_of_a_real_program(pair) -> None:
 
 # --- how often, and between whom -----------------------------------------------------------------------
 
-MESH = {"replica": 4, "logical0": 2}
+MESH = ProgramDevices({"replica": 4, "logical0": 2})
 
 
 def module_of(instruction: str):
@@ -96,7 +103,7 @@ def test_a_permute() -> None:
 
 
 def test_in_a_loop_it_counts_as_often_as_it_runs() -> None:
-    [use] = collectives_of(parse(LOOP), {"replica": 2, "logical0": 2})
+    [use] = collectives_of(parse(LOOP), ProgramDevices({"replica": 2, "logical0": 2}))
     assert (use.kind, use.bytes, use.axes, use.count) == ("all-reduce", 128, ("replica",), 6)
     assert use.where == "while/body/psum"
 
@@ -145,7 +152,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
   ROOT %y = f32[8]{{0}} get-tuple-element(%done), index=0
 }}"""
     )
-    inside, between = collectives_of(module, MESH, slices=4)
+    inside, between = collectives_of(module, ProgramDevices(MESH.axes, 4, 4))
     assert (inside.kind, inside.axes, inside.participants) == ("all-reduce", ("logical0",), 2)
     assert (between.kind, between.bytes, between.whole, between.axes) == (kind, 32, whole, (SLICE_AXIS,))
     assert (between.participants, between.members, between.count) == (4, (0, 2, 4, 6), 1)

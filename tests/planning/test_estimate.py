@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replicax.hlo.collective_instructions import CollectiveUse
+from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
+from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import CHIPS, Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.network import HOP, Line, Network, seconds_of
+from replicax.planning.timeline.walk import ScheduleWalk
 
 CHIP = Chip("chip", flops=1e12, memory=1e9, bandwidth=1e11, link=1e9, links=6)
 
@@ -108,31 +110,43 @@ def test_cores_of_a_chip_share_its_links() -> None:
     assert CHIPS["v3"].share(2).flops == CHIPS["v3"].flops / 2
 
 
+def walk_of(chip: Chip, axes: dict[str, int], slices: int = 1, groups: str = "") -> ScheduleWalk:
+    """Through a step that goes through 1e9 bytes, and then sums 1e9 bytes."""
+    module = parse(
+        f"""
+ENTRY %main (x: f32[125000000], y: f32[250000000]) -> f32[250000000] {{
+  %x = f32[125000000]{{0}} parameter(0)
+  %y = f32[250000000]{{0}} parameter(1)
+  %z = f32[125000000]{{0}} negate(%x)
+  ROOT %sum = f32[250000000]{{0}} all-reduce(%y), replica_groups={{{groups}}}, to_apply=%add
+}}"""
+    )
+    return ScheduleWalk(module, chip, ProgramDevices(axes, slices))
+
+
 def test_scaling() -> None:
-    cost = Cost(matrix_flops=10**12, other_flops=0, bytes=10**9)
     network = Network(devices_of((8, 8, 8), "TPU v5p"), CHIPS["v5p"])
-    uses = [use_of("all-reduce", 512, size=10**9)]
-    points = scaling_of(cost, uses, CHIPS["v5p"], network)
+    points = scaling_of([walk_of(CHIPS["v5p"], {"replica": 512})], network)
     assert [p.replicas for p in points] == [2**i for i in range(10)]
     assert points[-1].chips == (8, 8, 8)
-    assert points[-1].estimate == estimate_of(cost, uses, CHIPS["v5p"], network)
-    assert points[0].estimate.communication == 0
-    assert points[0].efficiency == 1.0
-    assert all(0 < p.efficiency <= 1 and p.efficiency <= p.efficiency_overlapped <= 1 for p in points)
-    assert len({(p.estimate.compute, p.estimate.memory) for p in points}) == 1  # the batch of a replica stays
-    assert points[-1].estimate.overlapped <= points[-1].estimate.sequential
+    assert points[-1].communication == network.seconds(use_of("all-reduce", 512, size=10**9))
+    assert (points[0].communication, points[0].exposed, points[0].efficiency) == (0, 0, 1.0)
+    assert all(p.efficiency == pytest.approx(points[0].seconds / p.seconds) for p in points)
+    # The batch of a replica stays, and so does what it computes; nothing runs beside a sum that is one instruction.
+    assert all(p.seconds - p.communication == pytest.approx(points[0].seconds) for p in points)
+    assert all(p.exposed == pytest.approx(p.communication) for p in points)
 
 
 def test_scaling_of_an_odd_slice_and_of_a_ring() -> None:
-    cost, uses = Cost(1, 1, 1), [use_of("all-reduce", 24)]
-    odd = scaling_of(cost, uses, CHIPS["v5p"], Network(devices_of((2, 3, 4), "TPU v5p"), CHIPS["v5p"]))
+    v5p = CHIPS["v5p"]
+    odd = scaling_of([walk_of(v5p, {"replica": 24})], Network(devices_of((2, 3, 4), "TPU v5p"), v5p))
     assert [p.chips for p in odd] == [(1, 1, 1), (1, 1, 2), (2, 1, 2), (2, 3, 2), (2, 3, 4)]
     assert [p.replicas for p in odd] == [1, 2, 4, 12, 24]
     cards = np.array([SimpleNamespace(device_kind="card") for _ in range(8)], dtype=object)[:, None]
-    points = scaling_of(cost, [use_of("all-reduce", 8)], CHIP, Network(cards, CHIP))
+    points = scaling_of([walk_of(CHIP, {"replica": 8})], Network(cards, CHIP))
     assert [p.replicas for p in points] == [1, 2, 4, 8]
     # A ring in which each has all its links to the others: 2 × V × 7/8 over six links, and eight half rounds of hops.
-    assert points[-1].estimate.communication == pytest.approx(2 * (1e7 * 7 / 8 / 6e9 + 4 * HOP))
+    assert points[-1].communication == pytest.approx(2 * (1e9 * 7 / 8 / 6e9 + 4 * HOP))
 
 
 def slices_of_four(slices: int, cores: int = 1) -> np.ndarray:
@@ -189,9 +203,10 @@ def test_a_gather_from_fewer_slices_is_smaller() -> None:
 
 
 def test_scaling_over_slices() -> None:
-    cost, network = Cost(10**9, 0, 10**6), Network(slices_of_four(6), CHIPS["v5e"])
-    uses = [use_of("reduce-scatter", 4), use_of("all-reduce", 6, ("slice",)), use_of("all-gather", 4)]
-    points = scaling_of(cost, uses, CHIPS["v5e"], network)
+    chip = CHIPS["v5e"]
+    network = Network(slices_of_four(6), chip)
+    lines = ",".join("{" + ",".join(str(4 * s + i) for s in range(6)) + "}" for i in range(4))
+    points = scaling_of([walk_of(chip, {"replica": 24}, slices=6, groups=lines)], network)
     assert [(p.replicas, p.slices, p.chips) for p in points] == [
         (1, 1, (1, 1)),
         (2, 1, (1, 2)),
@@ -199,13 +214,17 @@ def test_scaling_over_slices() -> None:
         (12, 3, (2, 2)),
         (24, 6, (2, 2)),
     ]
-    assert [p.estimate.between_slices for p in points[:3]] == [0, 0, 0]
-    assert points[-1].estimate == estimate_of(cost, uses, CHIPS["v5e"], network)
-    assert points[-1].estimate.between_slices == pytest.approx(2 * 1e7 * 5 / 6 / CHIPS["v5e"].network)
-    assert points[-1].estimate.bound_by == "the network between slices"
-    assert points[-1].estimate.overlapped == points[-1].estimate.between_slices
-    whole = points[-1].estimate
-    assert whole.sequential == max(whole.compute, whole.memory) + whole.communication + whole.between_slices
+    assert [p.communication for p in points[:3]] == [0, 0, 0]
+    assert points[-1].communication == pytest.approx(2 * 1e9 * 5 / 6 / chip.network)
+
+
+def test_the_least_that_a_step_can_take() -> None:
+    chip, network = CHIPS["v5e"], Network(slices_of_four(6), CHIPS["v5e"])
+    uses = [use_of("reduce-scatter", 4), use_of("all-reduce", 6, ("slice",)), use_of("all-gather", 4)]
+    found = estimate_of(Cost(10**9, 0, 10**6), uses, chip, network)
+    assert found.between_slices == pytest.approx(2 * 1e7 * 5 / 6 / chip.network)
+    assert found.bound_by == "the network between slices"
+    assert found.at_least == found.between_slices > found.communication > found.compute
 
 
 @pytest.mark.parametrize("change", [{"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}])

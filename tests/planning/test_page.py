@@ -80,14 +80,14 @@ def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
     assert {"script", "link", "img", "iframe", "object"}.isdisjoint(found.seen)
     assert "@import" not in text
     assert "url(http" not in text
-    assert found.seen.count("svg") == 3
+    assert found.seen.count("svg") == 4
     for section in sections(plan):
         assert section.title in found.text
         for row in section.rows:
             assert all(cell in found.text for cell in row)
     assert "<w> & co" in found.text
     assert plan.verdict in found.text
-    assert "estimate" in found.text
+    assert "prediction" in found.text
     assert "card<1>" in found.text
 
 
@@ -102,7 +102,7 @@ def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:
 
 @pytest.mark.parametrize(("fits", "mark"), [(True, "fits"), (False, "not"), (None, "unknown")])
 def test_the_verdict_is_coloured(plan, fits, mark) -> None:
-    other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, scaling=())
+    other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, timeline=None, scaling=())
     text = page(other)
     assert f'<div class="verdict {mark}">' in text
     assert "too <large>" in checked(text).text
@@ -120,10 +120,10 @@ def test_the_tables(plan, width: int) -> None:
         assert section.title in text
         for column, *cells in zip(section.columns, *section.rows, strict=True):
             assert all(word in text for word in column.lstrip(">").split())  # folded between words at most
-            assert column in ("name", "where", "type", "") or all(cell in text for cell in cells)
+            assert column in ("name", "where", "why", "what", "type", "") or all(cell in text for cell in cells)
     assert "all-reduce" in text
     assert "replica" in text
-    assert "An estimate, no measurement" in text
+    assert "A prediction, no measurement" in text
     assert max(map(len, text.splitlines()[3:])) <= width
 
 

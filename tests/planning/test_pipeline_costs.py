@@ -92,7 +92,7 @@ def test_on_tpus_that_are_not_there() -> None:
     assert (plan.fits, plan.replicas, plan.is_absent) == (True, 2, True)
     assert all(s.programs < 2 * MICROBATCHES + 2 for s in plan.stages)  # microbatches share theirs
     assert all(c.seconds > 0 for s in plan.stages for c in s.collectives)
-    assert plan.estimate == max((s.estimate for s in plan.stages), key=lambda e: e.overlapped)
+    assert plan.timeline == max((s.timeline for s in plan.stages), key=lambda t: t.seconds)
     assert [p.replicas for p in plan.scaling] == [1, 2]
 
 

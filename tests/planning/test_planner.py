@@ -108,14 +108,17 @@ def test_scaling(on_tpus) -> None:
         (8, (2, 4)),
         (16, (4, 4)),
     ]
-    assert on_tpus.scaling[-1].estimate == on_tpus.estimate
+    assert on_tpus.scaling[-1].seconds == on_tpus.timeline.seconds
 
 
 def test_as_data(on_tpus) -> None:
     found = json.loads(on_tpus.to_json())
-    assert (found["version"], found["fits"], found["memory"]["total"]) == (1, True, on_tpus.memory.total)
+    assert (found["version"], found["fits"], found["memory"]["total"]) == (2, True, on_tpus.memory.total)
     assert found["collectives"][0]["axes"] == ["replica"]
-    assert found["estimate"]["sequential"] == on_tpus.estimate.sequential
+    assert found["estimate"]["at_least"] == on_tpus.estimate.at_least < found["timeline"]["seconds"]
+    assert found["timeline"]["hidden"] == on_tpus.timeline.hidden
+    assert found["examples_per_second"] == found["examples"] / found["timeline"]["seconds"]
+    assert found["examples"] == 16 * 128
     assert found["scaling"][-1]["replicas"] == 16
     assert str(on_tpus).startswith("train_step on 16 replicas, 16 × TPU v5 lite (4x4): fits: needs ")
 
@@ -146,7 +149,7 @@ def test_several_slices(on_tpus) -> None:
     assert plan.estimate.between_slices == pytest.approx(sum(c.seconds * c.count for c in between))
     assert plan.estimate.communication == pytest.approx(sum(c.seconds * c.count for c in inside))
     assert [(p.replicas, p.slices) for p in plan.scaling][-2:] == [(16, 1), (32, 2)]
-    assert plan.scaling[-1].estimate == plan.estimate
+    assert plan.scaling[-1].seconds == plan.timeline.seconds
     assert not [b for b in plan.memory.buffers if b.bytes == 0]
     assert json.loads(plan.to_json())["slices"] == 2
     rows = {row[0]: row[1:] for section in sections(plan) for row in section.rows}
@@ -207,7 +210,7 @@ def test_a_replica_of_several_cores() -> None:
     assert any("replica" in a for a in axes)
     assert next(b for b in plan.memory.buffers if b.name == "up0").type == "float32[256,256]"
     assert [p.replicas for p in plan.scaling] == [1, 2, 4]
-    assert plan.scaling[0].estimate.communication > 0  # within the replica
+    assert plan.scaling[0].communication > 0  # within the replica
 
 
 def test_a_step_that_does_not_fit() -> None:

@@ -98,10 +98,10 @@ def test_what_variables_alone_need(variables: str, pieces: int) -> None:
 def test_devices_that_share_a_processor_do_one_thing_after_the_other() -> None:
     parts = {"compute": 1.0, "memory": 2.0, "communication": 4.0, "arithmetic": 8.0, "launches": 16.0}
     serial = Estimate(**parts, is_serial=True)
-    assert serial.overlapped == serial.sequential == 31.0
+    assert serial.at_least == 31.0
     assert serial.bound_by == "launches"
     chip = dataclasses.replace(serial, is_serial=False, launches=0.0, arithmetic=0.0)
-    assert (chip.overlapped, chip.sequential, chip.bound_by) == (4.0, 6.0, "communication")
+    assert (chip.at_least, chip.bound_by) == (4.0, "communication")
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -115,7 +115,8 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     assert found.estimate.compute == pytest.approx(2 * 64**3 / chip.flops)
     assert found.estimate.arithmetic >= 64 * 64 / chip.arithmetic
     assert found.estimate.launches == found.cost.launches * chip.launch > 0
-    assert found.estimate.overlapped == found.estimate.sequential > found.estimate.compute
+    assert found.timeline.seconds == pytest.approx(found.estimate.at_least)
+    assert found.timeline.seconds > found.estimate.compute
 
 
 def test_no_devices() -> None:

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.hlo.collective_instructions import collectives_of
+from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.hlo.instructions import parse
 from replicax.variables.layout import Mirrored, Split
 from replicax.variables.partitioners import over_all
@@ -118,7 +118,7 @@ def test_training_is_that_of_one_device(size: int, replicas: int, executor: str)
     # Of a, b, a layer of the stack and d each logical device gathers its part, and no more; and scatters as little.
     parts = {4 * 8 * 8, 4 * 8, 4 * 16 * 8, 4 * 16}
     of_results = {4 * size, 4 * 3 * 16}  # the largest element of each piece, and what is left of the stack
-    uses = collectives_of(parse(program.compiled_text()), {"replica": replicas, "logical0": 2})
+    uses = collectives_of(parse(program.compiled_text()), ProgramDevices({"replica": replicas, "logical0": 2}))
     between = [use for use in uses if use.axes == ("replica",) and use.participants == size]
     assert {use.bytes for use in between if use.kind == "all-gather"} == parts | of_results
     assert {use.bytes for use in between if use.kind == "reduce-scatter"} == {bytes // size for bytes in parts}

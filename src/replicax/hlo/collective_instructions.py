@@ -120,61 +120,92 @@ class CollectiveUse:
         return self.bytes * self.participants if self.kind == "reduce-scatter" else self.bytes
 
 
-def collectives_of(
-    module: Module, axes: dict[str, int], slices: int = 1, programs: int | None = None
-) -> list[CollectiveUse]:
-    """The collectives of a program, equal ones as one, in the order of their first appearance.
+@dataclasses.dataclass(frozen=True)
+class ProgramDevices:
+    """Where a program's devices lie.
 
-    Of TPUs in several slices each slice has a program, and this is the first one's. A collective among all is there
-    what the devices of a slice do together, and what each then sends to those in its place in the other slices. Of
-    other devices there is one program for all slices, and collectives may go beyond a slice.
+    Of TPUs in several slices each slice has a program, and a plan is about the first one's. A collective among all is
+    there what the devices of a slice do together, and what each then sends to those in its place in the other slices.
+    Of other devices there is one program for all slices, and collectives may go beyond a slice.
+
+    Attributes:
+      axes: of their mesh, and their sizes, in order.
+      slices: how many slices they are of, one slice after the other.
+      programs: how many programs these have.
+      places: of the devices in a mesh that has others as well; ``None`` if it has not.
+    """
+
+    axes: dict[str, int]
+    slices: int = 1
+    programs: int = 1
+    places: tuple[int, ...] | None = None
+
+
+def collectives_of(module: Module, placement: ProgramDevices) -> list[CollectiveUse]:
+    """The collectives of a program, equal ones as one, in the order of their first appearance.
 
     Args:
       module: a compiled program.
-      axes: the axes of its mesh and their sizes, in order.
-      slices: how many slices have the mesh's devices, one slice after the other.
-      programs: how many programs these have, by default one for each slice.
+      placement: of its devices.
 
     >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.collective_instructions import collectives_of
+    >>> from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
     >>> module = parse('''
     ... ENTRY %main (x: f32[8]) -> f32[8] {
     ...   %x = f32[8]{0} parameter(0)
     ...   ROOT %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
     ... }''')
-    >>> [(c.kind, c.bytes, c.axes, c.participants) for c in collectives_of(module, {"replica": 2, "logical0": 2})]
+    >>> found = collectives_of(module, ProgramDevices({"replica": 2, "logical0": 2}))
+    >>> [(c.kind, c.bytes, c.axes, c.participants) for c in found]
     [('all-reduce', 32, ('replica',), 2)]
-    >>> [c.axes for c in collectives_of(module, {"replica": 4}, slices=2, programs=1)]
+    >>> [c.axes for c in collectives_of(module, ProgramDevices({"replica": 4}, slices=2))]
     [('slice',)]
     """
-    programs = slices if programs is None else programs
-    devices = math.prod(axes.values())
     found: dict[tuple[object, ...], CollectiveUse] = {}
     issued: dict[str, str] = {}
     for executed in Walk(module):
-        instruction = executed.instruction
-        use = use_between_slices(instruction, devices // slices, slices) if programs > 1 else None
-        if use is None:
-            collective = as_collective(instruction)
-            if collective is None or is_repeated(instruction, issued):
-                continue
-            collective = _as_issued(collective, executed.computation.name, module)
-            members = groups_of(instruction, devices // programs)[0]
-            use = CollectiveUse(
-                kind=collective.kind,
-                bytes=collective.bytes,
-                axes=axes_of(members, axes) if programs > 1 else _axes_of_slices(members, axes, slices),
-                participants=len(members),
-                members=members,
-                count=1,
-                where=plain_name(instruction.op_name),
-            )
+        use = use_of(executed.instruction, executed.computation.name, module, placement)
+        if use is None or is_repeated(executed.instruction, issued):
+            continue
         use = dataclasses.replace(use, count=executed.times)
         key = (use.kind, use.bytes, use.members, use.where)
         if key in found:
             use = dataclasses.replace(use, count=use.count + found[key].count)
         found[key] = use
     return list(found.values())
+
+
+def use_of(
+    instruction: Instruction, computation: str, module: Module, placement: ProgramDevices
+) -> CollectiveUse | None:
+    """One issue of the collective that an instruction is, or starts; ``None`` if it is none.
+
+    Args:
+      instruction: which.
+      computation: the name of the computation that it stands in.
+      module: of both.
+      placement: of the devices.
+    """
+    devices = math.prod(placement.axes.values())
+    if placement.programs > 1:
+        between = use_between_slices(instruction, devices // placement.slices, placement.slices)
+        if between is not None:
+            return between
+    collective = as_collective(instruction)
+    if collective is None:
+        return None
+    collective = _as_issued(collective, computation, module)
+    members = groups_of(instruction, devices // placement.programs)[0]
+    slices = placement.slices if placement.programs == 1 else 1
+    return CollectiveUse(
+        kind=collective.kind,
+        bytes=collective.bytes,
+        axes=_axes_of_slices(members, placement.axes, slices),
+        participants=len(members),
+        members=members if placement.places is None else tuple(placement.places[m] for m in members),
+        count=1,
+        where=plain_name(instruction.op_name),
+    )
 
 
 def use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:

@@ -75,6 +75,19 @@ class Walk:
                 yield from self._within(called, repeated, fused, arm)
 
 
+def parts_of(
+    module: Module, computation: Computation, instruction: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """What one kernel computes, each with the computation that it stands in: of a fusion what is inside of it."""
+    if instruction.opcode not in ("fusion", "call", "async-start"):
+        yield computation, instruction
+        return
+    for name in instruction.called("calls", "to_apply"):
+        inner = module.computations[name]
+        for part in inner.instructions.values():
+            yield from parts_of(module, inner, part)
+
+
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """How often the body of a loop runs; ``None`` if that can't be told.
 

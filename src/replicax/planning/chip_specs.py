@@ -38,6 +38,9 @@ class Chip:
         emulated devices. See :func:`replicax.planning.calibration.measured_chip`.
       peaks: of matrix products by dtype, as HLO calls them (``"f32"``, ``"f8"``, …) and ``"tf32"``, in FLOPs per
         second; empty where only ``flops`` is known.
+      multiprocessors: of a GPU, how many compute tiles of a matrix product at a time; 0: its matrix units are one.
+      sustained: the share of ``flops`` that large matrix products reach for hours, at the clocks that the chip's power
+        and cooling allow.
 
     >>> import replicax
     >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
@@ -60,12 +63,14 @@ class Chip:
     meeting: float = 0.0
     is_serial: bool = False
     peaks: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    multiprocessors: int = 0
+    sustained: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in ("flops", "memory", "bandwidth"):
+        for field in ("flops", "memory", "bandwidth", "sustained"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
-        for field in ("link", "links", "network", "arithmetic", "launch", "meeting"):
+        for field in ("link", "links", "network", "arithmetic", "launch", "meeting", "multiprocessors"):
             if getattr(self, field) < 0:
                 raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
 
@@ -87,6 +92,10 @@ _DOCS = "https://docs.cloud.google.com/tpu/docs/"
 _CACM = "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020"
 _V4 = "Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer, ISCA 2023, https://arxiv.org/abs/2304.01433"
 _USABLE = "usable memory: what the compiler of libtpu 0.0.42 says that it has, when a program does not fit"
+
+_LAUNCH = 2e-6  # seconds between two kernels of a GPU's stream
+_SUSTAINED = {(8, 0): 0.85, (9, 0): 0.72}
+"""Of a GPU's peak, by compute capability: fitted, see ``benchmarks/published_runs.py``."""
 
 # Links: the documents give the sum over a chip's links and both ways; here it is one link, one way. The network: of v5e
 # and v6e they give what a pod of 256 chips has, of v5p and TPU7x what a chip has, in bits; of earlier ones nothing.
@@ -111,7 +120,10 @@ CHIPS = {
         max(1, model.nvlinks),
         sources=tuple(SOURCES[key] for key in model.sources),
         network=model.network,
+        launch=_LAUNCH,
         peaks=model.peaks,
+        multiprocessors=model.sms,
+        sustained=_SUSTAINED.get(model.capability, 0.8),
     )
     for model in MODELS.values()
 }

@@ -74,19 +74,17 @@ def cost_of(module: Module) -> Cost:
     matrix = other = moved = launches = 0
     for executed in walk:
         instruction, computation = executed.instruction, executed.computation
-        match instruction.opcode:
-            case "dot":
-                matrix += executed.times * _dot_flops(instruction, computation)
-            case "convolution":
-                matrix += executed.times * _convolution_flops(instruction, computation)
-            case "reduce" | "reduce-window":
-                other += executed.times * computation.instructions[instruction.operands[0]].bytes // _width(instruction)
-            case opcode if opcode not in _FREE and opcode not in _NO_ARITHMETIC:
-                other += executed.times * sum(math.prod(a.dims) for a in instruction.arrays)
+        matrix += executed.times * matrix_flops(instruction, computation)
+        other += executed.times * other_flops(instruction, computation)
         if not executed.is_fused:
-            moved += executed.times * _bytes_moved(module, computation, instruction)
-            launches += executed.times * (instruction.opcode not in _FREE)
+            moved += executed.times * bytes_moved(module, computation, instruction)
+            launches += executed.times * is_launched(instruction)
     return Cost(matrix, other, moved, tuple(walk.unknown_loops), launches)
+
+
+def is_launched(instruction: Instruction) -> bool:
+    """Whether an instruction outside of fusions is an operation that runs, and not only a name for a value."""
+    return instruction.opcode not in _FREE
 
 
 def _width(instruction: Instruction) -> int:
@@ -94,6 +92,28 @@ def _width(instruction: Instruction) -> int:
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------
+
+
+def matrix_flops(instruction: Instruction, computation: Computation) -> int:
+    """Of one matrix product or convolution; 0 if the instruction is neither."""
+    match instruction.opcode:
+        case "dot":
+            return _dot_flops(instruction, computation)
+        case "convolution":
+            return _convolution_flops(instruction, computation)
+    return 0
+
+
+def other_flops(instruction: Instruction, computation: Computation) -> int:
+    """Of one instruction that is neither, one for each number that it computes."""
+    match instruction.opcode:
+        case "dot" | "convolution":
+            return 0
+        case "reduce" | "reduce-window":
+            return computation.instructions[instruction.operands[0]].bytes // _width(instruction)
+        case opcode if opcode not in _FREE and opcode not in _NO_ARITHMETIC:
+            return sum(math.prod(a.dims) for a in instruction.arrays)
+    return 0
 
 
 def _dot_flops(instruction: Instruction, computation: Computation) -> int:
@@ -137,7 +157,8 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 # --- memory ---------------------------------------------------------------------------------------------
 
 
-def _bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Read from and written to main memory by one instruction outside of fusions."""
     opcode = instruction.opcode
     if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
         return 0

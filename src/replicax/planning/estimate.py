@@ -1,31 +1,33 @@
-"""Estimates: how long a step takes at least, and how that grows with the number of replicas.
+"""Bounds and scaling: how long a step takes at least, and how its prediction grows with the number of replicas.
 
 The roofline: a device that computes at its peak needs ``matrix FLOPs / peak``, one whose memory is never idle
-``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. If all three overlap completely, the
-step takes as long as the longest of them. If communication overlaps with nothing, it takes as long as the longer of the
-first two, plus the third. Real steps take longer than with complete overlap: no program reaches every peak.
+``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. No step is quicker than the slowest
+of these (:class:`Estimate`). How long it takes, the walk through its schedule predicts
+(:mod:`replicax.planning.timeline`).
 
 Scaling is weak: the batch of a replica stays as it is, so more replicas work on more examples. What a replica computes
 and moves then stays the same, and only the collectives change, by their formulas. They are taken from the program as it
-was compiled for the whole mesh, of which smaller ones are parts.
+was compiled for the whole mesh, of which smaller ones are parts, and so is the schedule.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.network import Network, Shape
+from replicax.planning.timeline.walk import ScheduleWalk
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Seconds of one step.
+    """Seconds for which a step needs each resource of a device at its peak.
 
     Attributes:
       compute: of matrix products at the chip's peak.
@@ -46,16 +48,9 @@ class Estimate:
     is_serial: bool = False
 
     @property
-    def overlapped(self) -> float:
-        """If computing, memory, links and network work at the same time: the least that the step can take."""
+    def at_least(self) -> float:
+        """The least that the step can take: computing, memory, links and network work at the same time."""
         return sum(self._parts.values()) if self.is_serial else max(self._parts.values())
-
-    @property
-    def sequential(self) -> float:
-        """If collectives overlap with nothing."""
-        if self.is_serial:
-            return self.overlapped
-        return max(self.compute, self.memory) + self.communication + self.between_slices
 
     @property
     def bound_by(self) -> str:
@@ -81,81 +76,81 @@ class ScalingPoint:
     Attributes:
       replicas: how many.
       chips: the shape of the slice that they fill; of each, if they are several.
-      estimate: of the step.
-      efficiency: the speed of each replica, as a share of that of one alone, if collectives overlap with nothing.
-      efficiency_overlapped: the same, if everything overlaps.
+      seconds: the prediction of the step.
+      communication: seconds of its collectives.
+      exposed: how many of these are not hidden.
+      efficiency: the speed of each replica, as a share of that of one alone.
       slices: how many slices they fill.
     """
 
     replicas: int
     chips: Shape
-    estimate: Estimate
+    seconds: float
+    communication: float
+    exposed: float
     efficiency: float
-    efficiency_overlapped: float
     slices: int = 1
 
 
-def estimate_of(
-    cost: Cost,
-    uses: Sequence[CollectiveUse],
-    device: Chip,
-    network: Network,
-    grid: Shape | None = None,
-    slices: int | None = None,
-) -> Estimate:
-    """The estimate of a step.
+def estimate_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> Estimate:
+    """The bounds of a step.
 
     Args:
       cost: on one device.
       uses: its collectives.
       device: what one JAX device has.
       network: how the chips are linked.
-      grid: the replicas along each dim of a slice, if fewer than there are.
-      slices: how many, if fewer than there are.
     """
     between = [use for use in uses if SLICE_AXIS in use.axes]
     inside = [use for use in uses if SLICE_AXIS not in use.axes]
     return Estimate(
         compute=cost.matrix_flops / device.flops,
         memory=cost.bytes / device.bandwidth,
-        communication=sum(use.count * network.seconds(use, grid) for use in inside),
-        between_slices=sum(use.count * network.seconds_between(use, slices or network.slices, grid) for use in between),
+        communication=sum(use.count * network.seconds(use) for use in inside),
+        between_slices=sum(use.count * network.seconds(use) for use in between),
         arithmetic=cost.other_flops / device.arithmetic if device.arithmetic else 0.0,
         launches=cost.launches * device.launch,
         is_serial=device.is_serial,
     )
 
 
-def scaling_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> tuple[ScalingPoint, ...]:
-    """Estimates from one replica to a slice and then to all; none if a slice's replicas fill no box of chips."""
+def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[ScalingPoint, ...]:
+    """Predictions from one replica to a slice and then to all; none if a slice's replicas fill no box of chips.
+
+    Args:
+      walks: through the programs of a step.
+      network: how the chips are linked.
+    """
     if network.grid is None:
         return ()
-    outer = {REPLICA_AXIS, SLICE_AXIS}
-    between = [use for use in uses if not outer.isdisjoint(use.axes)]
-    inside = [use for use in uses if outer.isdisjoint(use.axes)]
-    alone = estimate_of(cost, inside, device, network)
-    counted = [(1, (1,) * len(network.grid), 1, alone)]
-    one_slice = [(grid, 1) for grid in _grids(network.grid)]
-    for grid, slices in (*one_slice, *((network.grid, n) for (n,) in _grids((network.slices,)) if n > 1)):
+    smallest = (1,) * len(network.grid)
+    places: list[tuple[Shape, int]] = [(grid, 1) for grid in _grids(network.grid)]
+    places += [(network.grid, slices) for (slices,) in _grids((network.slices,)) if slices > 1]
+    points = [_point(walks, lambda use: network.seconds(use) if _is_of_one_replica(use) else 0.0, 1)]
+    points[0] = dataclasses.replace(points[0], chips=network.place(smallest))
+    for grid, slices in places:
         replicas = math.prod(grid) * network.replicas_per_block * slices
         if replicas > 1:
-            added = estimate_of(cost, between, device, network, grid, slices)
-            together = dataclasses.replace(
-                alone,
-                communication=alone.communication + added.communication,
-                between_slices=added.between_slices,
-            )
-            counted.append((replicas, grid, slices, together))
-    return tuple(
-        ScalingPoint(
-            replicas=replicas,
-            chips=network.place(grid),
-            estimate=estimate,
-            efficiency=_ratio(alone.sequential, estimate.sequential),
-            efficiency_overlapped=_ratio(alone.overlapped, estimate.overlapped),
-            slices=slices,
-        )
-        for replicas, grid, slices, estimate in counted
+            found = _point(walks, functools.partial(network.seconds_among, grid=grid, slices=slices), replicas)
+            efficiency = points[0].seconds / found.seconds if found.seconds else 1.0
+            points.append(dataclasses.replace(found, chips=network.place(grid), slices=slices, efficiency=efficiency))
+    return tuple(points)
+
+
+def _is_of_one_replica(use: CollectiveUse) -> bool:
+    return {REPLICA_AXIS, SLICE_AXIS}.isdisjoint(use.axes)
+
+
+def _point(walks: Sequence[ScheduleWalk], seconds: Callable[[CollectiveUse], float], replicas: int) -> ScalingPoint:
+    runs = [walk.run(seconds) for walk in walks]
+    transfers = [transfer for run in runs for transfer in run.transfers.values()]
+    return ScalingPoint(
+        replicas=replicas,
+        chips=(),
+        seconds=sum(run.seconds for run in runs),
+        communication=sum(t.count * t.each for t in transfers),
+        exposed=sum(t.exposed for t in transfers),
+        efficiency=1.0,
     )
 
 
@@ -168,7 +163,3 @@ def _grids(whole: Shape) -> list[Shape]:
         grid[dim] //= next(p for p in range(2, grid[dim] + 1) if grid[dim] % p == 0)
         grids.append(tuple(grid))
     return grids[::-1]
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 1.0

@@ -6,22 +6,17 @@ import collections
 import dataclasses
 import math
 import re
-import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from replicax.errors import PACKAGE
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
 from replicax.hlo.collective_instructions import plain_name
-from replicax.hlo.instructions import Instruction, Module
+from replicax.hlo.instructions import Module
+from replicax.planning.timeline.user_lines import SourceLines
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _ENOUGH = 200  # of the largest buffers in one allocation
-# What is no line of the user's program: a library's, the script that starts a command, and code that is in no file.
-_OURS = (PACKAGE, *(sysconfig.get_paths()[name] for name in ("purelib", "stdlib", "scripts")), "<")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +131,7 @@ def read_variables(executable: Executable) -> Iterator[Buffer]:
 
 def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
     """What a compiled step keeps in main memory while it runs; of those that share a place, the largest."""
-    lines = _Lines(module)
+    lines = SourceLines(module)
     for allocation in found:
         taken: list[Value] = []
         for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
@@ -185,43 +180,3 @@ def _in_numpys_words(type_: str) -> str:
     """``bf16[2,3]{1,0}`` as ``bfloat16[2,3]``."""
     text = type_.partition("{")[0].replace("pred[", "bool[")
     return re.sub(r"^(bf|f|s|u|c)(?=\d)", lambda kind: _KINDS[kind[1]], text)
-
-
-class _Lines:
-    """The lines of the user's program that instructions come from.
-
-    Attributes:
-      instructions: of all computations, by name.
-    """
-
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._outside = set(_lines_of_callers())
-        self.instructions: dict[str, Instruction] = {}
-        self._callers: dict[str, Instruction] = {}  # of the computation that an instruction stands in, by its name
-        for computation in module.computations.values():
-            for instruction in computation.instructions.values():
-                self.instructions[instruction.name] = instruction
-                for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
-                    called = module.computations.get(name)
-                    self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
-
-    def of(self, instruction: Instruction) -> str:
-        """The innermost line of an instruction, or of the loop or branch that it stands in; empty if neither is known.
-
-        How a loop puts its results together, JAX writes itself when the step is compiled. Of that it knows only who has
-        asked for it.
-        """
-        for file, line in self._module.source(instruction):
-            if not file.startswith(_OURS) and (file, line) not in self._outside:
-                return f"{Path(file).name}:{line}"
-        outer = self._callers.get(instruction.name)
-        return "" if outer is None else self.of(outer)
-
-
-def _lines_of_callers() -> Iterator[tuple[str, int]]:
-    """Where this is called, and where that is, and so on: all are outside of the step."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]

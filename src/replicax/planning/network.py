@@ -19,6 +19,8 @@ its part by itself, and what it can send is its share of ``N``, the bytes that a
 ``V (s - 1) / s / N`` for an all-gather, a reduce-scatter and an all-to-all, twice that for an all-reduce, and
 ``V / N`` for a permute. The network's delays are not counted, so this is the least that it can take.
 
+Collectives of GPUs take what :mod:`replicax.planning.gpu_collectives` says.
+
 A hop takes a microsecond, and there are as many as lie between the two chips furthest apart. Source: Austin et al.,
 "How to Scale Your Model", 2025, parts 2 and 3, https://jax-ml.github.io/scaling-book.
 """
@@ -32,9 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from replicax.devices.mesh import REPLICA_AXIS, slices_of
+from replicax.devices.mesh import REPLICA_AXIS, slice_of, slices_of
 from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
 from replicax.planning.chip_specs import Chip
+from replicax.planning.gpu_collectives import seconds_between_gpus
 from replicax.tpu.generations import generation_of
 
 HOP = 1e-6
@@ -118,6 +121,8 @@ class Network:
 
     def __init__(self, devices: np.ndarray, chip: Chip, slices: int | None = None) -> None:
         self.chip = chip
+        is_gpu = getattr(devices.flat[0], "platform", "") == "gpu"
+        self._domains = [slice_of(device) for device in devices.flat] if is_gpu else None  # that NVLink joins
         self.slices = slices or slices_of(devices)
         devices = devices[: len(devices) // self.slices]
         self._flat: list[Any] = list(devices.flat)
@@ -179,6 +184,10 @@ class Network:
 
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
         """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
+        if self._domains is not None:
+            places = self._places(use, self.shape if grid is None else self.chips(grid))[:, 0].tolist()
+            domains = [self._domains[m] for m in use.members if self._coordinates[m, 0] in places]
+            return seconds_between_gpus(use.kind, use.whole, len(set(domains)), len(domains), self.chip)
         if SLICE_AXIS in use.axes:
             return self.seconds_between(use, self.slices, grid)
         if grid is not None and len(self._places(use, self.chips(grid))) == 1:
@@ -187,6 +196,12 @@ class Network:
             return seconds_of(use.kind, use.whole, self.lines(use, grid), self.chip)
         chip = dataclasses.replace(self.chip, link=self.chip.link * self.chip.links / 2)  # all lead to the others
         return chip.meeting + seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
+
+    def seconds_among(self, use: CollectiveUse, grid: Shape, slices: int) -> float:
+        """How long one issue of a collective would take if there were only ``grid`` replicas in so many slices."""
+        if SLICE_AXIS in use.axes and self._domains is None:
+            return self.seconds_between(use, slices, grid)
+        return self.seconds(use, grid)
 
     def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
         """How long one issue of what slices tell each other takes; or would, if there were only so many of them.

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, programs_for
 from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
-from replicax.hlo.collective_instructions import CollectiveUse, axes_of, collectives_of
+from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, axes_of, collectives_of
+from replicax.hlo.instructions import Module
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
 from replicax.planning.cost import Cost, cost_of
 from replicax.planning.memory import (
@@ -33,12 +34,14 @@ class Share:
       memory: that it needs; the buffers are all.
       cost: of what it computes.
       collectives: that it takes part in, and what it sends to other logical devices.
-      programs: how many different ones it runs.
+      schedule: the programs that it runs, in their order, and where their devices lie.
+      programs: how many of these differ.
     """
 
     memory: Memory
     cost: Cost
     collectives: list[CollectiveUse]
+    schedule: list[tuple[Module, ProgramDevices]]
     programs: int = 1
 
 
@@ -74,6 +77,8 @@ def shares_of(
       slices: how many slices have its devices.
     """
     memories = _Memories(executable, names, programs).found()
+    replicas = int(executable.mesh.shape[REPLICA_AXIS])
+    width = executable.mesh.size // replicas
     shares = []
     for k, memory in enumerate(memories):
         mine = [p for launch, p in zip(executable.plan.launches, programs, strict=True) if launch.device == k]
@@ -85,23 +90,27 @@ def shares_of(
             tuple(dict.fromkeys(name for c in costs for name in c.unknown_loops)),
             sum(c.launches for c in costs),
         )
-        shares.append(Share(memory, cost, _collectives(executable, k, mine, slices), len({id(p) for p in mine})))
+        placement = ProgramDevices(
+            {REPLICA_AXIS: replicas},
+            slices,
+            programs_for(executable.mesh.devices),
+            tuple(range(k, executable.mesh.size, width)),
+        )
+        collectives = _collectives(executable, k, mine, placement)
+        schedule = [(p.module, placement) for p in mine]
+        shares.append(Share(memory, cost, collectives, schedule, len({id(p) for p in mine})))
     return shares
 
 
 def _collectives(
-    executable: PlacedExecutable, k: int, programs: Sequence[Compilation], slices: int
+    executable: PlacedExecutable, k: int, programs: Sequence[Compilation], placement: ProgramDevices
 ) -> list[CollectiveUse]:
     """Those of a logical device's programs, and what it sends."""
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
-    replicas = axes[REPLICA_AXIS]
-    width = executable.mesh.size // replicas
-    apart = programs_for(executable.mesh.devices)
     found = collections.Counter[CollectiveUse]()
     for program in programs:
-        for use in collectives_of(program.module, {REPLICA_AXIS: replicas}, slices, apart):
-            members = tuple(replica * width + k for replica in use.members)  # their places in the whole mesh
-            found[dataclasses.replace(use, members=members, count=1)] += use.count
+        for use in collectives_of(program.module, placement):
+            found[dataclasses.replace(use, count=1)] += use.count
     sends = (*executable.plan.first, *(send for launch in executable.plan.launches for send in launch.sends))
     for send in (s for s in sends if s.origin == k):
         ends = (k, send.target)

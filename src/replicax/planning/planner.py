@@ -15,15 +15,19 @@ from replicax.execution.compiled.replicate import Executable
 from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
 from replicax.execution.tracing.held_state import held
-from replicax.hlo.collective_instructions import collectives_of
+from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.planning.chip_specs import Chip, chip_of
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
+from replicax.planning.global_batch import examples_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, read_variables, temporaries_of
 from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
+from replicax.planning.timeline.prediction import Timeline, timeline_of
+from replicax.planning.timeline.user_lines import SourceLines
+from replicax.planning.timeline.walk import ScheduleWalk
 from replicax.strategy import Strategy
 
 _BUFFERS = 12
@@ -85,7 +89,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         kind = executable.mesh.devices.flat[0].device_kind
         compilations = [compile_ahead(executable.compiled, executable.program.name, kind)]
         shares = [_share(executable, names, compilations[0], _slices(strategy))]
-    return _report(strategy, executable, compilations, shares, traced, chip)
+    found = _report(strategy, executable, compilations, shares, traced, chip)
+    return dataclasses.replace(found, examples=_examples(element_spec, found.replicas))
 
 
 def variables_alone(
@@ -155,8 +160,8 @@ def _share(executable: Executable, names: Sequence[str], compilation: Compilatio
     buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
     memory = memory_of(compilation.allocations, compilation.code, None, buffers)
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
-    uses = collectives_of(module, axes, slices, programs_for(executable.mesh.devices))
-    return Share(memory, cost_of(module), uses)
+    placement = ProgramDevices(axes, slices, programs_for(executable.mesh.devices))
+    return Share(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])
 
 
 def _report(
@@ -173,7 +178,11 @@ def _report(
     capacity = next((c.available for c in compilations if c.available), None)
     capacity = capacity or (None if device is None else int(device.usable or device.memory))
     network = None if chip is None else Network(devices, chip, _slices(strategy))
-    stages = [_stage(number, share, capacity, device, network) for number, share in enumerate(shares)]
+    walks = [_walks(share, device) for share in shares]
+    stages = [
+        _stage(number, share, capacity, device, network, walk)
+        for number, (share, walk) in enumerate(zip(shares, walks, strict=True))
+    ]
     fullest = max(stages, key=lambda stage: stage.memory.total)
     busiest = max(stages, key=lambda stage: stage.busy)
     several = isinstance(executable, PlacedExecutable)
@@ -199,24 +208,57 @@ def _report(
         cost=busiest.cost,
         collectives=busiest.collectives,
         estimate=busiest.estimate,
+        timeline=busiest.timeline,
         stages=tuple(stages) if several else (),
     )
     if device is None or network is None or strategy.num_replicas_in_sync > len(devices):
         return found  # it is about replicas that have devices of their own
-    share = shares[busiest.logical_device]
-    return dataclasses.replace(found, scaling=scaling_of(share.cost, share.collectives, device, network))
+    return dataclasses.replace(found, scaling=scaling_of(walks[busiest.logical_device], network))
 
 
-def _stage(number: int, share: Share, capacity: int | None, device: Chip | None, network: Network | None) -> Stage:
+def _examples(element_spec: Any, replicas: int) -> int | None:
+    """How many examples a step takes on all replicas; ``None`` if the arrays that it takes don't agree in that."""
+    try:
+        each = examples_of(element_spec)
+    except ValueError:
+        return None
+    return None if each is None else each * replicas
+
+
+def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
+    """Through the programs of a share; equal ones are walked as one."""
+    if device is None:
+        return []
+    made = {id(module): ScheduleWalk(module, device, placement) for module, placement in share.schedule}
+    return [made[id(module)] for module, _ in share.schedule]
+
+
+def _timeline(share: Share, walks: Sequence[ScheduleWalk], device: Chip, network: Network) -> Timeline:
+    """The prediction of what a share does in a step."""
+    lines = {id(module): SourceLines(module) for module, _ in share.schedule}
+    runs = {id(walk): walk.run(network.seconds) for walk in walks}
+    each = [(runs[id(walk)], lines[id(module)]) for walk, (module, _) in zip(walks, share.schedule, strict=True)]
+    return timeline_of(each, device)
+
+
+def _stage(
+    number: int,
+    share: Share,
+    capacity: int | None,
+    device: Chip | None,
+    network: Network | None,
+    walks: Sequence[ScheduleWalk],
+) -> Stage:
     """A share with what chips make of it."""
     memory = dataclasses.replace(
         share.memory, capacity=capacity, buffers=tuple(largest(share.memory.buffers, _BUFFERS))
     )
-    estimate = None
+    estimate = timeline = None
     if device is not None and network is not None:
         estimate = estimate_of(share.cost, share.collectives, device, network)
+        timeline = _timeline(share, walks, device, network)
     rows = tuple(CollectiveRow.of(u, None if network is None else network.seconds(u)) for u in share.collectives)
-    return Stage(number, share.programs, memory, share.cost, rows, estimate)
+    return Stage(number, share.programs, memory, share.cost, rows, estimate, timeline)
 
 
 def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip | None]:

@@ -13,11 +13,12 @@ from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory
+from replicax.planning.timeline.prediction import Timeline
 
 if TYPE_CHECKING:
     import rich.console
 
-VERSION = 1
+VERSION = 2
 """Of the JSON: it grows when a field changes its meaning."""
 
 
@@ -61,6 +62,7 @@ class Stage:
       cost: of all that it runs in one step.
       collectives: between the replicas; and what it sends to other logical devices, of the kind ``"send"``.
       estimate: of its work, without what it waits for; ``None`` without a chip.
+      timeline: of its programs, one after the other; it does not wait for other stages. ``None`` without a chip.
     """
 
     logical_device: int
@@ -69,13 +71,14 @@ class Stage:
     cost: Cost
     collectives: tuple[CollectiveRow, ...]
     estimate: Estimate | None
+    timeline: Timeline | None = None
 
     @property
     def busy(self) -> float:
         """To compare stages: seconds, or operations where it is not known how long they take."""
-        if self.estimate is None:
+        if self.timeline is None:
             return self.cost.matrix_flops + self.cost.other_flops
-        return self.estimate.overlapped
+        return self.timeline.seconds
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -84,7 +87,8 @@ class Plan:
 
     Everything is for one device (a JAX device: a TPU core, or a chip whose cores act as one) and one step. Memory is
     what the compiler has laid out; FLOPs, bytes and collectives are counted in the compiled program, a loop as often as
-    it runs; seconds are estimates, by the formulas of :mod:`replicax.planning.estimate`, and no measurement. In a
+    it runs; seconds are predictions, by formula, and no measurement: bounds by :mod:`replicax.planning.estimate`, and
+    a walk through the compiled schedule by :mod:`replicax.planning.timeline`. In a
     pipeline devices differ: then the memory is that of the stage that needs most, the rest that of the stage that is
     busy longest, and ``stages`` has them all.
 
@@ -104,6 +108,8 @@ class Plan:
       cost: see :class:`replicax.planning.cost.Cost`.
       collectives: see :class:`CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
+      timeline: see :class:`replicax.planning.timeline.prediction.Timeline`; ``None`` without a chip.
+      examples: of a step, on all replicas together; ``None`` if the arrays that it takes don't agree in dim 0.
       scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
       stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
@@ -139,6 +145,8 @@ class Plan:
     slices: int = 1
     collectives: tuple[CollectiveRow, ...] = ()
     estimate: Estimate | None = None
+    timeline: Timeline | None = None
+    examples: int | None = None
     scaling: tuple[ScalingPoint, ...] = ()
     stages: tuple[Stage, ...] = ()
 
@@ -158,18 +166,23 @@ class Plan:
         answer = "fits" if self.fits else "does not fit"
         return f"{answer}: needs {needed}, of {bytes_in_words(self.memory.capacity)}"
 
+    @property
+    def examples_per_second(self) -> float | None:
+        """Predicted, of all replicas together; ``None`` without a chip, or if the number of examples is not known."""
+        if self.timeline is None or self.examples is None or not self.timeline.seconds:
+            return None
+        return self.examples / self.timeline.seconds
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as dicts, lists, strings and numbers."""
-        found = {"version": VERSION, **dataclasses.asdict(self)}
+        found = {"version": VERSION, **dataclasses.asdict(self), "examples_per_second": self.examples_per_second}
         parts: list[tuple[Plan | Stage, dict[str, Any]]] = [(self, found)]
         for part, data in (*parts, *zip(self.stages, found["stages"], strict=True)):
             data["memory"]["total"] = part.memory.total
             if part.estimate is not None:
-                data["estimate"] |= {
-                    "overlapped": part.estimate.overlapped,
-                    "sequential": part.estimate.sequential,
-                    "bound_by": part.estimate.bound_by,
-                }
+                data["estimate"] |= {"at_least": part.estimate.at_least, "bound_by": part.estimate.bound_by}
+            if part.timeline is not None:
+                data["timeline"]["hidden"] = part.timeline.hidden
         return found
 
     def to_json(self) -> str:

@@ -29,8 +29,8 @@ class RankedCase:
       state: ``"fits"``, also where it is not known how much memory there is; ``"does not fit"``; or ``"failed"``: it
         could not be planned.
       reason: why it does not fit, or could not be planned.
-      seconds: the predicted time of a step, the least that it can take; ``None`` if there is no estimate.
-      seconds_at_most: the same, if collectives overlap with nothing.
+      seconds: the predicted time of a step, by its schedule; ``None`` if there is no prediction.
+      at_least: the least that it can take.
       bound_by: what takes longest.
       memory: what it needs on one device, in bytes.
       capacity: what there is.
@@ -43,7 +43,7 @@ class RankedCase:
     state: str
     reason: str = ""
     seconds: float | None = None
-    seconds_at_most: float | None = None
+    at_least: float | None = None
     bound_by: str = ""
     memory: int | None = None
     capacity: int | None = None
@@ -57,21 +57,21 @@ class RankedCase:
         found = outcome.found
         if found is None:
             return cls(outcome.case, "failed", outcome.reason, planned_in=outcome.seconds)
-        memory, estimate = found["memory"], found.get("estimate")
+        memory = found["memory"]
         fits = found["fits"] is not False
         reason = ""
         if not fits:
             reason = f"{bytes_in_words(memory['total'])} of {bytes_in_words(memory['capacity'])}"
             if found.get("is_pruned"):
                 reason = f"its variables alone need {reason}"
-        known = estimate if fits and estimate is not None else None
+        estimate, timeline = ((found.get(name) if fits else None) or {} for name in ("estimate", "timeline"))
         return cls(
             case=outcome.case,
             state="fits" if fits else "does not fit",
             reason=reason,
-            seconds=known["overlapped"] if known else None,
-            seconds_at_most=known["sequential"] if known else None,
-            bound_by=known["bound_by"] if known else "",
+            seconds=timeline.get("seconds"),
+            at_least=estimate.get("at_least"),
+            bound_by=estimate.get("bound_by", ""),
             memory=memory["total"],
             capacity=memory["capacity"],
             examples=found["examples"],
@@ -84,7 +84,7 @@ class RankedCase:
         """By which cases are sorted: those that fit, and those that are predicted to be quicker, come first."""
         inf = float("inf")
         each = self.examples or 1  # the time of an example, in case that programs choose batches by themselves
-        times = [inf if s is None else s / each for s in (self.seconds, self.seconds_at_most)]
+        times = [inf if s is None else s / each for s in (self.seconds, self.at_least)]
         if self.state == "does not fit":
             times = [float(self.memory or inf), 0.0]
         return _ORDER.index(self.state), times[0], times[1]
@@ -93,7 +93,7 @@ class RankedCase:
     def in_a_line(self) -> str:
         """The case and what was found out."""
         if self.state == "fits" and self.seconds is not None:
-            found = f"at least {seconds_in_words(self.seconds)}, bound by {self.bound_by}"
+            found = f"{seconds_in_words(self.seconds)}, bound by {self.bound_by}"
         else:
             found = self.state + (f": {self.reason}" if self.reason else "")
         return f"{self.case}: {found}"
@@ -128,7 +128,7 @@ def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
         table.add_column(name, overflow="fold")
     if len(batches) > 1:
         table.add_column("examples", justify="right")
-    for heading in ("at least", "if nothing overlaps", "needs"):
+    for heading in ("a step", "at least", "needs"):
         table.add_column(heading, justify="right", overflow="fold")  # on a narrow terminal nothing is cut off
     table.add_column("bound by, or why not", overflow="fold")
     for row in rows:
@@ -136,7 +136,7 @@ def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
         cells = [values[name] for name in names]
         if len(batches) > 1:
             cells.append("" if row.examples is None else f"{row.examples:,}")
-        cells += ["" if s is None else seconds_in_words(s) for s in (row.seconds, row.seconds_at_most)]
+        cells += ["" if s is None else seconds_in_words(s) for s in (row.seconds, row.at_least)]
         cells.append("" if row.memory is None else bytes_in_words(row.memory))
         why = row.bound_by if row.state == "fits" else f"{row.state}: {row.reason}"
         table.add_row(*map(Text, [*cells, why]), style="" if row.state == "fits" else "dim")

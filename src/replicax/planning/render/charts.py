@@ -72,7 +72,30 @@ def time_picture(plan: Plan) -> Figure:
     bars = axes.barh(names, [s / scale for s in seconds], color=[_TIMES[name] for name in names], height=0.6)
     axes.bar_label(bars, [seconds_in_words(s) for s in seconds], padding=5, color=INK, fontsize=9)
     axes.set_xlim(0, 1.15 * max(seconds) / scale or 1)
-    axes.set_xlabel(f"{unit} in each step, at the chip's peak (an estimate)", color=INK)
+    axes.set_xlabel(f"{unit} in each step, at the chip's peak (a bound)", color=INK)
+    return figure
+
+
+def step_picture(plan: Plan) -> Figure:
+    """Where the predicted time of a step goes: kernels by their kind, and waiting for collectives."""
+    timeline = plan.timeline
+    assert timeline is not None
+    figure, axes = _figure(1.9)
+    parts = dict(timeline.by_kind)
+    if timeline.exposed:
+        parts["waiting for collectives"] = timeline.exposed
+    scale, unit = unit_of(timeline.seconds, SECONDS)
+    colours = (_BLUE, _YELLOW, _GREEN, _CYAN, _PURPLE, *_OTHERS)
+    start = 0.0
+    for number, (name, seconds) in enumerate(parts.items()):
+        colour = _RED if name.startswith("waiting") else colours[number % len(colours)]
+        label = f"{name} {seconds_in_words(seconds)}"
+        axes.barh(0, seconds / scale, left=start, height=0.6, color=colour, edgecolor=PAPER, label=label)
+        start += seconds / scale
+    axes.set_xlim(0, 1.04 * start or 1)
+    axes.set_yticks([])
+    axes.set_xlabel(f"{unit} of a step (a prediction)", color=INK)
+    figure.legend(frameon=False, labelcolor=INK, ncols=3, loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -81,17 +104,14 @@ def scaling_picture(plan: Plan) -> Figure:
     figure, (left, right) = _figure(3.6, columns=2)
     points = plan.scaling
     replicas = [p.replicas for p in points]
-    scale, unit = unit_of(max(p.estimate.sequential for p in points), SECONDS)
+    scale, unit = unit_of(max(p.seconds for p in points), SECONDS)
     style: dict[str, Any] = {"marker": "o", "markersize": 4}
-    for name, colour, get in (
-        ("collectives overlap with nothing", _TIMES["communication"], "sequential"),
-        ("everything overlaps", _TIMES["compute"], "overlapped"),
-    ):
-        left.plot(replicas, [getattr(p.estimate, get) / scale for p in points], color=colour, label=name, **style)
-        shares = [p.efficiency if get == "sequential" else p.efficiency_overlapped for p in points]
-        right.plot(replicas, shares, color=colour, label=name, **style)
+    left.plot(replicas, [p.seconds / scale for p in points], color=_TIMES["compute"], label="a step", **style)
+    waits = [p.exposed / scale for p in points]
+    left.plot(replicas, waits, color=_TIMES["communication"], label="of it waiting for collectives", **style)
+    right.plot(replicas, [p.efficiency for p in points], color=_TIMES["compute"], **style)
     left.set_title(f"a step, in {unit}", loc="left", color=INK, fontsize=10)
-    left.set_ylim(0, 1.08 * max(p.estimate.sequential for p in points) / scale or 1)
+    left.set_ylim(0, 1.08 * max(p.seconds for p in points) / scale or 1)
     right.set_title("efficiency of a replica, against one alone", loc="left", color=INK, fontsize=10)
     right.set_ylim(0, 1.05)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -102,7 +122,7 @@ def scaling_picture(plan: Plan) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("replicas, each with its batch (a prediction by formula)", color=INK)
-        axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    left.legend(frameon=False, labelcolor=INK, fontsize=9)
     return figure
 
 

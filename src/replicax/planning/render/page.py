@@ -45,6 +45,8 @@ def page(plan: Plan) -> str:
     drawn = {"Memory of one device": charts.memory_picture(plan)}
     if plan.estimate is not None:
         drawn["Work of one device in one step"] = charts.time_picture(plan)
+    if plan.timeline is not None:
+        drawn["Predicted time of one step"] = charts.step_picture(plan)
     if plan.scaling:
         drawn["Predicted scaling"] = charts.scaling_picture(plan)
     parts = []
@@ -66,7 +68,7 @@ def page(plan: Plan) -> str:
         f'<h1>{escape(plan.title)}</h1><div class="verdict {kind}">{escape(plan.verdict)}</div>'
         f'<p class="note">{escape(about)}</p>{words}{"".join(parts)}'
         f"<footer>{sources}<p>Memory is what the compiler has laid out. FLOPs, bytes and collectives are counted in "
-        f"the compiled program. Times are estimates by formula, and no measurements.</p></footer></body></html>\n"
+        f"the compiled program. Times are predictions by formula, and no measurements.</p></footer></body></html>\n"
     )
 
 

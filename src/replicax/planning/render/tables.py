@@ -16,8 +16,10 @@ from rich.text import Text
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.hlo.collective_instructions import SLICE_AXIS
 from replicax.planning.report import Plan
+from replicax.planning.timeline.prediction import Timeline
 
 _Cells = dict[str, Callable[[Any], str]]
+_WAITS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,14 @@ def sections(plan: Plan) -> Iterator[Section]:
     if plan.memory.buffers:
         yield _buffers(plan)
     yield _work(plan)
+    if plan.timeline is not None:
+        yield _step(plan, plan.timeline)
+        if plan.timeline.dearest:
+            yield _dearest(plan.timeline)
     if plan.collectives:
         yield _collectives(plan)
+    if plan.timeline is not None and plan.timeline.waits:
+        yield _waits(plan.timeline)
     if plan.scaling:
         yield _scaling(plan)
 
@@ -66,7 +74,7 @@ def _stages(plan: Plan) -> Section:
         ">matrix products": lambda stage: f"{count_in_words(stage.cost.matrix_flops)}FLOP",
         ">reads and writes": lambda stage: bytes_in_words(stage.cost.bytes),
         ">sends": lambda stage: bytes_in_words(sum(c.bytes * c.count for c in stage.collectives if c.kind == "send")),
-        ">at least": lambda stage: "" if stage.estimate is None else seconds_in_words(stage.estimate.overlapped),
+        ">time": lambda stage: "" if stage.timeline is None else seconds_in_words(stage.timeline.seconds),
     }
     note = (
         "The step is a pipeline: each logical device of a replica runs programs of its own. Below, the memory is that "
@@ -129,13 +137,10 @@ def _work(plan: Plan) -> Section:
     if estimate is not None and plan.chip is not None:
         if estimate.launches:
             rows.append(("operations", f"{cost.launches:,}", seconds_in_words(estimate.launches)))
-        if estimate.is_serial:
-            rows.append(("a step, as nothing overlaps", "", seconds_in_words(estimate.sequential)))
-        else:
-            rows.append(("a step, if all this overlaps", "", seconds_in_words(estimate.overlapped)))
-            rows.append(("a step, if collectives overlap with nothing", "", seconds_in_words(estimate.sequential)))
+        how = "as nothing overlaps" if estimate.is_serial else "if all this overlaps"
+        rows.append((f"a step, {how}", "", seconds_in_words(estimate.at_least)))
         notes.append(
-            f"An estimate, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
+            f"A bound, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
             f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
             + (f"Between slices a chip sends {count_in_words(plan.chip.network)}B/s. " if plan.slices > 1 else "")
             + f"Bound by {estimate.bound_by}."
@@ -145,6 +150,59 @@ def _work(plan: Plan) -> Section:
             f"It is not known how often these loops run; each is counted once: {', '.join(cost.unknown_loops)}."
         )
     return Section("Work of one device in one step", ("", ">amount", ">at least"), tuple(rows), " ".join(notes))
+
+
+def _step(plan: Plan, timeline: Timeline) -> Section:
+    rows = [("a step", seconds_in_words(timeline.seconds), "by its compiled schedule")]
+    if plan.examples_per_second is not None:
+        rows.append(("examples a second", count_in_words(plan.examples_per_second), "of all replicas together"))
+    if timeline.model_flops:
+        rows.append(("model FLOPs utilization (MFU)", f"{timeline.utilization:.1%}", "of the chip's peak"))
+        again = "with what the backward pass computes a second time"
+        rows.append(("hardware FLOPs utilization", f"{timeline.hardware_utilization:.1%}", again))
+    rows += [
+        (f"kernels: {kind}", seconds_in_words(s), f"{s / timeline.seconds:.1%}") for kind, s in timeline.by_kind.items()
+    ]
+    if timeline.communication:
+        rows.append(("collectives", seconds_in_words(timeline.communication), f"{timeline.hidden:.1%} of it hidden"))
+        rows.append(
+            (
+                "waiting for collectives",
+                seconds_in_words(timeline.exposed),
+                f"{timeline.exposed / timeline.seconds:.1%}",
+            )
+        )
+    note = (
+        "A prediction, no measurement: kernels and collectives by formula, in the order in which the compiler has "
+        "scheduled them; see replicax.planning.timeline."
+    )
+    return Section("Predicted time of one step", ("", ">", ""), tuple(rows), note)
+
+
+def _dearest(timeline: Timeline) -> Section:
+    cells: _Cells = {
+        ">together": lambda k: seconds_in_words(k.seconds),
+        ">count": lambda k: f"{k.count:,} ×",
+        "what": lambda k: k.kind,
+        "bound by": lambda k: k.bound_by,
+        "type": lambda k: _shortened(k.type),
+        "name": lambda k: _shortened(k.name),
+        "line": lambda k: k.where,
+    }
+    return _section("The dearest kernels", timeline.dearest, cells, "")
+
+
+def _waits(timeline: Timeline) -> Section:
+    cells: _Cells = {
+        ">waiting": lambda w: seconds_in_words(w.exposed),
+        ">of": lambda w: seconds_in_words(w.seconds),
+        "what": lambda w: w.kind,
+        ">count": lambda w: f"{w.count:,} ×",
+        ">bytes of one": lambda w: bytes_in_words(w.bytes),
+        "why": lambda w: w.why,
+        "line": lambda w: w.where,
+    }
+    return _section("Collectives that are not hidden", timeline.waits[:_WAITS], cells, "")
 
 
 def _collectives(plan: Plan) -> Section:
@@ -157,7 +215,7 @@ def _collectives(plan: Plan) -> Section:
         ">together": lambda c: "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
         "where": lambda c: _shortened(c.where),
     }
-    note = "" if plan.estimate is None else "Times by the formulas for a torus of chips; see replicax.planning.network."
+    note = "" if plan.estimate is None else "Times by formula; see replicax.planning.network."
     return _section("Collectives of one step", plan.collectives, cells, note)
 
 
@@ -165,14 +223,14 @@ def _scaling(plan: Plan) -> Section:
     cells: _Cells = {
         ">replicas": lambda p: f"{p.replicas:,}",
         ">chips": lambda p: (f"{p.slices} × " if p.slices > 1 else "") + "x".join(map(str, p.chips)),
-        ">collectives": lambda p: seconds_in_words(p.estimate.communication + p.estimate.between_slices),
-        ">a step, overlapped": lambda p: seconds_in_words(p.estimate.overlapped),
-        ">a step, not overlapped": lambda p: seconds_in_words(p.estimate.sequential),
+        ">collectives": lambda p: seconds_in_words(p.communication),
+        ">not hidden": lambda p: seconds_in_words(p.exposed),
+        ">a step": lambda p: seconds_in_words(p.seconds),
         ">efficiency": lambda p: f"{p.efficiency:.1%}",
     }
     note = (
         "A prediction by formula, no measurement: a replica's batch stays as it is, so only the collectives change. "
-        "Efficiency: the speed of each replica as a share of one alone, if collectives overlap with nothing."
+        "Efficiency: the speed of each replica as a share of one alone."
     )
     return _section("Predicted scaling", plan.scaling, cells, note)
 
@@ -225,7 +283,7 @@ def _table(section: Section, room: int) -> Table:
     return table
 
 
-_FOLDED = ("name", "where", "type", "")
+_FOLDED = ("name", "where", "why", "what", "type", "")
 _LEAST = 8
 
 

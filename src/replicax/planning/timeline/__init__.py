@@ -1,0 +1,1 @@
+"""When each kernel and each collective of a compiled step runs: a walk through its schedule."""

@@ -1,0 +1,62 @@
+"""Attention kernels that are opaque to the compiler: what they compute, from the shapes that they take and give.
+
+Pallas kernels and cuDNN's are ``custom-call`` instructions. One whose name has ``attention``, ``mha`` or ``flash`` in
+it, and that takes queries and keys of four dims, is taken for attention that keeps its scores to itself. If ``causal``
+is in its name, too, as in ``jax.named_scope("causal")``, it computes half of the scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from replicax.hlo.instructions import Computation, Instruction
+
+_NAMES = re.compile(r"attention|attn|mha|flash", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attention:
+    """One call of an attention kernel.
+
+    Attributes:
+      flops: of its products; the backward pass computes the scores again.
+      model_flops: the same without what is computed again.
+      is_backward: whether it computes gradients.
+    """
+
+    flops: int
+    model_flops: int
+    is_backward: bool
+
+
+def attention_of(instruction: Instruction, computation: Computation) -> Attention | None:
+    """The attention that an instruction computes; ``None`` if it is none, or not known as such.
+
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.planning.timeline.attention import attention_of
+    >>> main = parse('''
+    ... ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,64,4,8]) -> bf16[2,64,4,8] {
+    ...   %q = bf16[2,64,4,8]{3,2,1,0} parameter(0)
+    ...   %k = bf16[2,64,4,8]{3,2,1,0} parameter(1)
+    ...   ROOT %o = bf16[2,64,4,8]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="x", metadata={op_name="mha"}
+    ... }''').computations["main"]
+    >>> attention_of(main.root, main).flops == 2 * 2 * (2 * 4 * 64 * 64 * 8)  # two products
+    True
+    """
+    if instruction.opcode != "custom-call" or not _NAMES.search(instruction.op_name + instruction.attributes[:80]):
+        return None
+    taken = [a for name in instruction.operands for a in computation.instructions[name].arrays if len(a.dims) == 4]
+    given = [a for a in instruction.arrays if len(a.dims) == 4]
+    if len(taken) < 3 or not given:
+        return None
+    queries, keys = taken[:2]
+    length = max(keys.dims[1:3])  # [batch, length, heads, width], or heads before length
+    share = 0.5 if "causal" in instruction.op_name else 1.0
+    product = int(2 * math.prod(queries.dims) * length * share)
+    if "transpose(" not in instruction.op_name and len(given) == 1:
+        return Attention(2 * product, 2 * product, False)
+    # Gradients of queries take one product, those of keys and values two; all take the scores, and theirs.
+    alone = {1: (3, 2), 2: (4, 2)}.get(len(given), (5, 4))
+    return Attention(alone[0] * product, alone[1] * product, True)

@@ -1,0 +1,108 @@
+"""How long one kernel takes: the longer of its arithmetic and its reads and writes, at what kernels like it reach.
+
+No kernel reaches a chip's peaks. ``SHARES`` has what each kind reaches of them on accelerators, beside what the shape
+of a product costs (:mod:`replicax.planning.timeline.products`) and what the chip sustains (``Chip.sustained``). They
+were fitted on a few published runs and tested on others; see ``benchmarks/published_runs.py``. Of a processor that was
+measured (``Chip.is_serial``) the figures are what its kernels reach.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from replicax.hlo.executed import parts_of
+from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.planning.chip_specs import Chip
+from replicax.planning.cost import bytes_moved, other_flops
+from replicax.planning.timeline.attention import attention_of
+from replicax.planning.timeline.products import product_of, seconds_of_product
+
+SHARES = {
+    "product": 0.9,
+    "elementwise": 0.9,
+    "reduction": 0.85,
+    "transposition": 0.75,
+    "gather": 0.5,
+    "sort": 0.1,
+    "opaque": 0.8,
+    "attention": 0.62,
+    "attention, backward": 0.5,
+}
+"""Of the memory's bandwidth, by the kind of kernel; of attention, of the peak of products."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+      kind: one of those of ``SHARES``.
+      seconds: that it takes, with its launch.
+      flops: of matrix products.
+      model_flops: the same, without what the backward pass computes a second time.
+      bytes: read from and written to main memory.
+      bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"arithmetic"`` or ``"launch"``.
+    """
+
+    kind: str
+    seconds: float
+    flops: int
+    model_flops: int
+    bytes: int
+    bound_by: str
+
+
+def kernel_of(module: Module, computation: Computation, instruction: Instruction, chip: Chip) -> Kernel:
+    """The kernel that an instruction outside of fusions is.
+
+    >>> import replicax
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.planning.timeline.kernels import kernel_of
+    >>> module = parse('''
+    ... ENTRY %main (x: f32[1000000]) -> f32[1000000] {
+    ...   %x = f32[1000000]{0} parameter(0)
+    ...   ROOT %y = f32[1000000]{0} negate(%x)
+    ... }''')
+    >>> main = module.computations["main"]
+    >>> kernel = kernel_of(module, main, main.root, replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=1e12))
+    >>> kernel.kind, kernel.bound_by, kernel.bytes, round(1e6 * kernel.seconds, 2)
+    ('elementwise', 'memory', 8000000, 8.89)
+    """
+    parts = list(parts_of(module, computation, instruction))
+    products = [p for home, part in parts if (p := product_of(part, home)) is not None]
+    attention = attention_of(instruction, computation)
+    size = bytes_moved(module, computation, instruction)
+    kind = "product" if products else _kind_of({part.opcode for _, part in parts})
+    compute = sum(seconds_of_product(p, chip) for p in products)
+    flops = sum(p.flops for p in products)
+    model_flops = sum(p.flops for p in products if not p.is_recomputed)
+    share = SHARES[kind]
+    if attention is not None:
+        kind = "attention, backward" if attention.is_backward else "attention"
+        flops = attention.flops
+        model_flops = 0 if "rematted_computation" in instruction.op_name else attention.model_flops
+        compute = flops / (chip.flops * SHARES[kind])
+    numbers = sum(other_flops(part, home) for home, part in parts) if chip.arithmetic else 0
+    times = {
+        "compute": compute,
+        "memory": size / (chip.bandwidth * (1.0 if chip.is_serial else share)),
+        "arithmetic": numbers / (chip.arithmetic or 1.0),
+        "launch": chip.launch,
+    }
+    bound_by = max(times, key=times.__getitem__)
+    longest = max(times["compute"], times["memory"], times["arithmetic"]) + times["launch"]
+    seconds = sum(times.values()) if chip.is_serial else longest
+    return Kernel(kind, seconds, flops, model_flops, size, bound_by)
+
+
+def _kind_of(opcodes: set[str]) -> str:
+    for kind, marks in (
+        ("sort", {"sort"}),
+        ("gather", {"gather", "scatter"}),
+        ("opaque", {"custom-call"}),
+        ("reduction", {"reduce", "reduce-window"}),
+        ("transposition", {"transpose"}),
+    ):
+        if opcodes & marks:
+            return kind
+    return "elementwise"

@@ -1,0 +1,181 @@
+"""What a walk through a step's schedule says: its time, its dearest kernels, and which collectives are not hidden."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from replicax.hlo.collective_instructions import plain_name
+from replicax.planning.chip_specs import Chip
+from replicax.planning.timeline.user_lines import SourceLines
+from replicax.planning.timeline.walk import KernelRun, Run, TransferRun
+
+DEAREST = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class DearKernel:
+    """A kernel that takes much of a step.
+
+    Attributes:
+      name: the operation, in JAX's words.
+      kind: one of those of :data:`replicax.planning.timeline.kernels.SHARES`.
+      type: of its result.
+      count: how often it runs in one step.
+      seconds: that all of these take together.
+      flops: of the matrix products of one.
+      bytes: that one reads and writes.
+      bound_by: see :class:`replicax.planning.timeline.kernels.Kernel`.
+      where: the line of the user's program, if that is known.
+    """
+
+    name: str
+    kind: str
+    type: str
+    count: int
+    seconds: float
+    flops: int
+    bytes: int
+    bound_by: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Exposed:
+    """A collective that kernels wait for: it is not hidden, or not all of it.
+
+    Attributes:
+      kind: as in :class:`Collective`.
+      bytes: of its result on one device.
+      count: how often it is issued in one step.
+      seconds: that all of these take together.
+      exposed: how many of these seconds kernels wait.
+      why: what keeps it from being hidden, for most of that time.
+      where: the line of the user's program, if that is known.
+    """
+
+    kind: str
+    bytes: int
+    count: int
+    seconds: float
+    exposed: float
+    why: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """A prediction of one step, by its schedule.
+
+    Attributes:
+      seconds: that it takes.
+      kernels: seconds in which kernels run.
+      communication: seconds of all collectives, one after the other.
+      exposed: seconds in which kernels wait for collectives.
+      sent: bytes of all collectives, of the whole value of each.
+      hidden_bytes: how many of these move while kernels run.
+      flops: of matrix products.
+      model_flops: the same, without what the backward pass computes a second time.
+      utilization: the model's FLOPs as a share of what the chip computes at its peak in that time (MFU).
+      hardware_utilization: the same, of all FLOPs.
+      by_kind: seconds of kernels, by their kind.
+      dearest: the kernels that take most.
+      waits: the collectives that kernels wait for, the longest wait first.
+    """
+
+    seconds: float
+    kernels: float
+    communication: float
+    exposed: float
+    sent: int
+    hidden_bytes: int
+    flops: int
+    model_flops: int
+    utilization: float
+    hardware_utilization: float
+    by_kind: dict[str, float]
+    dearest: tuple[DearKernel, ...] = ()
+    waits: tuple[Exposed, ...] = ()
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that runs beside kernels; 1 if there is none."""
+        return 1.0 - self.exposed / self.communication if self.communication else 1.0
+
+
+def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline:
+    """The prediction of a step from its programs, which run one after the other.
+
+    Args:
+      runs: of each program, with the lines that its instructions come from.
+      chip: what one device has.
+    """
+    kernels = [kernel for run, _ in runs for kernel in run.kernels.values()]
+    transfers = [transfer for run, _ in runs for transfer in run.transfers.values()]
+    seconds = sum(run.seconds for run, _ in runs)
+    flops = sum(k.count * k.kernel.flops for k in kernels)
+    model_flops = sum(k.count * k.kernel.model_flops for k in kernels)
+    by_kind = collections.Counter[str]()
+    for k in kernels:
+        by_kind[k.kernel.kind] += k.count * k.kernel.seconds  # type: ignore[assignment]
+    peak = seconds * chip.flops or 1.0
+    return Timeline(
+        seconds=seconds,
+        kernels=sum(k.count * k.kernel.seconds for k in kernels),
+        communication=sum(t.count * t.each for t in transfers),
+        exposed=sum(t.exposed for t in transfers),
+        sent=sum(t.count * t.use.whole for t in transfers),
+        hidden_bytes=sum(int(t.count * t.use.whole * (1 - _share_exposed(t))) for t in transfers),
+        flops=flops,
+        model_flops=model_flops,
+        utilization=model_flops / peak,
+        hardware_utilization=flops / peak,
+        by_kind=dict(by_kind.most_common()),
+        dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
+        waits=tuple(_waits((t, lines) for run, lines in runs for t in run.transfers.values())),
+    )
+
+
+def _share_exposed(transfer: TransferRun) -> float:
+    return min(1.0, transfer.exposed / (transfer.count * transfer.each)) if transfer.each else 0.0
+
+
+def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:
+    """Those that take most; alike ones, as of a loop and of an iteration that was taken out of it, as one."""
+    found: dict[tuple[object, ...], DearKernel] = {}
+    for run, lines in sorted(kernels, key=lambda item: -item[0].count * item[0].kernel.seconds)[: 8 * DEAREST]:
+        kernel, instruction = run.kernel, run.instruction
+        name = plain_name(instruction.op_name) or instruction.name
+        type_ = ", ".join(map(str, instruction.arrays))
+        key = (name, kernel.kind, type_, kernel.flops, kernel.bytes)
+        seconds = run.count * kernel.seconds
+        if key in found:
+            before = found[key]
+            found[key] = dataclasses.replace(before, count=before.count + run.count, seconds=before.seconds + seconds)
+            continue
+        amounts = (kernel.flops, kernel.bytes, kernel.bound_by)
+        found[key] = DearKernel(name, kernel.kind, type_, run.count, seconds, *amounts, lines.of(instruction))
+    return sorted(found.values(), key=lambda kernel: -kernel.seconds)[:DEAREST]
+
+
+def _waits(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed]:
+    found: dict[tuple[object, ...], Exposed] = {}
+    for run, lines in transfers:
+        if not run.exposed:
+            continue
+        why = max(run.reasons, key=run.reasons.__getitem__)
+        row = Exposed(
+            run.use.kind, run.use.bytes, run.count, run.count * run.each, run.exposed, why, lines.of(run.instruction)
+        )
+        key = (row.kind, row.bytes, row.why, row.where)
+        if key in found:
+            before = found[key]
+            row = dataclasses.replace(
+                row,
+                count=row.count + before.count,
+                seconds=row.seconds + before.seconds,
+                exposed=row.exposed + before.exposed,
+            )
+        found[key] = row
+    return sorted(found.values(), key=lambda row: -row.exposed)

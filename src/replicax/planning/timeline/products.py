@@ -1,0 +1,141 @@
+"""How long a matrix product takes: its shape against the tiles and the multiprocessors of the chip.
+
+A GPU cuts the result into tiles, and each of its multiprocessors computes one at a time. A result that does not fill
+the last tile of a row or column wastes the rest of it, and tiles that do not fill the last wave leave multiprocessors
+idle. Small tiles waste less, but read each operand more often. Where there are few tiles, the contracted dim is cut,
+too, and the parts are added up. The quickest of these ways counts, as the library that computes products tries them.
+
+A TPU's matrix unit is a square that each dim has to fill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from replicax.hlo.instructions import Computation, Instruction
+from replicax.planning.chip_specs import Chip
+from replicax.planning.cost import matrix_flops
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.62))
+"""Rows, columns, and the share of the chip's sustained speed that a multiprocessor reaches with them."""
+_SPLITS = (1, 2, 4, 8)
+_RAMP = 96  # of the contracted dim: what filling the pipeline of a tile takes
+_SQUARE = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product, or a convolution as one.
+
+    Attributes:
+      batch: how many products of the same shape.
+      rows: of the result.
+      columns: of the result.
+      depth: of the contracted dim.
+      dtype: of the operands, in HLO's words.
+      is_recomputed: whether the backward pass computes it a second time, to save memory.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    dtype: str
+    is_recomputed: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiplication with its addition."""
+        return 2 * self.batch * self.rows * self.columns * self.depth
+
+
+def product_of(instruction: Instruction, computation: Computation) -> Product | None:
+    """The product that an instruction is; ``None`` if it is none.
+
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.planning.timeline.products import product_of
+    >>> main = parse('''
+    ... ENTRY %main (x: bf16[4,8], y: bf16[8,3]) -> bf16[4,3] {
+    ...   %x = bf16[4,8]{1,0} parameter(0)
+    ...   %y = bf16[8,3]{1,0} parameter(1)
+    ...   ROOT %z = bf16[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }''').computations["main"]
+    >>> product_of(main.root, main)
+    Product(batch=1, rows=4, columns=3, depth=8, dtype='bf16', is_recomputed=False)
+    """
+    flops = matrix_flops(instruction, computation)
+    if not flops:
+        return None
+    operands = [computation.instructions[name].arrays[0] for name in instruction.operands[:2]]
+    result = instruction.arrays[0].dims
+    if instruction.opcode == "dot":
+        batch, rows, columns = _dims_of(instruction, operands[0].dims, operands[1].dims)
+    else:
+        labels = re.search(r"dim_labels=\w+_\w+->(\w+)", instruction.attributes)
+        columns = result[labels[1].index("f")] if labels else result[-1]
+        batch, rows = 1, math.prod(result) // max(1, columns)
+    depth = max(1, flops // max(1, 2 * batch * rows * columns))
+    return Product(batch, rows, columns, depth, operands[0].dtype, "rematted_computation" in instruction.op_name)
+
+
+def _dims_of(dot: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, int, int]:
+    def named(role: str) -> set[int]:
+        found = re.search(rf"{role}=\{{([\d,]*)\}}", dot.attributes)
+        return {int(d) for d in found[1].split(",") if d} if found else set()
+
+    batch = math.prod(left[d] for d in named("lhs_batch_dims"))
+    taken = named("lhs_batch_dims") | named("lhs_contracting_dims")
+    rows = math.prod(size for d, size in enumerate(left) if d not in taken)
+    taken = named("rhs_batch_dims") | named("rhs_contracting_dims")
+    return batch, rows, math.prod(size for d, size in enumerate(right) if d not in taken)
+
+
+def seconds_of_product(product: Product, chip: Chip) -> float:
+    """How long a product takes whose operands are there in time.
+
+    Args:
+      product: which.
+      chip: what computes it. Without a number of multiprocessors it has matrix units that work as one.
+
+    >>> import replicax
+    >>> from replicax.planning.timeline.products import Product, seconds_of_product
+    >>> h100 = replicax.Chip("H100", 989e12, 80e9, 3.35e12, multiprocessors=132)
+    >>> large = Product(1, 8448, 8192, 8192, "bf16")  # 33 × 64 tiles, 16 for each multiprocessor
+    >>> 0.9 < large.flops / h100.flops / seconds_of_product(large, h100) < 1
+    True
+    >>> one_more = Product(1, 8449, 8192, 8192, "bf16")  # a row of tiles for it
+    >>> seconds_of_product(one_more, h100) > seconds_of_product(large, h100)
+    True
+    """
+    peak = _peak_of(product.dtype, chip) * chip.sustained
+    if chip.is_serial:
+        return product.flops / peak
+    if not chip.multiprocessors:
+        padded = math.prod(_ceil(size, _SQUARE) for size in (product.columns, product.depth))
+        rows = _ceil(product.rows, 8)
+        return 2 * product.batch * rows * padded / peak
+    return min(
+        _in_tiles(product, chip.multiprocessors, peak, tile, split)
+        for tile in _TILES
+        for split in _SPLITS
+        if split == 1 or product.depth // split >= 512
+    )
+
+
+def _in_tiles(product: Product, multiprocessors: int, peak: float, tile: tuple[int, int, float], split: int) -> float:
+    rows, columns, share = tile
+    tiles = product.batch * -(-product.rows // rows) * -(-product.columns // columns) * split
+    depth = -(-product.depth // split) + _RAMP
+    return -(-tiles // multiprocessors) * 2 * rows * columns * depth / (peak / multiprocessors * share)
+
+
+def _ceil(size: int, of: int) -> int:
+    return -(-size // of) * of if size > of else max(size, of // 16)
+
+
+def _peak_of(dtype: str, chip: Chip) -> float:
+    """The peak for a dtype. Products of float32 are those of TF32 on GPUs, by default, and of bfloat16 on TPUs."""
+    key = {"f32": "tf32", "c64": "tf32", "c128": "f64"}.get(dtype, dtype)
+    return next((peak for name, peak in chip.peaks.items() if key.startswith(name)), chip.flops)

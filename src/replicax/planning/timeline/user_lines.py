@@ -1,0 +1,54 @@
+"""The lines of the user's program that instructions come from."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from replicax.errors import PACKAGE
+from replicax.hlo.instructions import Instruction, Module
+
+# What is no line of the user's program: a library's, the script that starts a command, and code that is in no file.
+_OURS = (PACKAGE, *(sysconfig.get_paths()[name] for name in ("purelib", "stdlib", "scripts")), "<")
+
+
+class SourceLines:
+    """The lines of the user's program that instructions come from.
+
+    Attributes:
+      instructions: of all computations, by name.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._outside = set(_lines_of_callers())
+        self.instructions: dict[str, Instruction] = {}
+        self._callers: dict[str, Instruction] = {}  # of the computation that an instruction stands in, by its name
+        for computation in module.computations.values():
+            for instruction in computation.instructions.values():
+                self.instructions[instruction.name] = instruction
+                for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
+                    called = module.computations.get(name)
+                    self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
+
+    def of(self, instruction: Instruction) -> str:
+        """The innermost line of an instruction, or of the loop or branch that it stands in; empty if neither is known.
+
+        How a loop puts its results together, JAX writes itself when the step is compiled. Of that it knows only who has
+        asked for it.
+        """
+        for file, line in self._module.source(instruction):
+            if not file.startswith(_OURS) and (file, line) not in self._outside:
+                return f"{Path(file).name}:{line}"
+        outer = self._callers.get(instruction.name)
+        return "" if outer is None else self.of(outer)
+
+
+def _lines_of_callers() -> Iterator[tuple[str, int]]:
+    """Where this is called, and where that is, and so on: all are outside of the step."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,320 @@
+"""A compiled step as it runs: kernels one after the other, and collectives beside them.
+
+The text of a program is its schedule: the instructions of a computation run in the order in which they stand. A device
+has a stream of kernels and one of communication. A collective whose start and end are two instructions runs on the
+second, after those that were started before it, and the first goes on; at its end the kernels wait for it, if they
+have to. That is what is not hidden. A collective that is one instruction, is waited for at once. Copies between kinds
+of memory have a stream of their own.
+
+A loop runs as often as the program says. Its first iteration may find the communication stream busy with what was
+started before; the second stands for all others. Of a branch the arm counts that takes longest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, is_repeated, use_of
+from replicax.hlo.executed import parts_of, trip_count
+from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.planning.chip_specs import Chip
+from replicax.planning.cost import is_launched
+from replicax.planning.timeline.kernels import Kernel, kernel_of
+
+NOT_ASYNCHRONOUS = "it is one instruction, which everything waits for"
+NOTHING_BESIDE = "no kernel stands between its start and its end"
+TOO_SHORT = "the kernels between its start and its end are shorter"
+QUEUED = "it starts only when the collectives before it have ended"
+
+INTERFERENCE = 0.08
+"""How much longer kernels of a GPU take while a collective, which is a kernel, too, runs beside them."""
+
+
+@dataclasses.dataclass
+class KernelRun:
+    """A kernel, as often as it runs.
+
+    Attributes:
+      instruction: which.
+      kernel: what it is.
+      count: how often it runs in one step.
+    """
+
+    instruction: Instruction
+    kernel: Kernel
+    count: int = 0
+
+
+@dataclasses.dataclass
+class TransferRun:
+    """A collective, as often as it is issued.
+
+    Attributes:
+      instruction: the collective itself.
+      use: which.
+      each: seconds of one.
+      count: how often it is issued in one step.
+      exposed: seconds of a step in which kernels wait for it.
+      reasons: seconds of these, by the reason.
+    """
+
+    instruction: Instruction
+    use: CollectiveUse
+    each: float
+    count: int = 0
+    exposed: float = 0.0
+    reasons: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Run:
+    """One step, as it runs on one device.
+
+    Attributes:
+      seconds: that it takes.
+      kernels: by the name of their instruction.
+      transfers: by the name of the instruction that starts them.
+      copies: seconds in which kernels wait for copies.
+    """
+
+    seconds: float = 0.0
+    kernels: dict[str, KernelRun] = dataclasses.field(default_factory=dict)
+    transfers: dict[str, TransferRun] = dataclasses.field(default_factory=dict)
+    copies: float = 0.0
+
+
+@dataclasses.dataclass
+class _Started:
+    """What runs on a stream beside the kernels."""
+
+    issued: float
+    begun: float
+    end: float
+    kernels_before: float
+    transfer: TransferRun | None
+
+
+class ScheduleWalk:
+    """Walks through the schedule of a program.
+
+    Args:
+      module: the program.
+      chip: what one device has.
+      devices: where its devices lie.
+
+    >>> import replicax
+    >>> from replicax.hlo.collective_instructions import ProgramDevices
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.planning.timeline.walk import ScheduleWalk
+    >>> module = parse('''
+    ... ENTRY %main (x: f32[1000], y: f32[500]) -> f32[1000] {
+    ...   %x = f32[1000]{0} parameter(0)
+    ...   %y = f32[500]{0} parameter(1)
+    ...   %start = (f32[500]{0}, f32[1000]{0}) all-gather-start(%y), replica_groups={{0,1}}, dimensions={0}
+    ...   %z = f32[1000]{0} negate(%x)
+    ...   %done = f32[1000]{0} all-gather-done(%start)
+    ...   ROOT %sum = f32[1000]{0} add(%done, %z)
+    ... }''')
+    >>> card = replicax.Chip("card", flops=1e12, memory=1e9, bandwidth=1e6, is_serial=True)
+    >>> walk = ScheduleWalk(module, card, ProgramDevices({"replica": 2}))
+    >>> run = walk.run(lambda use: 0.010)  # a kernel takes 8 ms here, and then one takes 12 ms
+    >>> round(run.seconds, 6), round(run.transfers["start"].exposed, 6), list(run.transfers["start"].reasons)
+    (0.022, 0.002, ['the kernels between its start and its end are shorter'])
+    """
+
+    def __init__(self, module: Module, chip: Chip, devices: ProgramDevices) -> None:
+        self._module = module
+        self._chip = chip
+        self._devices = devices
+        self._kernels: dict[str, Kernel] = {}
+        self._uses: dict[str, list[tuple[Instruction, CollectiveUse]]] = {}
+        self._trips: dict[str, int] = {}
+
+    def run(self, seconds_of: Callable[[CollectiveUse], float]) -> Run:
+        """One step, with the time that one issue of a collective takes."""
+        return _Clock(self, seconds_of).run_all()
+
+    # What instructions are, which does not depend on how long collectives take.
+
+    def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
+        if instruction.name not in self._kernels:
+            self._kernels[instruction.name] = kernel_of(self._module, computation, instruction, self._chip)
+        return self._kernels[instruction.name]
+
+    def uses(
+        self, computation: Computation, instruction: Instruction, issued: dict[str, str]
+    ) -> list[tuple[Instruction, CollectiveUse]]:
+        """The collectives that an instruction is, starts, or has inside, each with its own instruction."""
+        if instruction.name not in self._uses:
+            found = []
+            for home, part in parts_of(self._module, computation, instruction):
+                use = use_of(part, home.name, self._module, self._devices)
+                if use is not None and not is_repeated(part, issued):
+                    found.append((part, use))
+            self._uses[instruction.name] = found
+        return self._uses[instruction.name]
+
+    def trips(self, computation: Computation, loop: Instruction) -> int:
+        if loop.name not in self._trips:
+            trips = trip_count(self._module, computation, loop)
+            self._trips[loop.name] = 1 if trips is None else trips
+        return self._trips[loop.name]
+
+    def computation(self, name: str) -> Computation:
+        return self._module.computations[name]
+
+    @property
+    def entry(self) -> str:
+        return self._module.entry
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a kernel takes while a collective runs."""
+        return 1.0 + (INTERFERENCE if self._chip.multiprocessors else 0.0)
+
+
+class _Clock:
+    """One walk: three streams, and what has run on them."""
+
+    def __init__(self, walk: ScheduleWalk, seconds_of: Callable[[CollectiveUse], float]) -> None:
+        self._walk = walk
+        self._seconds_of = seconds_of
+        self._issued: dict[str, str] = {}
+        self._found = Run()
+        self._now = 0.0
+        self._busy_until = 0.0  # the communication stream
+        self._copying_until = 0.0
+        self._in_kernels = 0.0
+
+    def run_all(self) -> Run:
+        self._computation(self._walk.entry, 1)
+        self._found.seconds = max(self._now, self._busy_until)
+        return self._found
+
+    def _computation(self, name: str, times: int) -> None:
+        computation = self._walk.computation(name)
+        started: dict[str, _Started] = {}
+        for instruction in computation.instructions.values():
+            self._instruction(computation, instruction, times, started)
+
+    def _instruction(
+        self, computation: Computation, instruction: Instruction, times: int, started: dict[str, _Started]
+    ) -> None:
+        opcode = instruction.opcode
+        match opcode:
+            case "while":
+                self._loop(computation, instruction, times)
+                return
+            case "conditional":
+                self._branch(instruction, times)
+                return
+            case "call":
+                for name in instruction.called("to_apply", "calls"):
+                    self._computation(name, times)
+                return
+        if opcode.endswith("-done"):
+            self._finish(instruction, times, started)
+            return
+        if not is_launched(instruction):
+            return
+        uses = self._walk.uses(computation, instruction, self._issued)
+        is_start = opcode.endswith("-start") or opcode in ("send", "recv")
+        for part, use in uses:
+            started[instruction.name] = self._start(instruction.name, part, use, times)
+        if is_start:
+            if not uses:
+                started[instruction.name] = self._copy(computation, instruction)
+            return
+        if not uses or opcode == "fusion":
+            self._kernel(computation, instruction, times)
+        if uses:
+            is_fused = opcode == "fusion"  # which runs beside the collective that it has inside
+            self._wait(started.pop(instruction.name), times, TOO_SHORT if is_fused else NOT_ASYNCHRONOUS)
+
+    # --- kernels
+
+    def _kernel(self, computation: Computation, instruction: Instruction, times: int) -> None:
+        kernel = self._walk.kernel(computation, instruction)
+        run = self._found.kernels.setdefault(instruction.name, KernelRun(instruction, kernel))
+        run.count += times
+        beside, slowdown = max(0.0, self._busy_until - self._now), self._walk.slowdown
+        seconds = kernel.seconds * slowdown
+        if seconds > beside:
+            seconds = beside + (kernel.seconds - beside / slowdown)
+        self._now += seconds
+        self._in_kernels += seconds
+
+    # --- what runs beside them
+
+    def _start(self, name: str, instruction: Instruction, use: CollectiveUse, times: int) -> _Started:
+        each = self._seconds_of(use)
+        transfer = self._found.transfers.setdefault(name, TransferRun(instruction, use, each))
+        transfer.count += times
+        begun = max(self._now, self._busy_until)
+        self._busy_until = begun + each
+        return _Started(self._now, begun, begun + each, self._in_kernels, transfer)
+
+    def _copy(self, computation: Computation, instruction: Instruction) -> _Started:
+        begun = max(self._now, self._copying_until)
+        self._copying_until = begun + self._walk.kernel(computation, instruction).seconds
+        return _Started(self._now, begun, self._copying_until, self._in_kernels, None)
+
+    def _finish(self, instruction: Instruction, times: int, started: dict[str, _Started]) -> None:
+        for name in instruction.operands:
+            if (running := started.pop(name, None)) is not None:
+                self._wait(running, times)
+
+    def _wait(self, running: _Started, times: int, reason: str = "") -> None:
+        waited = max(0.0, running.end - self._now)
+        self._now = max(self._now, running.end)
+        if running.transfer is None:
+            self._found.copies += times * waited
+        elif waited:
+            if not reason and self._in_kernels == running.kernels_before:
+                reason = NOTHING_BESIDE
+            elif not reason:
+                reason = QUEUED if running.begun - running.issued >= waited else TOO_SHORT
+            running.transfer.exposed += times * waited
+            reasons = running.transfer.reasons
+            reasons[reason] = reasons.get(reason, 0.0) + times * waited
+
+    # --- loops and branches
+
+    def _loop(self, computation: Computation, loop: Instruction, times: int) -> None:
+        trips, bodies = self._walk.trips(computation, loop), loop.called("body")
+        first = 1 if self._busy_until > self._now else 0
+        for repeated in (first, trips - first):
+            if repeated <= 0:
+                continue
+            begun, busy, copying = self._now, self._busy_until, self._copying_until
+            for name in bodies:
+                self._computation(name, times * repeated)
+            more = (repeated - 1) * (self._now - begun)
+            self._now += more
+            self._busy_until += more if self._busy_until != busy else 0.0
+            self._copying_until += more if self._copying_until != copying else 0.0
+
+    def _branch(self, instruction: Instruction, times: int) -> None:
+        names = instruction.called("branch_computations", "true_computation", "false_computation")
+        before = (self._now, self._busy_until, self._copying_until, self._in_kernels)
+        kept = self._found
+        taken: tuple[tuple[float, ...], Run] | None = None
+        for name in names:
+            self._now, self._busy_until, self._copying_until, self._in_kernels = before
+            self._found = _copy_of(kept)
+            self._computation(name, times)
+            if taken is None or self._now > taken[0][0]:
+                taken = ((self._now, self._busy_until, self._copying_until, self._in_kernels), self._found)
+        if taken is not None:
+            self._now, self._busy_until, self._copying_until, self._in_kernels = taken[0]
+            self._found = taken[1]
+
+
+def _copy_of(run: Run) -> Run:
+    return Run(
+        run.seconds,
+        {name: dataclasses.replace(k) for name, k in run.kernels.items()},
+        {name: dataclasses.replace(t, reasons=dict(t.reasons)) for name, t in run.transfers.items()},
+        run.copies,
+    )

@@ -1,0 +1,164 @@
+"""How long kernels and collectives of GPUs take, against what must hold for any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from replicax.hlo.collective_instructions import CollectiveUse
+from replicax.hlo.instructions import parse
+from replicax.planning.chip_specs import Chip
+from replicax.planning.gpu_collectives import LINK_SHARE, NETWORK_SHARE, seconds_between_gpus
+from replicax.planning.network import Network
+from replicax.planning.timeline.attention import attention_of
+from replicax.planning.timeline.kernels import SHARES, kernel_of
+from replicax.planning.timeline.products import Product, seconds_of_product
+
+PEAKS = {"bf16": 1e15, "tf32": 5e14, "f8": 2e15, "f64": 1e15 / 16}
+SPEED = {"flops": 1e15, "memory": 80e9, "bandwidth": 3e12, "peaks": PEAKS, "multiprocessors": 132}
+GPU = Chip("gpu", **SPEED, link=25e9, links=18, network=50e9)
+LINKS, NETWORK = 18 * 25e9 * LINK_SHARE, 50e9 * NETWORK_SHARE
+
+
+def test_products_fill_tiles_and_waves() -> None:
+    def share(*shape: int) -> float:
+        product = Product(1, *shape, "bf16")
+        return product.flops / GPU.flops / seconds_of_product(product, GPU)
+
+    assert 0.9 < share(16896, 8192, 8192) <= 1.0  # 132 × 64 tiles of 256 × 128
+    assert share(16896, 8192, 8192) > share(16896 + 1, 8192, 8192)
+    assert share(256, 128, 8192) < 1 / 3  # few multiprocessors have work, also if the depth is cut
+    assert share(8192, 8192, 64) < share(8192, 8192, 1024)
+    # Cutting the depth pays where tiles are few.
+    assert seconds_of_product(Product(1, 256, 256, 1 << 16, "bf16"), GPU) < 2 * 256 * 256 * (1 << 16) * 132 / 4 / 1e15
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("bf16", 1), ("f16", 1), ("f32", 2), ("f8e4m3fn", 0.5), ("f64", 16)])
+def test_products_take_longer_in_wider_dtypes(dtype: str, times: float) -> None:
+    narrow = seconds_of_product(Product(1, 4096, 4096, 4096, "bf16"), GPU)
+    assert seconds_of_product(Product(1, 4096, 4096, 4096, dtype), GPU) == pytest.approx(times * narrow)
+
+
+def test_a_matrix_unit_is_a_square() -> None:
+    tpu = Chip("tpu", flops=1e14, memory=1e10, bandwidth=1e12)
+    whole, more = (seconds_of_product(Product(1, 1024, n, 1024, "bf16"), tpu) for n in (256, 257))
+    assert whole == pytest.approx(2 * 1024 * 256 * 1024 / 1e14)
+    assert more == pytest.approx(1.5 * whole)
+
+
+def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):
+    text = f"ENTRY %main (x: {kind}) -> {kind} {{\n  %x = {kind} parameter(0)\n  ROOT %y = {kind} {opcode}\n}}"
+    module = parse(text)
+    main = module.computations["main"]
+    return kernel_of(module, main, main.root, GPU)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind"),
+    [
+        ("negate(%x)", "elementwise"),
+        ("transpose(%x), dimensions={1,0}", "transposition"),
+        ("sort(%x), dimensions={1}, to_apply=%less", "sort"),
+    ],
+)
+def test_kernels_are_told_apart(opcode: str, kind: str) -> None:
+    found = kernel(opcode)
+    assert (found.kind, found.bound_by, found.bytes) == (kind, "memory", 8_000_000)
+    assert found.seconds == pytest.approx(8e6 / 3e12 / SHARES[kind])
+
+
+def test_a_product_inside_of_a_fusion() -> None:
+    """As the compiler for GPUs writes it: its own kernel, with casts inside."""
+    module = parse(
+        """
+%gemm (a: bf16[4096,4096], b: f32[4096,4096]) -> bf16[4096,4096] {
+  %a = bf16[4096,4096]{1,0} parameter(0)
+  %b = f32[4096,4096]{1,0} parameter(1)
+  %c = bf16[4096,4096]{1,0} convert(%b)
+  ROOT %d = bf16[4096,4096]{1,0} dot(%a, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+ENTRY %main (x: bf16[4096,4096], w: f32[4096,4096]) -> bf16[4096,4096] {
+  %x = bf16[4096,4096]{1,0} parameter(0)
+  %w = f32[4096,4096]{1,0} parameter(1)
+  ROOT %y = bf16[4096,4096]{1,0} fusion(%x, %w), kind=kCustom, calls=%gemm
+}"""
+    )
+    main = module.computations["main"]
+    found = kernel_of(module, main, main.root, GPU)
+    assert (found.kind, found.bound_by, found.flops) == ("product", "compute", 2 * 4096**3)
+    assert found.seconds == seconds_of_product(Product(1, 4096, 4096, 4096, "bf16"), GPU)
+    assert found.bytes == 4096 * 4096 * (2 + 4 + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "results", "products"),
+    [
+        ("jit(f)/jvp(mha_forward)/pallas_call", 1, (2, 2)),
+        ("jit(f)/transpose(jvp(mha_backward))/pallas_call", 3, (5, 4)),
+        ("jit(f)/causal/jvp(mha_forward)/pallas_call", 1, (1, 1)),
+        ("jit(f)/transpose(jvp(flash_attention_dq))/pallas_call", 1, (3, 2)),
+        ("jit(f)/something_else/pallas_call", 1, None),
+    ],
+)
+def test_attention_that_is_opaque(name: str, results: int, products: tuple[int, int] | None) -> None:
+    array = "bf16[2,512,8,64]{3,2,1,0}"
+    given = f"({', '.join([array] * results)}, f32[2,8,512]{{2,1,0}})"
+    main = parse(
+        f"ENTRY %main (q: {array}, k: {array}, v: {array}) -> {array} {{\n  %q = {array} parameter(0)\n"
+        f"  %k = {array} parameter(1)\n  %v = {array} parameter(2)\n"
+        f'  ROOT %o = {given} custom-call(%q, %k, %v), custom_call_target="__gpu$xla.gpu.triton", '
+        f'metadata={{op_name="{name}"}}\n}}'
+    ).computations["main"]
+    found = attention_of(main.root, main)
+    one = 2 * 2 * 8 * 512 * 512 * 64
+    assert (found and (found.flops, found.model_flops)) == (products and tuple(p * one for p in products))
+
+
+# --- collectives
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "gpus", "expected"),
+    [
+        ("all-gather", 1, 8, 7 / 8 / LINKS),
+        ("reduce-scatter", 1, 8, 7 / 8 / LINKS),
+        ("all-reduce", 1, 8, 2 * 7 / 8 / LINKS),
+        ("all-gather", 8, 64, 63 / 64 / (8 * NETWORK)),  # each of the eight of a host sends a part of it
+        ("all-gather", 8, 8, 7 / 8 / NETWORK),
+        ("all-gather", 2, 4, 3 / 4 / (2 * NETWORK)),
+        ("all-to-all", 1, 8, 7 / 64 * 8 / 8 / LINKS),
+        ("all-to-all", 8, 64, 56 / 64 / 64 * 64 / 64 / NETWORK * 64),
+        ("collective-permute", 1, 8, 1 / LINKS),
+        ("collective-permute", 8, 64, 1 / NETWORK),
+    ],
+)
+def test_large_collectives_take_what_their_bytes_take(kind: str, hosts: int, gpus: int, expected: float) -> None:
+    if kind == "all-to-all" and hosts == 1:
+        expected = 7 / 8 / LINKS
+    if kind == "all-to-all" and hosts == 8:
+        expected = 56 / 64 / NETWORK
+    assert seconds_between_gpus(kind, 1e11, hosts, gpus, GPU) == pytest.approx(1e11 * expected, rel=0.01)
+
+
+def test_small_collectives_take_what_their_steps_take() -> None:
+    small = [seconds_between_gpus("all-reduce", 4, h, 8 * h, GPU) for h in (1, 2, 16, 64)]
+    assert small == sorted(small)
+    assert 5e-6 < small[0] < 2e-5
+    ring = 2 * 64 * 2.7e-6  # a tree of 64 hosts has fewer steps than a ring
+    assert small[-1] < ring
+    assert seconds_between_gpus("all-gather", 4, 1, 1, GPU) < 1e-9
+
+
+def test_hosts_come_from_the_devices() -> None:
+    cards = [SimpleNamespace(device_kind="H100", platform="gpu", slice_index=i // 8) for i in range(32)]
+    network = Network(np.array(cards, dtype=object)[:, None], GPU, slices=1)
+    whole = CollectiveUse("all-gather", 10**9, ("replica",), 32, tuple(range(32)), 1)
+    inside = CollectiveUse("all-gather", 10**9, ("replica",), 8, tuple(range(8)), 1)
+    across = CollectiveUse("all-gather", 10**9, ("replica",), 4, tuple(range(0, 32, 8)), 1)
+    assert network.seconds(whole) == seconds_between_gpus("all-gather", 10**9, 4, 32, GPU)
+    assert network.seconds(inside) == seconds_between_gpus("all-gather", 10**9, 1, 8, GPU)
+    assert network.seconds(across) == seconds_between_gpus("all-gather", 10**9, 4, 4, GPU)
+    assert network.seconds_among(whole, (16,), 1) == seconds_between_gpus("all-gather", 10**9, 2, 16, GPU)
+    assert network.seconds_among(across, (8,), 1) == 0

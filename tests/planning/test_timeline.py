@@ -1,0 +1,188 @@
+"""The walk through a schedule: what runs beside what, and which collectives are waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
+from replicax.hlo.instructions import parse
+from replicax.planning.chip_specs import Chip
+from replicax.planning.timeline.prediction import Timeline, timeline_of
+from replicax.planning.timeline.user_lines import SourceLines
+from replicax.planning.timeline.walk import NOT_ASYNCHRONOUS, NOTHING_BESIDE, QUEUED, TOO_SHORT, Run, ScheduleWalk
+
+CHIP = Chip("chip", flops=1e9, memory=1e9, bandwidth=1e6, is_serial=True)  # each kernel below takes 8 ms
+KERNEL = 0.008
+GATHER = 0.010
+ARRAY, PART, BOTH = "f32[1000]{0}", "f32[500]{0}", "(f32[500]{0}, f32[1000]{0})"
+GROUPS = 'replica_groups={{0,1}}, dimensions={0}, metadata={source_file="/home/me/model.py" source_line=7}'
+
+
+def run(lines: str, seconds: float = GATHER, inside: str = "") -> Run:
+    module = parse(
+        f"{inside}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n"
+        f"  %x = {ARRAY} parameter(0)\n  %y = {PART} parameter(1)\n{lines}\n}}"
+    )
+    return ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: seconds)
+
+
+OLD = (f"%s = {BOTH} all-gather-start(%y), {GROUPS}", f"%d = {ARRAY} all-gather-done(%s)")
+NEW = (
+    f"%s = (({PART}), {ARRAY}) async-start(%y), calls=%gathering",
+    f"%d = {ARRAY} async-done(%s)",
+)
+GATHERING = f"""
+%gathering (p: {PART}) -> {ARRAY} {{
+  %p = {PART} parameter(0)
+  ROOT %g = {ARRAY} all-gather(%p), {GROUPS}
+}}
+"""
+
+
+@pytest.fixture(params=[OLD, NEW], ids=["jax-0.10", "jax-0.12"])
+def pair(request) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.mark.parametrize(("kernels", "exposed"), [(0, 0.010), (1, 0.002), (2, 0.0)])
+def test_what_stands_between_start_and_end_hides(pair, kernels: int, exposed: float) -> None:
+    start, done = pair
+    between = "\n".join(f"  %k{i} = {ARRAY} negate(%x)" for i in range(kernels))
+    found = run(f"  {start}\n{between}\n  {done}\n  ROOT %z = {ARRAY} negate(%d)", inside=GATHERING)
+    [transfer] = found.transfers.values()
+    assert found.seconds == pytest.approx(KERNEL * (kernels + 1) + exposed)
+    assert transfer.exposed == pytest.approx(exposed)
+    assert (transfer.use.kind, transfer.use.bytes, transfer.use.participants) == ("all-gather", 4000, 2)
+    assert list(transfer.reasons) == {0: [NOTHING_BESIDE], 1: [TOO_SHORT], 2: []}[kernels]
+
+
+def test_one_instruction_is_waited_for() -> None:
+    found = run(f"  %k = {ARRAY} negate(%x)\n  ROOT %d = {ARRAY} all-gather(%y), {GROUPS}")
+    assert found.seconds == pytest.approx(KERNEL + GATHER)
+    assert found.transfers["d"].reasons == {NOT_ASYNCHRONOUS: pytest.approx(GATHER)}
+
+
+def test_collectives_wait_for_those_before_them() -> None:
+    first, second = OLD[0], OLD[0].replace("%s", "%s2")
+    found = run(
+        f"  {first}\n  {second}\n  %k = {ARRAY} negate(%x)\n  %d2 = {ARRAY} all-gather-done(%s2)\n  {OLD[1]}\n"
+        f"  ROOT %z = {ARRAY} add(%d, %d2)"
+    )
+    assert found.transfers["s2"].reasons == {TOO_SHORT: pytest.approx(2 * GATHER - KERNEL)}
+    assert found.transfers["s"].exposed == 0
+    third = OLD[0].replace("%s", "%s3")
+    found = run(
+        f"  {first}\n  {third}\n  %k = {ARRAY} negate(%x)\n  %k2 = {ARRAY} negate(%x)\n  {OLD[1]}\n"
+        f"  %d3 = {ARRAY} all-gather-done(%s3)\n  ROOT %z = {ARRAY} add(%d, %d3)"
+    )
+    assert found.transfers["s3"].reasons == {QUEUED: pytest.approx(2 * GATHER - 2 * KERNEL)}
+
+
+LOOP = f"""
+%body (p: (s32[], {ARRAY}, {PART})) -> (s32[], {ARRAY}, {PART}) {{
+  %p = (s32[], {ARRAY}, {PART}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %a = {ARRAY} get-tuple-element(%p), index=1
+  %b = {PART} get-tuple-element(%p), index=2
+  %bs = {BOTH} all-gather-start(%b), {GROUPS}
+  %bk = {ARRAY} negate(%a)
+  %bd = {ARRAY} all-gather-done(%bs)
+  ROOT %t = (s32[], {ARRAY}, {PART}) tuple(%i, %bk, %b)
+}}
+%condition (q: (s32[], {ARRAY}, {PART})) -> pred[] {{
+  %q = (s32[], {ARRAY}, {PART}) parameter(0)
+  ROOT %lt = pred[] constant(true)
+}}
+"""
+WHILE = 'while(%t0), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+
+
+def test_loops_run_as_often_as_they_say() -> None:
+    kind = f"(s32[], {ARRAY}, {PART})"
+    lines = f"  %zero = s32[] constant(0)\n  %t0 = {kind} tuple(%zero, %x, %y)\n  %w = {kind} {WHILE}\n"
+    found = run(lines + f"  ROOT %z = {ARRAY} get-tuple-element(%w), index=1", inside=LOOP)
+    assert found.seconds == pytest.approx(5 * GATHER)
+    assert (found.transfers["bs"].count, found.kernels["bk"].count) == (5, 5)
+    assert found.transfers["bs"].exposed == pytest.approx(5 * (GATHER - KERNEL))
+    # What was started before the loop delays the gather of its first iteration only.
+    found = run(f"  {OLD[0]}\n{lines}  {OLD[1]}\n  ROOT %z = {ARRAY} negate(%d)", inside=LOOP)
+    assert found.seconds == pytest.approx(6 * GATHER + KERNEL)
+    assert found.transfers["bs"].count == 5
+
+
+def test_the_longer_arm_of_a_branch_counts() -> None:
+    arms = "".join(
+        f"%{name} (p: {ARRAY}) -> {ARRAY} {{\n  %{name}p = {ARRAY} parameter(0)\n{kernels}\n}}\n"
+        for name, kernels in (
+            ("short", f"  ROOT %s1 = {ARRAY} negate(%shortp)"),
+            ("long", f"  %l1 = {ARRAY} negate(%longp)\n  ROOT %l2 = {ARRAY} negate(%l1)"),
+        )
+    )
+    found = run(
+        f"  %i = s32[] constant(0)\n  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%long, %short}}",
+        inside=arms,
+    )
+    assert found.seconds == pytest.approx(2 * KERNEL)
+    assert sorted(found.kernels) == ["l1", "l2"]
+
+
+def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
+    module = parse(
+        f"{GATHERING}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n"
+        f"  %y = {PART} parameter(1)\n  {OLD[0]}\n  %k = {ARRAY} negate(%x)\n  ROOT {OLD[1]}\n}}"
+    )
+    gpu = Chip("gpu", flops=1e9, memory=1e9, bandwidth=1e6, multiprocessors=100)
+    alone, beside = (
+        ScheduleWalk(module, gpu, ProgramDevices({"replica": 2})).run(lambda use, s=s: s) for s in (0.0, 0.002)
+    )
+    assert alone.seconds < beside.seconds < alone.seconds + 0.002
+
+
+def timeline(lines: str, inside: str = "") -> Timeline:
+    module = parse(
+        f"{inside}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n"
+        f"  %x = {ARRAY} parameter(0)\n  %y = {PART} parameter(1)\n{lines}\n}}"
+    )
+    found = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: GATHER)
+    return timeline_of([(found, SourceLines(module))], CHIP)
+
+
+def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
+    start, done = pair
+    found = timeline(f"  {start}\n  %k = {ARRAY} negate(%x)\n  {done}\n  ROOT %z = {ARRAY} negate(%d)", GATHERING)
+    [wait] = found.waits
+    assert (wait.kind, wait.bytes, wait.count, wait.why) == ("all-gather", 4000, 1, TOO_SHORT)
+    assert (wait.seconds, wait.exposed) == (pytest.approx(GATHER), pytest.approx(GATHER - KERNEL))
+    assert wait.where == "model.py:7"
+    assert found.hidden == pytest.approx(0.8)
+    assert found.hidden_bytes == pytest.approx(0.8 * found.sent, abs=1)
+    assert found.sent == 4000
+    assert [(k.kind, k.count, k.seconds) for k in found.dearest] == [
+        ("elementwise", 1, pytest.approx(KERNEL)),
+        ("elementwise", 1, pytest.approx(KERNEL)),
+    ]
+
+
+def test_a_step_without_collectives_hides_all_of_them() -> None:
+    found = timeline(f"  ROOT %z = {ARRAY} negate(%x)")
+    assert (found.hidden, found.waits, found.utilization) == (1.0, (), 0.0)
+
+
+def test_what_is_computed_a_second_time_is_not_the_models() -> None:
+    dot = "f32[10,10]{1,0} dot(%m, %m), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="
+    found = timeline(
+        f"  %m = f32[10,10]{{1,0}} constant(1)\n"
+        f'  %p = {dot}"jit(f)/checkpoint/rematted_computation/dot_general"}}\n'
+        f'  %q = {dot}"jit(f)/dot_general"}}\n  ROOT %z = {ARRAY} negate(%x)'
+    )
+    assert (found.flops, found.model_flops) == (4000, 2000)
+    assert found.utilization == pytest.approx(found.hardware_utilization / 2)
+
+
+def test_collectives_are_uses() -> None:
+    """What a walk asks for the time of, is what a plan lists."""
+    asked: list[CollectiveUse] = []
+    lines = f"  %y = {PART} parameter(0)\n  {NEW[0]}\n  ROOT {NEW[1]}"
+    module = parse(f"{GATHERING}\nENTRY %main (y: {PART}) -> {ARRAY} {{\n{lines}\n}}")
+    ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: float(asked.append(use) or 1))
+    assert [(u.kind, u.axes, u.members) for u in asked] == [("all-gather", ("replica",), (0, 1))]
