@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import replicax
 from replicax.devices.mesh import slice_of
+from replicax.gpu import compile_process
+from replicax.planning import planner
 from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import FLOPS, PARAMETERS, build
 
@@ -83,3 +91,59 @@ def test_what_needs_the_devices_says_so() -> None:
     strategy = replicax.MirroredStrategy(devices())
     with pytest.raises(replicax.AbsentDeviceError, match="replicax.plan"):
         strategy.run(lambda: 1.0)
+
+
+# --- what a compiler for absent devices can't do by itself ----------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_logical_devices": 2}, {"num_replicas": 16}], ids=str)
+def test_calls_of_the_host(arguments) -> None:
+    strategy = replicax.MirroredStrategy(devices(), **arguments)
+
+    def step(x):
+        y = jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        jax.debug.print("sum {}", y.sum())
+        jax.debug.callback(lambda: None)
+        z = io_callback(lambda v: v, jax.ShapeDtypeStruct((), x.dtype), y.sum(), ordered=True)
+
+        def body(carry, _):
+            jax.debug.print("carry {}", carry)
+            return carry + 1, None
+
+        return replicax.get_replica_context().all_reduce("sum", jax.lax.scan(body, z, None, length=3)[0])
+
+    plan = replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 4), jnp.float32))
+    assert plan.fits is True
+    assert {c.kind for c in plan.collectives} >= {"all-reduce"}
+
+
+def test_the_compiler_refuses_a_step() -> None:
+    strategy = replicax.MirroredStrategy(devices())
+    with pytest.raises(replicax.CompilationError, match=r"the step '<lambda>' was traced, but .* for NVIDIA H100 80GB"):
+        replicax.plan(strategy, lambda x: jnp.linalg.eig(x)[0], jax.ShapeDtypeStruct((8, 8), jnp.float32))
+
+
+def test_the_compiler_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = replicax.MirroredStrategy(devices("l4:2"))
+    served = compile_process._COMMAND
+    code = "import os; os.write(2, b'fatal error: in __triton_collective\\nstack trace'); os.abort()"
+    monkeypatch.setattr(compile_process, "_COMMAND", [sys.executable, "-c", code])
+    with pytest.raises(replicax.CompilationError) as e:
+        replicax.plan(strategy, lambda x: x, jax.ShapeDtypeStruct((2,), jnp.float32))
+    message = str(e.value)
+    assert message.startswith("the step '<lambda>' was traced, but can't be compiled for NVIDIA L4: XLA's compiler ")
+    assert "ended its process by SIGABRT: fatal error: in __triton_collective." in message
+    assert "XLA_FLAGS=--xla_gpu_experimental_use_collective_kernels=" in message
+    monkeypatch.setattr(compile_process, "_COMMAND", served)
+    assert replicax.plan(strategy, lambda x: x, jax.ShapeDtypeStruct((2,), jnp.float32)).fits  # another process
+
+
+def test_what_another_process_compiles_is_what_jax_would_compile() -> None:
+    strategy = replicax.ShardedStrategy(devices())
+    step, spec = build(strategy)
+    plan = replicax.plan(strategy, step, spec)
+    executable, _ = planner._traced(strategy, step, spec)
+    analysis = executable.compiled().memory_analysis()
+    assert plan.memory.arguments == analysis.argument_size_in_bytes
+    assert plan.memory.aliased == analysis.alias_size_in_bytes
+    assert plan.memory.temporaries == pytest.approx(analysis.temp_size_in_bytes, abs=1024)

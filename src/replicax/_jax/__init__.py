@@ -15,6 +15,7 @@ from replicax._jax.collective_params import (
     scattered_along,
     senders,
 )
+from replicax._jax.compile_requests import CompileRequest, compile_for, compile_request
 from replicax._jax.contractions import summed_up, sums_up
 from replicax._jax.control_flow import (
     Branches,
@@ -141,6 +142,7 @@ __all__ = [
     "AtOnce",
     "Branches",
     "ClosedJaxpr",
+    "CompileRequest",
     "DetectedCluster",
     "EagerTrace",
     "Equation",
@@ -172,6 +174,8 @@ __all__ = [
     "closed_over",
     "collective_primitive",
     "comes_from",
+    "compile_for",
+    "compile_request",
     "composite_primitive",
     "constants_of",
     "contains",

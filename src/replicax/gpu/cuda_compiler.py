@@ -10,6 +10,8 @@ import jax
 import jaxlib.version
 from jax.experimental import topologies
 
+from replicax.gpu.compile_process import CompileProcess
+
 _PLUGINS = {"jax-cuda12-plugin": "jax_plugins.xla_cuda12", "jax-cuda13-plugin": "jax_plugins.xla_cuda13"}
 """Packages, and the modules in which JAX looks for their ``initialize``."""
 _SKIP = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
@@ -25,6 +27,20 @@ def described_devices(target_config: str, topology: str) -> list[jax.Device]:
     Raises:
       RuntimeError: the packages of ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
     """
+    devices = _described(target_config, topology)
+    _processes.append((devices[0].client, CompileProcess(target_config, topology)))
+    return devices
+
+
+def compile_process(device: jax.Device) -> CompileProcess | None:
+    """The process that compiles for a described GPU; ``None`` for other devices."""
+    return next((process for client, process in _processes if client is device.client), None)
+
+
+_processes: list[tuple[object, CompileProcess]] = []
+
+
+def _described(target_config: str, topology: str) -> list[jax.Device]:
     module = _checked_plugin()
     # Without this the plugin wants CUDA's libraries, of which compiling needs none.
     before = os.environ.get(_SKIP)

@@ -14,6 +14,7 @@ import jax
 
 from replicax import _jax
 from replicax.errors import CompilationError
+from replicax.gpu.cuda_compiler import compile_process
 from replicax.hlo.buffer_assignment import Allocation, allocations
 from replicax.hlo.instructions import Module, parse
 
@@ -42,15 +43,14 @@ class Compilation:
     words: str = ""
 
 
-def compile_ahead(
-    compile_: Callable[[dict[str, Any]], jax.stages.Compiled], name: str, device_kind: str
-) -> Compilation:
+def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: jax.Device) -> Compilation:
     """Compile a program for devices that need not be there.
 
     Args:
-      compile_: compiles it with the options that it is given, as ``jax.stages.Lowered.compile`` does.
+      lower: gives the program.
       name: of the step.
-      device_kind: what the devices are.
+      device: one of those that it is for. For a GPU that is only described, a process of its own compiles, which XLA
+        may end when it fails.
 
     The compiler is asked to write its program and its layout of memory to files. It does so even if the program turns
     out not to fit.
@@ -64,18 +64,28 @@ def compile_ahead(
         begin = time.perf_counter()
         try:
             with _jax.without_compilation_cache():  # from which a program would come without its text
-                analysis: Any = compile_(options).memory_analysis()
-            code = analysis.generated_code_size_in_bytes
+                code = _compiled_size(lower(), options, device)
+        except CompilationError as error:
+            raise refusal(name, device.device_kind, error) from error
         except Exception as error:  # whatever a compiler raises
             words = " ".join(str(error).split())
             found = _TOO_MUCH.search(words)
             if found is None:
-                raise refusal(name, device_kind, error) from error
+                raise refusal(name, device.device_kind, error) from error
             available = int(float(found[1]) * _UNITS[found[2]])
         seconds = time.perf_counter() - begin
         program = _read(folder, "after_optimizations.txt")
         layout = _read(folder, "after_optimizations-buffer-assignment.txt")
     return Compilation(parse(program), list(allocations(layout)), code, seconds, available, words)
+
+
+def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device: jax.Device) -> int:
+    """Compile a program; returns its size in bytes."""
+    process = compile_process(device)
+    if process is not None:
+        return process.compile(_jax.compile_request(lowered, options))
+    analysis: Any = lowered.compile(options).memory_analysis()
+    return int(analysis.generated_code_size_in_bytes)
 
 
 def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:

@@ -51,16 +51,16 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
     Raises:
       CompilationError: see :func:`compile_ahead`.
     """
-    name, kind = executable.program.name, executable.mesh.devices.flat[0].device_kind
+    name, device = executable.program.name, executable.mesh.devices.flat[0]
     known: dict[object, Compilation] = {}
     found = []
     try:
         programs = list(executable.plan.lowered())
     except Exception as error:  # whatever is raised for an operation that the devices don't have
-        raise refusal(name, kind, error) from error
+        raise refusal(name, device.device_kind, error) from error
     for key, lowered in programs:
         if key not in known:
-            known[key] = compile_ahead(lowered.compile, name, kind)
+            known[key] = compile_ahead(lambda lowered=lowered: lowered, name, device)  # type: ignore[misc]
         found.append(known[key])
     return found
 

@@ -86,8 +86,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         compilations = compile_regions(executable)
         shares = shares_of(executable, names, compilations, _slices(strategy))
     else:
-        kind = executable.mesh.devices.flat[0].device_kind
-        compilations = [compile_ahead(executable.compiled, executable.program.name, kind)]
+        device = executable.mesh.devices.flat[0]
+        compilations = [compile_ahead(executable.lowered, executable.program.name, device)]
         shares = [_share(executable, names, compilations[0], _slices(strategy))]
     found = _report(strategy, executable, compilations, shares, traced, chip)
     return dataclasses.replace(found, examples=_examples(element_spec, found.replicas))

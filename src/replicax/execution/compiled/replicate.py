@@ -17,6 +17,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.cpu_operations import rules_for
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
+from replicax.execution.compiled.host_calls import AbsentHostCalls, host_is_absent
 from replicax.execution.compiled.kept_values import has_kept_values, kept_values
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
@@ -157,8 +158,12 @@ class Executable:
         Args:
           options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
         """
-        compiled: jax.stages.Compiled = self.call.lower(*self.inputs()).compile(options)
-        return compiled
+        return self.lowered().compile(options)
+
+    def lowered(self) -> jax.stages.Lowered:
+        """The program as JAX's lowered object, before it is compiled."""
+        lowered: jax.stages.Lowered = self.call.lower(*self.inputs())
+        return lowered
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """What ``call`` takes, as shapes, dtypes and shardings."""
@@ -335,7 +340,9 @@ def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, *, in_a_loop: bool, in_order: b
     """What says operations in another way where ``jaxpr`` is compiled for ``mesh``, if anything; see ``rules_for``."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
-    rules: list[Rule] = [AutomaticAxes(logical, on_cpu)] if logical else []
+    rules: list[Rule] = [AutomaticAxes(logical, on_cpu, host_is_absent(mesh))] if logical else []
+    if host_is_absent(mesh) and not logical:
+        rules.append(AbsentHostCalls())
     if on_cpu:
         rules += rules_for(jaxpr, in_a_loop=in_a_loop, split=bool(logical), in_order=in_order)
     if on_cpu and not logical and not in_order and has_kept_values(jaxpr):

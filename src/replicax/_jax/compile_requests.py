@@ -1,0 +1,81 @@
+"""What JAX hands to a compiler, as bytes, for another process to compile.
+
+A compiler that fails may end its process. What goes to it is a module and options; JAX makes both, and has no public
+way to have them. So a lowered program is compiled with a client of ours, which keeps what it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.interpreters import mlir as _mlir
+from jaxlib import _jax as _jaxlib
+from jaxlib.mlir import ir as _ir
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileRequest:
+    """A program to compile.
+
+    Attributes:
+      module: as bytecode.
+      options: as a serialized proto.
+      devices: the numbers of the devices that it is for, in order.
+    """
+
+    module: bytes
+    options: bytes
+    devices: tuple[int, ...]
+
+
+class _CaughtError(Exception):
+    """Carries what a client was given up to the call that made the client."""
+
+
+class _Client:
+    """Stands for a client up to the point where that would compile."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def compile_and_load(self, module: Any, executable_devices: Any, compile_options: Any, **_: Any) -> Any:
+        devices = tuple(device.id for device in executable_devices)
+        raise _CaughtError(
+            CompileRequest(_mlir.module_to_bytecode(module), compile_options.SerializeAsString(), devices)
+        )
+
+
+def compile_request(lowered: jax.stages.Lowered, options: dict[str, Any]) -> CompileRequest:
+    """What ``lowered.compile(options)`` would hand to its compiler."""
+    lowering: Any = copy.copy(lowered._lowering)
+    lowering.compile_args = {**lowering.compile_args, "backend": _Client(lowering.compile_args["backend"])}
+    try:
+        lowering.compile(options)
+    except _CaughtError as caught:
+        request: CompileRequest = caught.args[0]
+        return request
+    raise AssertionError("JAX has compiled a program without its client")
+
+
+def compile_for(request: CompileRequest, devices: Sequence[jax.Device]) -> int:
+    """Compile a program; returns the size of the compiled program, in bytes.
+
+    Args:
+      request: made by :func:`compile_request`.
+      devices: of a client that compiles only, with those that the program is for among them.
+    """
+    by_id = {device.id: device for device in devices}
+    chosen = _jaxlib.DeviceList(tuple(by_id[i] for i in request.devices))
+    options = _jaxlib.CompileOptions.ParseFromString(request.options)
+    client: Any = devices[0].client
+    with _mlir.make_ir_context():
+        module = _ir.Module.parse(request.module)
+        executable = client.compile(module, executable_devices=chosen, compile_options=options)
+    return int(executable.get_compiled_memory_stats().generated_code_size_in_bytes)
