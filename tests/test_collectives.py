@@ -64,6 +64,27 @@ def test_many_arrays_are_one_all_reduce(pair: replicax.Strategy) -> None:
     assert collective.bytes == sum(v.nbytes for v in values)
 
 
+def test_updates_by_packed_sums_are_equal_kernels(pair: replicax.Strategy) -> None:
+    # XLA compiles equal kernels once. With offsets inside, each update of a variable would be a kernel of its own.
+    def step(values):
+        sums = context().all_reduce("sum", values)
+        return [value - 0.1 * total for value, total in zip(values, sums, strict=True)]
+
+    text = pair.extended.trace(step, args=([jnp.ones(64)] * 8,)).compiled_text()
+    assert " dynamic-slice(" in text
+    assert " slice(" not in text
+
+
+def test_arrays_are_packed_on_cpus_only(pair: replicax.Strategy) -> None:
+    program = pair.extended.trace(lambda v: context().all_reduce("sum", v), args=([jnp.ones(4)] * 3,))
+    traced = program.call.trace(*program.inputs())
+    packed = {
+        platform: "concatenate" in traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda", "tpu")
+    }
+    assert packed == {"cpu": True, "cuda": False, "tpu": False}
+
+
 def test_a_value_that_all_replicas_share_counts_n_times(strategy: replicax.Strategy) -> None:
     total = strategy.run(lambda x: context().all_reduce("sum", x), args=(jnp.ones(3),))
     np.testing.assert_array_equal(total, np.full(3, strategy.num_replicas_in_sync))

@@ -1,9 +1,9 @@
 """Collectives over the replicas, as plain functions of one replica's values.
 
-They are for code that runs inside the mesh's replica axis. Many small arrays are packed into one buffer first,
-because some backends take time for each array (XLA on CPU: 16.7 ms for 100 arrays of 4 KiB on 8 devices, and 2.7 ms
-when they are packed). Large arrays are not packed, because copying them costs more than it saves. XLA combines the
-buffers and the large arrays into a single all-reduce. Measured by ``benchmarks/packing.py``.
+They are for code that runs inside the mesh's replica axis. On CPUs, many small arrays are packed into one buffer first,
+because XLA takes time for each array there (16.7 ms for 100 arrays of 4 KiB on 8 devices, and 2.7 ms when they are
+packed). Large arrays are not packed, because copying them costs more than it saves. XLA combines the buffers and the
+large arrays into a single all-reduce. Measured by ``benchmarks/packing.py``. On GPUs and TPUs XLA packs them itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
+from replicax._jax.cpu.apart import cut_alike
 from replicax.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -110,7 +111,7 @@ def sums_of(
     if in_order:
         return sums_of_blocks([a[None] for a in arrays], options, per_device)
     ring = options is not None and options.implementation is CommunicationImplementation.RING
-    return _sums(arrays, options, per_device, _packed_ring_sums if ring else _packed_sums)
+    return _sums(arrays, options, per_device, _packed_ring_sums if ring else _fused_sums)
 
 
 def sums_of_blocks(
@@ -182,11 +183,22 @@ def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[in
 
 
 def _packed_ring_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return _packed(arrays, lambda buffers: [ring_sum(b) for b in buffers], limit=math.inf)
+    return _packed(arrays, lambda buffers: [ring_sum(b) for b in buffers], math.inf, _cut)
 
 
-def _packed_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return _packed(arrays, lambda buffers: lax.psum(buffers, REPLICA_AXIS), limit=PACK_LIMIT)
+def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """One all-reduce, which compilers for GPUs and TPUs put together themselves, without copies that cost time."""
+
+    def packed(*arrays: jax.Array) -> list[jax.Array]:
+        return _packed(arrays, lambda buffers: _tree_sum(*buffers), PACK_LIMIT, cut_alike)
+
+    if not packs(arrays, PACK_LIMIT)[0]:
+        return _tree_sum(*arrays)
+    return list(lax.platform_dependent(*arrays, cpu=packed, default=_tree_sum))
+
+
+def _tree_sum(*arrays: jax.Array) -> list[jax.Array]:
+    return list(lax.psum(arrays, REPLICA_AXIS))
 
 
 def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
@@ -206,21 +218,30 @@ def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[ja
     return results
 
 
-def _packed(arrays: Sequence[jax.Array], summed_up: Callable[[list[Any]], list[Any]], limit: float) -> list[jax.Array]:
-    """``summed_up`` of ``arrays``, with those of at most ``limit`` bytes concatenated before and split up after."""
+def _packed(
+    arrays: Sequence[jax.Array],
+    summed_up: Callable[[list[Any]], list[Any]],
+    limit: float,
+    cut: Callable[[Any, Sequence[tuple[int, ...]]], list[Any]],
+) -> list[jax.Array]:
+    """``summed_up`` of ``arrays``, with those of at most ``limit`` bytes concatenated before and ``cut`` after."""
     groups, whole = packs(arrays, limit)
     buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
     summed = summed_up([*buffers, *(arrays[i] for i in whole)])
 
     results: list[Any] = [None] * len(arrays)
     for members, buffer in zip(groups, summed, strict=False):
-        offset = 0
-        for i in members:
-            results[i] = lax.slice_in_dim(buffer, offset, offset + arrays[i].size).reshape(arrays[i].shape)
-            offset += arrays[i].size
+        for i, part in zip(members, cut(buffer, [arrays[i].shape for i in members]), strict=True):
+            results[i] = part
     for i, value in zip(whole, summed[len(groups) :], strict=True):
         results[i] = value
     return results
+
+
+def _cut(buffer: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """One array of each shape, from the elements of ``buffer`` in their order."""
+    parts = lax.split(buffer, [math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)

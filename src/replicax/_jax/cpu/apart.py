@@ -7,21 +7,24 @@ function with the attribute ``inlineable="false"`` stays one: what it is given a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
-def compiled_apart(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``fn``, of one array, as a function of the compiled program, too."""
+def compiled_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, of arrays, as a function of the compiled program, too."""
     jitted = jax.jit(fn)
 
-    def call(x: Any) -> Any:
+    def call(*xs: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
-            return jitted(x)
+            return jitted(*xs)
 
     return call
 
@@ -39,3 +42,23 @@ kept = compiled_apart(_itself)
 
 turned_around = compiled_apart(_turned_around)
 """The transpose of a matrix: what computes the matrix is not merged with it, nor is a product of it."""
+
+
+_not_known = compiled_apart(lambda *xs: xs)
+
+
+def cut_alike(array: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """One array of each shape, from the elements of a vector in their order.
+
+    XLA merges a slice with the operations that use it. Operations on slices at different offsets are different kernels
+    then, and hundreds of updates of an optimizer take hundreds of kernels to compile. Here the offsets are operands
+    that XLA does not know, so equal operations on equal shapes share a kernel.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = [jnp.int32(start) for start in itertools.accumulate(sizes[:-1], initial=0)]
+    # Without the barrier XLA puts its constants into the function.
+    starts = _not_known(*lax.optimization_barrier(starts))
+    return [
+        lax.dynamic_slice(array, (start,), (size,), allow_negative_indices=False).reshape(shape)
+        for start, size, shape in zip(starts, sizes, shapes, strict=True)
+    ]
