@@ -173,7 +173,7 @@ def test_families_are_made_inside_only() -> None:
 
 def test_names_are_declared_where_they_are_known() -> None:
     compared = {c: path for path in INSIDE for c in compared_names(ast.parse(path.read_text()))}
-    assert "shard_map" in compared  # the search finds them
+    assert "free_ref" in compared  # the search finds them
     assert {c: path for c, path in compared.items() if not any(c in name for name in PRIMITIVES)} == {}
 
 

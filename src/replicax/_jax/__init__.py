@@ -36,11 +36,10 @@ from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.jaxprs.mutable_arrays import (
     check_freed_once,
     is_mutable,
-    mutable_arrays_outside,
 )
 from replicax._jax.jaxprs.program_meshes import (
+    NO_MESH,
     abstract_mesh,
-    aval_on,
     fresh,
     on_mesh,
 )
@@ -62,7 +61,6 @@ from replicax._jax.jaxprs.programs import (
     prints,
     program_of,
     replace_inputs,
-    shard_map_body,
     silenced,
     staged,
     sub_jaxprs,
@@ -76,7 +74,14 @@ from replicax._jax.jaxprs.source_lines import (
     source_line,
     source_place,
 )
-from replicax._jax.messages import INSTALLED, arguments_named, asked_for_a_value, asked_for_an_array, missed_a_mesh
+from replicax._jax.messages import (
+    INSTALLED,
+    arguments_named,
+    asked_for_a_value,
+    asked_for_an_array,
+    missed_a_mesh,
+    missed_axis_types,
+)
 from replicax._jax.primitives import (
     asking_primitive,
     collective_primitive,
@@ -137,6 +142,7 @@ from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive
 
 __all__ = [
     "INSTALLED",
+    "NO_MESH",
     "SAME_BITS_ON_CPU",
     "SUMS_APART_ON_CPU",
     "AtOnce",
@@ -163,7 +169,6 @@ __all__ = [
     "asked_for_a_value",
     "asked_for_an_array",
     "asking_primitive",
-    "aval_on",
     "axis_of_size",
     "backends_are_initialized",
     "bind",
@@ -219,7 +224,7 @@ __all__ = [
     "looks_for_nans",
     "map_jaxprs",
     "missed_a_mesh",
-    "mutable_arrays_outside",
+    "missed_axis_types",
     "names_axis",
     "next_axis",
     "note_staged_read",
@@ -246,7 +251,6 @@ __all__ = [
     "set_current_trace",
     "set_unless_set",
     "settings_of_this_thread",
-    "shard_map_body",
     "silenced",
     "source_line",
     "source_place",

@@ -50,6 +50,11 @@ def missed_a_mesh(error: Exception) -> str | None:
     return "mesh" if isinstance(error, ValueError) and "context mesh cannot be empty" in str(error) else None
 
 
+def missed_axis_types(error: AssertionError) -> bool:
+    """Whether a value was to be cast to JAX's type of what varies along an axis, where no mesh says what axes are."""
+    return str(error).startswith("ManualAxisType(")
+
+
 def arguments_named(message: str, file: str) -> tuple[list[int], str]:
     """Which of ``values``, the arguments of a function body in ``file``, a message says that a value depends on.
 

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from replicax._jax.jaxprs.programs import sub_jaxprs
 from replicax._jax.types import Jaxpr, Literal
-
-
-@contextlib.contextmanager
-def mutable_arrays_outside(what: str, instead: str) -> Iterator[None]:
-    """Give the error of a program that closes over a mutable array (``jax.new_ref``), which JAX has none for.
-
-    Raises:
-      TypeError: it does.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        if "AbstractRef" not in str(error):
-            raise
-        raise TypeError(
-            f"{what} a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
-            f"ref[...], as an argument, or keep the state in a {instead}"
-        ) from error
 
 
 def check_freed_once(jaxpr: Jaxpr) -> None:

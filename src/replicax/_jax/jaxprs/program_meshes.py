@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +13,13 @@ from jax._src.literals import TypedNdArray as _TypedNdArray
 from replicax._jax.traces import MESH_SETTING
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
+NO_MESH = jax.sharding.AbstractMesh((), ())
 
-def abstract_mesh(mesh: Any) -> Any:
-    """What programs inside ``shard_map(mesh=mesh)`` over all of its axes know of the mesh."""
-    kinds = (jax.sharding.AxisType.Manual,) * len(mesh.axis_names)
-    return mesh.abstract_mesh.update(axis_types=kinds)
+
+def abstract_mesh(mesh: Any, axes: Collection[str]) -> Any:
+    """What programs inside ``shard_map(mesh=mesh)`` over these of its axes know of the mesh."""
+    kinds = [jax.sharding.AxisType.Manual if axis in axes else jax.sharding.AxisType.Auto for axis in mesh.axis_names]
+    return mesh.abstract_mesh.update(axis_types=tuple(kinds))
 
 
 def fresh(atom: Any, mesh: Any) -> Any:

@@ -21,26 +21,6 @@ from replicax._jax.traces import current_trace, staging_trace
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
 
-def shard_map_body(traced: Any) -> tuple[Jaxpr, list[Any]]:
-    """The body of the one ``shard_map`` in ``traced``, and what it is applied to.
-
-    The second result has an entry for each input of the body: an ``int``, the position among the traced
-    function's arguments, or a concrete array that the function closed over.
-    """
-    closed = traced.jaxpr
-    equations = closed.jaxpr.eqns
-    if len(equations) != 1 or equations[0].primitive.name != "shard_map":
-        raise AssertionError(f"expected one shard_map, got {[e.primitive.name for e in equations]}")
-    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    positions = {v: i for i, v in enumerate(closed.jaxpr.invars)}
-    operands = [
-        v.val if isinstance(v, Literal) else constants[v] if v in constants else positions[v]
-        for v in equations[0].invars
-    ]
-    body = equations[0].params["jaxpr"]
-    return getattr(body, "jaxpr", body), operands
-
-
 def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
     """A program of these equations, with the name of another one."""
     effects = frozenset().union(*(e.effects for e in equations))
@@ -275,20 +255,16 @@ def host_function(equation: Equation) -> Any:
     return getattr(equation.params["callback"], "callback_func", None)
 
 
-def left_behind(traced: Any, body: Jaxpr, arguments: int) -> tuple[Any, str] | None:
-    """A value of another program that ``traced`` uses, and the user's line that uses it; ``None`` if there is none.
-
-    JAX takes a traced value that somebody kept for an argument, and puts it before those that there are.
+def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
+    """A value of another program that ``jaxpr`` uses, and the user's line that uses it; ``None`` if there is none.
 
     Args:
-      traced: what has been traced.
-      body: of its ``shard_map``.
-      arguments: how many it has been given.
+      jaxpr: the program.
+      closed_over: its last inputs' values.
     """
-    extra = traced.jaxpr.jaxpr.invars[: len(traced.jaxpr.jaxpr.invars) - arguments]
-    if not extra:
+    inputs = jaxpr.invars[len(jaxpr.invars) - len(closed_over) :]
+    lost = next((v for v, value in zip(inputs, closed_over, strict=True) if isinstance(value, jax.core.Tracer)), None)
+    if lost is None:
         return None
-    operands = traced.jaxpr.jaxpr.eqns[0].invars
-    lost = next((v for v, operand in zip(body.invars, operands, strict=True) if operand is extra[0]), None)
-    use = next((e for e in body.eqns if any(atom is lost for atom in e.invars)), None)
-    return extra[0].aval, "an unknown line" if use is None else source_line(use)
+    use = next((e for e in jaxpr.eqns if any(atom is lost for atom in e.invars)), None)
+    return lost.aval, "an unknown line" if use is None else source_line(use)

@@ -74,7 +74,7 @@ def flatten(program: Program, mesh: Mesh) -> Flat:
       PlacementError: a value is assigned to a device inside a loop or branch; or is split over devices as well; the
         program has mutable arrays (``jax.new_ref``).
     """
-    run = _Flattening(_jax.abstract_mesh(mesh))
+    run = _Flattening(_jax.abstract_mesh(mesh, mesh.axis_names))
     inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
     outputs = run.inline(program.jaxpr, inputs)
     kept = needed(run.operations, _values(outputs), lambda o: _jax.acts_outside(o.equation))

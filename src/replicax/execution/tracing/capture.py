@@ -1,8 +1,8 @@
 """Capture: run a step's Python once, and record the program that it is.
 
-The step runs inside the mesh's replica axis, on traced values, with its variables lifted: reading one for the
-first time adds an input to the program, and the last value written becomes an output. Nothing is computed, and
-whatever goes wrong leaves every variable as it was.
+The step runs inside the replica axis, on traced values, with its variables lifted: reading one for the first time adds
+an input to the program, and the last value written becomes an output. Nothing is computed, and whatever goes wrong
+leaves every variable as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
@@ -57,13 +57,12 @@ class TracedStore:
         self.writes: list[Variable] = []
         self.obligations: dict[int, Obligation] = {}
         self._trace = _jax.current_trace()
-        self._mesh = jax.sharding.get_abstract_mesh()
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
-            aval = _jax.aval_on(_jax.ShapedArray(variable.shape, variable.dtype), self._mesh)
+            aval = _jax.ShapedArray(variable.shape, variable.dtype)
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
@@ -135,7 +134,8 @@ def capture(
         usual = SpmdCommunicator if replicas.elsewhere is None else replicas.elsewhere.communicator
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
         way = communicator or usual(examples, replicas.options)
-        store = TracedStore(replicas, way, creations)
+        results.clear()
+        store = TracedStore(replicas, way, creations.again())
         replica = context.ReplicaContext(replicas, way)
         args, kwargs = rebuild(values)
         reads = store.reads
@@ -160,11 +160,15 @@ def capture(
         store.values.clear()  # traced values end here
         return written, computed
 
-    with _jax.kept_programs(), _jax.mutable_arrays_outside(f"{name} uses", "replicax.Variable"):
-        traced = traced_inside(replicas.mesh, replicas.count, body, [aval for aval, _ in arguments])
+    with _jax.kept_programs():
+        jaxpr, closed_over = traced_inside(replicas, body, [aval for aval, _ in arguments])
     assert store is not None
-    jaxpr, operands = _jax.shard_map_body(traced)
-    lost = _jax.left_behind(traced, jaxpr, len(arguments))
+    if any(map(_jax.is_mutable, jaxpr.invars)):
+        raise TypeError(
+            f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
+            "ref[...], as an argument, or keep the state in a replicax.Variable"
+        )
+    lost = _jax.left_behind(jaxpr, closed_over)
     if lost is not None:
         raise TraceError(
             f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "
@@ -173,28 +177,16 @@ def capture(
         )
     _jax.check_freed_once(jaxpr)
     inputs, equations = _lift(jaxpr, len(store.reads))
-
-    # The body's own inputs: arguments in their order, and arrays that the step closed over.
-    n_arguments = len(arguments)
-    by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
-    closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
-    unused = [i for i in range(n_arguments) if i not in by_position]
-    assert not unused, f"arguments {unused} were dropped while tracing"
     everywhere = NamedSharding(replicas.mesh, PartitionSpec())
     program = Program(
         name=name,
         replicas=replicas.count,
         at_once=replicas.at_once,
         in_order=replicas.in_order,
-        jaxpr=_jax.replace_inputs(
-            jaxpr,
-            [*inputs, *(by_position[i] for i in range(n_arguments)), *(v for v, _ in closed_over)],
-            equations,
-            jaxpr.outvars,
-        ),
+        jaxpr=_jax.replace_inputs(jaxpr, [*inputs, *jaxpr.invars], equations, jaxpr.outvars),
         reads=tuple(map(_use, store.reads)),
         arguments=tuple(arguments),
-        constants=[put(value, everywhere) for _, value in closed_over],
+        constants=[put(value, everywhere) for value in closed_over],
         writes=tuple(map(_use, store.writes)),
         results=tuple(results),
         result_tree=result_tree,
@@ -226,25 +218,36 @@ def state_of_this_thread() -> Callable[[], None]:
     return put_back
 
 
-def traced_inside(mesh: Mesh, count: int, body: Callable[..., Any], avals: Sequence[Any]) -> Any:
-    """``body``, of one replica's values, as JAX has traced it inside the replica axis of ``mesh``.
+def traced_inside(
+    replicas: Replicas, body: Callable[..., Any], avals: Sequence[Any]
+) -> tuple[_jax.Jaxpr, Sequence[Any]]:
+    """``body``, which takes one replica's values, as a program, and the arrays that it closes over.
 
-    To ``body`` this axis has an entry for each of the ``count`` replicas, also where several share a device.
+    These are the program's last inputs. It is traced inside the replica axis, which has an entry for each replica, also
+    where several share a device, but in no mesh: there, values that are computed are of another type than constants
+    and arguments, and libraries compare types. The mesh comes in when the program is replicated.
+
+    A step with logical devices needs a mesh for what it says of their axes; so does one that casts JAX's types of what
+    varies along an axis (``jax.lax.pcast``), which is traced again.
     """
 
-    def of_one_replica(*values: Any) -> Any:
-        with _jax.axis_of_size(REPLICA_AXIS, count):
-            return body(*values)
+    def traced(mesh: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh):
+            return jax.make_jaxpr(body, axis_env=[(REPLICA_AXIS, replicas.count)])(*avals)
 
-    mapped = jax.shard_map(
-        body if mesh.shape[REPLICA_AXIS] == count else of_one_replica,
-        mesh=mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
-    return jax.jit(mapped).trace(*avals)
+    inside = _jax.abstract_mesh(replicas.mesh, {REPLICA_AXIS})
+    if replicas.num_logical_devices > 1:
+        closed = traced(inside)
+    else:
+        try:
+            closed = traced(_jax.NO_MESH)
+        except AssertionError as error:
+            if not _jax.missed_axis_types(error):
+                raise
+            closed = traced(inside)
+    jaxpr = _jax.opened(closed.jaxpr)
+    n = len(closed.consts)
+    return jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]]), closed.consts
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:

@@ -162,15 +162,11 @@ class _Joining:
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
         assembly = Assembly(self.parts, outputs)
-        traced = traced_inside(
-            self.replicas.mesh,
-            self.replicas.count,
+        jaxpr, closed_over = traced_inside(
+            self.replicas,
             lambda *arrays: assembly.run(dict(zip(inputs, arrays, strict=True))),
             [_described(self.numbers.avals[v]) for v in inputs],
         )
-        jaxpr, operands = _jax.shard_map_body(traced)
-        by_position = {p: v for p, v in zip(operands, jaxpr.invars, strict=True) if isinstance(p, int)}
-        closed_over = [(v, p) for p, v in zip(operands, jaxpr.invars, strict=True) if not isinstance(p, int)]
         everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)
@@ -179,18 +175,13 @@ class _Joining:
             replicas=first.replicas,
             at_once=first.at_once,
             in_order=first.in_order,
-            jaxpr=_jax.replace_inputs(
-                jaxpr,
-                [*(by_position[i] for i in range(len(inputs))), *(v for v, _ in closed_over)],
-                jaxpr.eqns,
-                jaxpr.outvars,
-            ),
+            jaxpr=jaxpr,
             reads=tuple(self.reads),
             arguments=tuple(
                 (_described(self.numbers.avals[self.inputs[n + i]]), locality)
                 for i, (_, locality) in enumerate(first.arguments)
             ),
-            constants=[put(value, everywhere) for value in (*constants.values(), *(a for _, a in closed_over))],
+            constants=[put(value, everywhere) for value in (*constants.values(), *closed_over)],
             writes=first.writes,
             results=tuple(results),
             result_tree=first.result_tree,
