@@ -126,7 +126,6 @@ from replicax._jax.runtime import (
     without_compilation_cache,
 )
 from replicax._jax.traces import (
-    axis_of_size,
     current_trace,
     eval_trace,
     kept_programs,
@@ -169,7 +168,6 @@ __all__ = [
     "asked_for_a_value",
     "asked_for_an_array",
     "asking_primitive",
-    "axis_of_size",
     "backends_are_initialized",
     "bind",
     "called_program",

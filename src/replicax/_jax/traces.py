@@ -43,15 +43,6 @@ def staging_trace(trace: Any) -> Any:
     return trace
 
 
-def axis_of_size(name: str, size: int) -> contextlib.AbstractContextManager[Any]:
-    """What is traced inside finds this size of a mesh axis, whatever the mesh says.
-
-    All else that programs know of the mesh (the kinds of their values) is that of the mesh.
-    """
-    extended: contextlib.AbstractContextManager[Any] = _core.extend_axis_env_nd([(name, size)])
-    return extended
-
-
 def traced_for(trace: Any) -> str:
     """What a staging trace is for: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
     info = getattr(getattr(trace, "frame", None), "debug_info", None)

@@ -51,8 +51,9 @@ class Operations:
     def compute(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
         """The results of an operation; ``None`` if JAX is to compute it.
 
-        That is so for what JAX does not compile, for what does something besides computing, and where an operand lies
-        elsewhere: :meth:`brought` brings it.
+        That is so for what JAX does not compile, for what does something besides computing, for tangents of integers
+        (``float0``, of which JAX alone knows how they are passed on), and where an operand lies elsewhere:
+        :meth:`brought` brings it.
         """
         if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
             aval = _core.typeof(args[0])
@@ -118,11 +119,11 @@ class Operations:
                 avals.append(arg.aval)
                 arrays.append(arg)
                 committed = committed or arg._committed
-            elif isinstance(arg, _NUMBERS):
-                avals.append(_core.typeof(arg))
-                arrays.append(self._put(arg, avals[-1], again))
-            else:
+            elif not isinstance(arg, _NUMBERS) or (aval := _core.typeof(arg)).dtype == jax.dtypes.float0:
                 return None
+            else:
+                avals.append(aval)
+                arrays.append(self._put(arg, aval, again))
         return tuple(avals), arrays, committed
 
     def _call(
