@@ -52,6 +52,16 @@ def both(strategy, step, *args):
     return outcomes
 
 
+@jax.custom_jvp
+def _times(x, n):
+    return x * n
+
+
+@_times.defjvp
+def _of_times(primals, tangents):
+    return _times(*primals), tangents[0] * primals[1]
+
+
 STEPS = {
     "results of all kinds": lambda x: (x * 2, context().all_reduce("sum", x), 3, "a", None, [x.sum()]),
     "replica id": lambda x: (context().replica_id_in_sync_group, context().num_replicas_in_sync),
@@ -99,6 +109,32 @@ STEPS = {
         jax.random.normal(jax.random.fold_in(jax.random.key(0), context().replica_id_in_sync_group), (2,)),
     ),
     "average loss": lambda x: replicax.compute_average_loss(x),
+    "a gradient of integers": lambda x: jax.tree.map(
+        lambda g: g if g.size and g.dtype == x.dtype else g.shape,
+        jax.grad(lambda x, n, k: jnp.sum(x * n * k), argnums=(0, 1, 2), allow_int=True)(
+            x, context().num_replicas_in_sync, jnp.arange(3)
+        ),
+    ),
+    "tangents of integers": lambda x: (
+        jax.jvp(_times, (x, context().all_reduce("sum", jnp.int32(2))), (x, np.zeros((), jax.dtypes.float0))),
+        jax.vjp(_times, x, jnp.int32(3))[1](x)[0],
+        jax.grad(lambda x, n: jnp.sum(_times(x, n)), allow_int=True)(x, jnp.int32(3)),
+    ),
+    "a linear solve over replicas": lambda x: jax.scipy.sparse.linalg.cg(
+        lambda v: context().all_reduce("mean", jnp.square(x) * v) + v, jnp.ones(3), maxiter=4
+    )[0],
+    "linear solves in a loop": lambda x: jax.lax.scan(
+        lambda b, _: (jax.scipy.sparse.linalg.gmres(lambda v: jnp.square(x) * v + v, b, maxiter=2)[0], None),
+        jnp.ones(3),
+        length=2,
+    )[0],
+    "a gradient through a linear solve": lambda x: jax.grad(
+        lambda y: jnp.sum(
+            jax.scipy.sparse.linalg.bicgstab(
+                lambda v: context().all_reduce("sum", jnp.square(x)) * v + v, y, maxiter=4
+            )[0]
+        )
+    )(jnp.ones(3)),
     "impure callback": lambda x: jax.experimental.io_callback(
         lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32)
     ),

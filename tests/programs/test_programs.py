@@ -16,6 +16,7 @@ from tests.conftest import shared_strategy, strategy_of
 from tests.programs import (  # noqa: F401
     programs_collectives,
     programs_derivatives,
+    programs_libraries,
     programs_loops,
     programs_models,
     programs_nnx,
@@ -97,7 +98,8 @@ def check(which: Program, localities: tuple[Any, ...], result: Any, expected: li
 
 # Programs with parameters run on split ones, too, in test_split_variables.py; `make soak` runs all of them here.
 HAVE_PARAMETERS = [p for p in PROGRAMS if p.shared is not tuple and not p.variables]
-BUNDLES = bundles([p for p in PROGRAMS if p not in HAVE_PARAMETERS], 8)
+OF_LIBRARIES = [p for p in PROGRAMS if p.theme == "libraries"]
+BUNDLES = bundles([p for p in PROGRAMS if p not in HAVE_PARAMETERS and p not in OF_LIBRARIES], 8)
 MORE_BUNDLES = bundles(HAVE_PARAMETERS, 8)
 
 
@@ -105,6 +107,15 @@ MORE_BUNDLES = bundles(HAVE_PARAMETERS, 8)
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
 def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> None:
+    compare(which, replicas)
+    differ_as_they_say(which)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("which", OF_LIBRARIES, ids=lambda p: p.name)
+@third_party
+def test_programs_of_libraries_that_compare_types(which: Program, replicas: int) -> None:
     compare(which, replicas)
     differ_as_they_say(which)
 

@@ -28,6 +28,7 @@ from replicax._jax.control_flow import (
     open_jaxpr,
     pruned,
     scan_of,
+    with_calls_for_solves,
 )
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
@@ -265,5 +266,6 @@ __all__ = [
     "traced_once",
     "two_way_primitive",
     "wait_for_key",
+    "with_calls_for_solves",
     "without_compilation_cache",
 ]

@@ -12,8 +12,8 @@ from jax import lax
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
 
-from replicax._jax.jaxprs.programs import map_jaxprs, program_of
-from replicax._jax.primitive_families import CONTROL_FLOW
+from replicax._jax.jaxprs.programs import contains, map_jaxprs, program_of, sub_jaxprs
+from replicax._jax.primitive_families import CONTROL_FLOW, LINEAR_SOLVES
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal
 
 
@@ -109,6 +109,47 @@ def called_program(equation: Equation) -> Jaxpr | None:
             if hasattr(inner, "eqns") and _fit(inner.invars, equation.invars) and _fit(inner.outvars, equation.outvars):
                 return inner
     return None
+
+
+def solving(params: Mapping[str, Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The program with which a linear solve (``custom_linear_solve``) solves, and those operands that it takes."""
+    lengths = params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    return params["jaxprs"].solve, [*operands[first : first + lengths.solve], *operands[sum(lengths) :]]
+
+
+def with_calls_for_solves(jaxpr: Jaxpr) -> Jaxpr:
+    """``jaxpr``, all of whose derivatives have been taken, with a call of what it solves with for each linear solve."""
+    done: dict[int, tuple[Jaxpr, Jaxpr]] = {}
+
+    def of_program(jaxpr: Jaxpr) -> Jaxpr:
+        if id(jaxpr) not in done:
+            new = jaxpr.replace(eqns=list(map(of_equation, jaxpr.eqns)))
+            done[id(jaxpr)] = jaxpr, new  # where it is called again, it is the same again, so JAX lowers it once
+        return done[id(jaxpr)][1]
+
+    def of_equation(equation: Equation) -> Equation:
+        if not any(map(_solves, sub_jaxprs(equation))) and equation.primitive.name not in LINEAR_SOLVES:
+            return equation
+        equation = equation.replace(params=map_jaxprs(equation.params, of_program))
+        if equation.primitive.name not in LINEAR_SOLVES:
+            return equation
+        program, operands = solving(equation.params, equation.invars)
+        call = _a_call(len(operands), len(equation.outvars))
+        return equation.replace(primitive=call.primitive, invars=operands, params={**call.params, "jaxpr": program})
+
+    return of_program(jaxpr) if _solves(jaxpr) else jaxpr
+
+
+def _solves(jaxpr: Jaxpr) -> bool:
+    return contains(jaxpr, lambda equation: equation.primitive.name in LINEAR_SOLVES)
+
+
+@functools.cache
+def _a_call(operands: int, results: int) -> Equation:
+    """A call of a jitted function, with so many operands and results."""
+    [call] = jax.make_jaxpr(jax.jit(lambda *_: [jax.numpy.zeros(())] * results))(*[0.0] * operands).jaxpr.eqns
+    return call
 
 
 def has_rules(call: Equation) -> bool:

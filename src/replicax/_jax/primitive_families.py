@@ -158,6 +158,9 @@ BRANCHES = primitives_named("cond")
 CONTROL_FLOW = SCANS | WHILE_LOOPS | BRANCHES
 """They apply programs several times, or one of several."""
 
+LINEAR_SOLVES = primitives_named("custom_linear_solve")
+"""They apply one program to some of their operands; the other programs and operands are for the derivative."""
+
 SHARD_MAPS = primitives_named("shard_map")
 """They apply a program to each device's part of their operands."""
 

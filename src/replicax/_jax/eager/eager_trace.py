@@ -8,10 +8,11 @@ from typing import Any
 import jax
 from jax._src import core as _core
 
+from replicax._jax.control_flow import solving
 from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
-from replicax._jax.primitive_families import BRANCHES, CHECKPOINTS, WHILE_LOOPS, by_primitive
+from replicax._jax.primitive_families import BRANCHES, CHECKPOINTS, LINEAR_SOLVES, WHILE_LOOPS, by_primitive
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import ClosedJaxpr, Primitive
@@ -134,6 +135,7 @@ def _while(args: list[Any], params: Any) -> list[Any]:
 _STEP_BY_STEP: Mapping[str, Callable[[list[Any], Any], list[Any]]] = by_primitive(
     {
         CHECKPOINTS: lambda args, params: _call(params["jaxpr"], args),
+        LINEAR_SOLVES: lambda args, params: _call(*solving(params, args)),
         BRANCHES: _branch,
         WHILE_LOOPS: _while,
         frozenset({linear_p.name}): lambda args, params: params["map"](*args),

@@ -36,7 +36,7 @@ def infer(
     """The locality of each output of ``jaxpr``, given those of its inputs.
 
     Args:
-      jaxpr: a program over one replica's values, inside the mesh's replica axis.
+      jaxpr: a program over one replica's values, inside the replica axis.
       inputs: the locality of each input.
       obligations: what the marks in the program ask for, by number.
       check: whether to raise; with a single replica nothing can differ, so nothing is checked.

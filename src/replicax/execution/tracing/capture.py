@@ -247,7 +247,7 @@ def traced_inside(
             closed = traced(inside)
     jaxpr = _jax.opened(closed.jaxpr)
     n = len(closed.consts)
-    return jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]]), closed.consts
+    return _jax.with_calls_for_solves(jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]])), closed.consts
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
