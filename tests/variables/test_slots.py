@@ -116,7 +116,7 @@ def test_one_that_goes_frees_its_array_and_no_other(pair) -> None:
 
 
 @pytest.mark.parametrize("how", ["assigned", "stored with others", "lost", "regrouped", "gone"])
-def test_whoever_stores_an_array_besides_programs_is_noticed(pair, five, how) -> None:
+def test_arrays_stored_between_programs_are_the_next_program_s(pair, five, how) -> None:
     def step():
         for v in five:
             v.assign_add(1.0)
@@ -124,8 +124,6 @@ def test_whoever_stores_an_array_besides_programs_is_noticed(pair, five, how) ->
     for _ in range(6):
         pair.run(step)
     slots = tuple(v.slot for v in five)
-    group = together(slots)
-    assert group.source is not None  # a program that has returned them all, and is given them without a look
     array = jnp.copy(slots[1].array)
     if how == "assigned":
         five[1].assign(3.0)
@@ -137,8 +135,6 @@ def test_whoever_stores_an_array_besides_programs_is_noticed(pair, five, how) ->
         together(slots[:2])
     else:
         slots[1].release()
-    assert group.source is None
-    assert together(slots).source is None
     slots[1].array = array
     pair.run(step)
     assert float(five[1]) == 17

@@ -33,7 +33,6 @@ from replicax._jax.control_flow import (
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.eager.operation_keys import Hashed
-from replicax._jax.fast_call import FastCall, fast_call, to_arrays
 from replicax._jax.jaxprs.mutable_arrays import (
     check_freed_once,
     is_mutable,
@@ -152,7 +151,6 @@ __all__ = [
     "DetectedCluster",
     "EagerTrace",
     "Equation",
-    "FastCall",
     "Hashed",
     "Jaxpr",
     "Literal",
@@ -196,7 +194,6 @@ __all__ = [
     "eval_trace",
     "evaluate",
     "exchanged_along",
-    "fast_call",
     "finished_name",
     "fresh",
     "from_line_of",
@@ -258,7 +255,6 @@ __all__ = [
     "sub_jaxprs",
     "summed_up",
     "sums_up",
-    "to_arrays",
     "tpu_cluster",
     "trace_of_this_thread",
     "trace_settings",

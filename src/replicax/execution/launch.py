@@ -65,19 +65,13 @@ def _launch(
     with launching:
         if lent:
             _take_back(executable)
-        care, count = executable.care, len(executable.written)
+        care = executable.care
         group = together(executable.written)
-        overwritten = len(executable.donated) < count
+        overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         kept = [slot.array for slot in executable.kept]
         constants, call = executable.program.constants, executable.call
-        # A program that gets back what it has returned needs no checks, if what comes besides is of the same kind, too.
-        quick: _jax.FastCall | None = group.source
-        if quick is not None:
-            others = [*kept, *placed, *constants]
-            if quick is not care.quick or (others and not quick.takes(others)):
-                quick = None
-        at_once = quick is not None or (care.known is not None and care.known == call._cache_size())
+        at_once = care.known is not None and care.known == call._cache_size()
         if several:
             _announce(lockstep, executable)
         if (beat := heartbeat.current) is not None:
@@ -89,14 +83,8 @@ def _launch(
                 if at_once and group.views:
                     release = hold_signals()
                 # The call and the assignment are one operation. Between two, a signal's handler could raise.
-                if quick is not None:
-                    arrays = [*donated, *others] if others else donated
-                    returned[:] = map(_jax.to_arrays, map(quick.execute, (arrays,)), (quick.handlers,))
-                elif at_once:
-                    found = _quick_way(executable, (donated, kept, placed, constants)) if care.quick is None else None
+                if at_once:
                     returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
-                    if care.quick is None:
-                        care.quick = found if found is not None and found.returns(returned[0][0]) else False
                 else:
                     release = _call(replicas, executable, (donated, kept, placed, constants), returned)
             except BaseException as error:
@@ -107,9 +95,7 @@ def _launch(
                 raise
             finally:
                 if returned:
-                    if quick is not None:
-                        returned[0] = returned[0][:count], returned[0][count:]
-                    group.arrays, group.source = returned[0][0], care.quick or None
+                    group.arrays = returned[0][0]
                 if beat is not None:
                     beat.launched(returned, ended=not care.donates)
                 if several:
@@ -178,20 +164,6 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     if travel is None and not care.waits and before and before == _kinds_of_calls(call):
         care.known = before
     return release
-
-
-_FEW = 4
-
-
-def _quick_way(executable: Executable, args: tuple[Any, ...]) -> _jax.FastCall | None:
-    """What calls the program without JAX's checks, if that is possible, and worth it.
-
-    JAX's checks cost something for each array. Where the program does not return most of them itself, what has to be
-    checked instead costs as much.
-    """
-    donated, *others = args
-    worth_it = donated and _FEW * sum(map(len, others)) <= len(donated)
-    return _jax.fast_call(executable.call, args) if worth_it else None
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:

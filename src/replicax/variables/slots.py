@@ -29,17 +29,14 @@ class SlotGroup:
     Attributes:
       slots: the slots of the arrays, in order; empty if a slot has left the group.
       arrays: the present arrays; a call that writes all of them replaces the list.
-      source: the program that has returned all of these arrays, if it makes use of that at its next call; ``None`` if
-        another array has been stored since.
       views: weak references to those of the slots.
     """
 
-    __slots__ = ("arrays", "slots", "source", "views")
+    __slots__ = ("arrays", "slots", "views")
 
     def __init__(self, arrays: list[Any]) -> None:
         self.slots: tuple[Slot, ...] = ()
         self.arrays = arrays
-        self.source: Any = None
         self.views: tuple[weakref.ref[View], ...] = ()
 
     def show(self) -> None:
@@ -77,7 +74,6 @@ class Slot:
     @array.setter
     def array(self, array: Any) -> None:
         group, index = self._place
-        group.source = None
         group.arrays[index] = array
 
     def release(self) -> None:
@@ -90,7 +86,7 @@ class Slot:
     def _move(self, group: SlotGroup, index: int) -> None:
         old = self._place
         self._place = group, index
-        old[0].slots, old[0].source = (), None
+        old[0].slots = ()
         old[0].arrays[old[1]] = None
 
 
@@ -111,7 +107,6 @@ def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
     """Give variables new arrays: all of them, or none if an interrupt comes in between."""
     with launching:
         group = together(tuple(arrays))
-        group.source = None
         group.arrays = list(arrays.values())
         lent.difference_update(arrays)
         group.show()

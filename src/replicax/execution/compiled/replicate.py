@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -68,14 +68,11 @@ class Care:
       waits: whether a call is over when the program is.
       known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
         kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
-      quick: what calls the program with the arrays that it has returned itself; ``False`` if nothing does, ``None``
-        until that has been found out.
     """
 
     donates: bool
     waits: bool
     known: int | None = None
-    quick: _jax.FastCall | Literal[False] | None = None
 
 
 def care_for(program: Program) -> Care:
