@@ -128,7 +128,7 @@ def cost(seconds):
     import numpy as np
 
     import replicax
-    from replicax.workers import heartbeat, heartbeat_page, pulse
+    from replicax.workers import heartbeat, heartbeat_page, step_timer
 
     _, page = heartbeat_page.new_page()
     beat = heartbeat.Heartbeat(page)
@@ -167,16 +167,16 @@ def cost(seconds):
     print(f"its calls take {each * 1e6:.2f} µs a step: {each / 5e-3:.3%} of 5 ms")
     looks, start = 200, time.process_time()
     for _ in range(looks):
-        beat.pulse.look()
-    share = (time.process_time() - start) / looks / pulse.INTERVAL
+        beat.timer.look()
+    share = (time.process_time() - start) / looks / step_timer.INTERVAL
     open_call = strategy.run(jax.jit(lambda: jnp.zeros(())))
     beat.launching(pace, "step", None)
     beat.launched([((), (open_call,))], ended=False)
     start = time.process_time()
     for _ in range(looks):
-        beat.pulse.look_for_ends()
-        time.sleep(pulse.QUICKEST)
-    share += (time.process_time() - start) / looks * pulse.LOOKS / pulse.INTERVAL
+        beat.timer.look_for_ends()
+        time.sleep(step_timer.QUICKEST)
+    share += (time.process_time() - start) / looks * step_timer.LOOKS / step_timer.INTERVAL
     print(f"its thread takes {share:.3%} of a processor, at most")
     assert each / 5e-3 + share <= 0.01, "more than 1% of a step of 5 ms"
     return times

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import replicax
-from replicax.loop import step_numbers, training_loop
+from replicax.loop import step_metrics, training_loop
 from replicax.loop.logs.progress_bar import Progress, described
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
@@ -95,7 +95,7 @@ def test_values_are_fetched_one_interval_later_and_once_for_an_interval(monkeypa
     launched: list[int] = []
     fetched: list[tuple[int, int]] = []
 
-    class Watched(step_numbers.Pending):
+    class Watched(step_metrics.Pending):
         def values(self) -> dict[str, float]:
             fetched.append((self.step, len(launched)))
             return super().values()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.loop.attempts import NAME, Attempts, PastAttempt, added_up, read
+from replicax.loop.restarts import NAME, Attempts, PastAttempt, added_up, read
 from replicax.loop.steps_per_call import MEASURED, StepsPerCall, joined_steps
 from replicax.loop.wall_time import LOST, WallTime, table
 from replicax.workers.exchange import Alone

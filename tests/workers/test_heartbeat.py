@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.workers import heartbeat, pulse
+from replicax.workers import heartbeat, step_timer
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat import Heartbeat
 from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord, claimed_page, new_page, path_of
 
 
 class Beating:
-    """A heartbeat of this process, whose pulse is felt by hand."""
+    """A heartbeat of this process, whose step timer is called by hand."""
 
     def __init__(self) -> None:
         self._file, self.page = new_page()
@@ -36,7 +36,7 @@ class Beating:
         deadline = time.monotonic() + 60
         while not seen():
             assert time.monotonic() < deadline
-            self.beat.pulse.look()
+            self.beat.timer.look()
             time.sleep(0.001)
 
 
@@ -99,7 +99,7 @@ def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beati
     beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED])
     go.clear()
     here.clear()
-    monkeypatch.setattr(pulse, "STALLED", 0.0)
+    monkeypatch.setattr(step_timer, "STALLED", 0.0)
     thread = threading.Thread(target=strategy.run, args=(step,))
     thread.start()
     assert here.wait(60)
@@ -245,12 +245,12 @@ class Clocked:
         file, self.page = new_page()
         os.close(file)
         self.now = 100.0
-        self.calls = pulse.Calls()
-        self.steps = pulse.StepWatch(self.page, self.calls)
+        self.calls = step_timer.Calls()
+        self.steps = step_timer.StepWatch(self.page, self.calls)
         self.waited = 0.0
         self.pace = self.calls.new_pace("step", None)
         self.breaks = 0
-        monkeypatch.setattr(pulse.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
 
     def launch(self) -> Program:
         program = Program()
@@ -288,7 +288,7 @@ def test_a_host_that_its_devices_wait_for_is_recorded_step_by_step(monkeypatch) 
 
 def test_of_a_host_that_waits_for_its_programs_only_what_comes_then_is_its_own_time(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(pulse, "_is_in_jax", lambda thread: True)
+    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: True)
     for _ in range(12):
         program = clocked.launch()
         clocked.run(0.02)
@@ -299,7 +299,7 @@ def test_of_a_host_that_waits_for_its_programs_only_what_comes_then_is_its_own_t
 
 def test_a_host_that_waits_for_programs_of_a_while_ago_is_busy_in_between(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(pulse, "_is_in_jax", lambda thread: True)
+    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: True)
     programs = [clocked.launch(), clocked.launch()]
     for _ in range(12):
         clocked.run(0.02)
@@ -342,16 +342,16 @@ def test_a_thread_that_waits_for_a_program_is_in_jax() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     deadline = time.monotonic() + 60
-    while not pulse._is_in_jax(thread.ident):
+    while not step_timer._is_in_jax(thread.ident):
         assert time.monotonic() < deadline
     done.set()
     thread.join()
-    assert not pulse._is_in_jax(threading.get_ident())
+    assert not step_timer._is_in_jax(threading.get_ident())
 
 
 def test_the_time_of_threads_of_python_is_not_that_of_the_devices() -> None:
-    before = pulse._processor_seconds()
+    before = step_timer._processor_seconds()
     end = time.thread_time() + 0.2
     while time.thread_time() < end:
         pass
-    assert pulse._processor_seconds() - before < 0.1
+    assert step_timer._processor_seconds() - before < 0.1

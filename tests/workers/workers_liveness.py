@@ -144,7 +144,7 @@ def killed_of_three(worker: Worker) -> None:
 
 
 def killed_when_waited_for(worker: Worker) -> None:
-    """Nobody is in a program: only the lifeline tells."""
+    """No worker is in a program: only the connection tells."""
     if worker.index == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     worker.caught(worker.create)

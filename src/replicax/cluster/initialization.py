@@ -12,7 +12,7 @@ import jax
 from replicax import _jax
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.cluster.roll_call import bind_address, call_the_roll
+from replicax.cluster.preflight import bind_address, run_preflight
 from replicax.cluster.simple import SimpleClusterResolver
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
@@ -89,7 +89,7 @@ def resolver_of_this_process() -> ClusterResolver:
 def _connect(group: WorkerGroup, seconds: float) -> None:
     started = time.monotonic()
     bind = bind_address(group)
-    call_the_roll(group, bind, started + min(seconds, 1e9))
+    run_preflight(group, bind, started + min(seconds, 1e9))
     if jax.config.values["jax_cpu_collectives_implementation"] is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     left = max(_AFTER_THE_ROLL, min(seconds, 1e6) - (time.monotonic() - started))

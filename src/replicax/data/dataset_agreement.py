@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax._grain import graph
 from replicax.workers.codec import dumps
-from replicax.workers.fingerprints import fingerprint
+from replicax.workers.digests import digest
 
 if TYPE_CHECKING:
     from replicax.data.reading.batches import Reading
@@ -114,11 +114,11 @@ def _size(size: int | None) -> str:
 
 
 def _samples(dataset: Any) -> Any:
-    """Fingerprints of some examples, where reading them is nothing but copying rows of arrays."""
+    """Digests of some examples, where reading them is nothing but copying rows of arrays."""
     if not graph.is_in_memory(dataset):
         return None
     source = graph.source_of(graph.chain(dataset)[-1])
     numbers = sorted({int(i) for i in np.linspace(0, len(source) - 1, _SAMPLES)}) if len(source) else []
     leaves = [leaf for number in numbers for leaf in jax.tree_util.tree_leaves(source[number])]
     numeric = [np.asarray(leaf) for leaf in leaves if np.asarray(leaf).dtype.kind in "biufc"]
-    return [fingerprint(leaf)[2] for leaf in numeric]
+    return [digest(leaf)[2] for leaf in numeric]

@@ -21,7 +21,7 @@ from replicax.execution.tracing.held_state import HeldPart
 from replicax.nests import is_leaf, known
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
-from replicax.workers.fingerprints import fingerprint
+from replicax.workers.digests import digest
 from replicax.workers.lockstep import Lockstep
 
 
@@ -92,4 +92,4 @@ def _print(leaf: Any) -> Any:
         return None
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return None  # all workers have computed it
-    return fingerprint(leaf)
+    return digest(leaf)

@@ -1,8 +1,8 @@
 """The loop: a run that lasts, from its first step or its last checkpoint to its end."""
 
+from replicax.loop.api import train
 from replicax.loop.callbacks import Callback, EarlyStopping
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog
-from replicax.loop.train_call import train
 from replicax.loop.training_run import TrainingRun
 
 __all__ = ["CSVLog", "Callback", "EarlyStopping", "TensorBoardLog", "TrainingRun", "train"]

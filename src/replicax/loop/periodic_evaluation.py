@@ -12,7 +12,7 @@ from replicax.data import DistributedDataset
 from replicax.execution.many_steps.element_groups import Single
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.loop.endless_input import examples_in
-from replicax.loop.step_numbers import Combination, named_numbers
+from replicax.loop.step_metrics import Combination, named_numbers
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function, checked_result
 from replicax.workers import heartbeat, heartbeat_page

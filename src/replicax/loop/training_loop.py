@@ -19,14 +19,14 @@ from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.exit_codes import EXIT_PREEMPTED
-from replicax.loop.attempts import Attempts
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog, can_write_events
 from replicax.loop.logs.progress_bar import Progress
 from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
+from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
-from replicax.loop.step_numbers import DONE, Combination, FiniteWatch, NumberedStep, Pending
+from replicax.loop.step_metrics import DONE, Combination, FiniteWatch, NumberedStep, Pending
 from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
 from replicax.loop.training_run import TrainingRun

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from replicax.workers import heartbeat, heartbeat_page
 
 KINDS = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
-"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempts`."""
+"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.restarts`."""
 
 _PHASES = {kind: getattr(heartbeat_page, kind.upper()) for kind in KINDS}
 LOST = "lost work"

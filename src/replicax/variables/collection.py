@@ -21,7 +21,7 @@ from replicax.errors import LocalityError
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.partitioners import Partitioner
 from replicax.variables.slots import Slot
-from replicax.workers.fingerprints import fingerprint
+from replicax.workers.digests import digest
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Initial:
 def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     """The stored array that a new variable starts with: the chief's, if the workers' initial values differ.
 
-    Usually all workers compute the same initial value, and only a fingerprint is sent. But ``np.random`` without a seed
+    Usually all workers compute the same initial value, and only a digest is sent. But ``np.random`` without a seed
     gives other numbers in every process, and copies that differ at the start would differ for ever. Pieces that differ
     would be those of several values.
 
@@ -128,7 +128,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     else:
         own = isinstance(variable.layout, Copies)  # of these one, as all begin alike
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
-        prints = [fingerprint(part) for part in parts.values()]
+        prints = [digest(part) for part in parts.values()]
     offer_here = (kind_of(variable), kind, prints, variable.name)
     offers = lockstep.share("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
@@ -171,7 +171,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
     lockstep = variable.replicas.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
         return  # an array on all workers was computed by all
-    differing = lockstep.agree(f"assigns to variable {variable.name!r}", fingerprint(value))
+    differing = lockstep.agree(f"assigns to variable {variable.name!r}", digest(value))
     if differing is not None:
         raise LocalityError(
             f"{variable.describe()} was assigned a plain value, which must be the same on all workers, but worker "

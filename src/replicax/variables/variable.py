@@ -47,7 +47,6 @@ from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.row_updates import RowUpdates
 from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
-from replicax.workers.fingerprints import fingerprint
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner
@@ -198,15 +197,15 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
             self._set_kind(value.shape, value.dtype)
-            return Initial(lambda: self.to_storage(value), lambda: value, lambda: fingerprint(value))
+            return Initial(lambda: self.to_storage(value), lambda: value, lambda: digest(value))
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
-            program, aval, digest = _jax.traced_once(
+            program, aval, of_program = _jax.traced_once(
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
         self._set_kind(aval.shape, aval.dtype)
-        return Initial(lambda: self._computed(program), program, digest)
+        return Initial(lambda: self._computed(program), program, of_program)
 
     def _computed(self, program: Callable[[], Any]) -> jax.Array:
         """The stored array of what a program computes, of which each device computes its part."""

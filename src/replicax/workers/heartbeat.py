@@ -1,9 +1,8 @@
 """The heartbeat: what a worker lets the launcher know of itself, so that a watchdog outside can tell when it hangs.
 
-Whoever launches a program writes down that it does, and what else may take long says so (:func:`phase`). A thread, the
-*pulse*, looks how far the devices are (:mod:`~replicax.workers.pulse`). All of it is numbers in a page of memory that
-the launcher reads (:mod:`~replicax.workers.heartbeat_page`); what they mean is for the launcher to judge
-(:mod:`replicax.launcher.watchdog`). Without the launcher there is no page, and nothing is written.
+Each launch of a program is noted, and so is the start of whatever else may take long (:func:`phase`). A thread, the
+*step timer*, looks how far the devices are (:mod:`~replicax.workers.step_timer`). All of it is numbers in a page of
+memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`) and judges (:mod:`replicax.launcher.watchdog`). Without the launcher there is no page, and nothing is written.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 from replicax import _jax
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page
-from replicax.workers.pulse import Calls, Pace, Pulse
+from replicax.workers.step_timer import Calls, Pace, StepTimer
 
 _SMALL = 4096
 """How many bytes a result has at most that is kept to see when its program has ended."""
@@ -45,7 +44,7 @@ class Heartbeat:
         self._page = its_page
         self._numbers, self._seconds = its_page.numbers, its_page.seconds
         self._calls = Calls()
-        self.pulse = Pulse(its_page, self._calls, lambda: current is self)
+        self.timer = StepTimer(its_page, self._calls, lambda: current is self)
         self._runs: collections.Counter[str] = collections.Counter()
         self._name = ""
         self._waited = self._met = self._switched_at = 0.0
@@ -54,7 +53,7 @@ class Heartbeat:
         self._before_compiling = page.START
 
     def begin(self) -> None:
-        """Tell the launcher that this process has the page, and start the pulse."""
+        """Tell the launcher that this process has the page, and start the step timer."""
         numbers = self._numbers
         numbers[page.PHASE], numbers[page.STEP] = page.START, -1
         numbers[page.THREAD] = os.getpid()
@@ -66,7 +65,7 @@ class Heartbeat:
         _jax.on_compilations(self._compiling, self._compiled)
         os.register_at_fork(after_in_child=_forget)
         atexit.register(self._end)
-        self.pulse.start()
+        self.timer.start()
         numbers[page.PID] = os.getpid()  # last: from now on the rest holds
 
     # --- what the thread that trains says -------------------------------------------------------------------
@@ -162,7 +161,7 @@ class Heartbeat:
 
     def _end(self) -> None:
         self.switch(page.END)
-        self.pulse.stop()
+        self.timer.stop()
 
 
 # --- of this process ------------------------------------------------------------------------------------

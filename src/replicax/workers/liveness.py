@@ -10,7 +10,7 @@ and doesn't end by itself either, the watch ends the process, with the same mess
 all workers are well, however long a program takes, nor where some have come to the end of the program before others.
 
 What a process can't tell is its death (killed, out of memory, ``os._exit``). The chief sees it at the worker's
-:mod:`lifeline <replicax.workers.lifelines>`, and tells the others in its place; that of the chief they see themselves.
+:mod:`connection <replicax.workers.peer_death>`, and tells the others; the death of the chief they see themselves.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicax import _jax
-from replicax.cluster.roll_call import host_to_listen_on
+from replicax.cluster.preflight import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers.connections import connections_to, is_of_connections
 from replicax.workers.launch_log import LaunchLog, RunningProgram
-from replicax.workers.lifelines import Lifelines
+from replicax.workers.peer_death import PeerDeathWatch
 from replicax.workers.status_board import Board, End, Problem, Recent, Service
 
 INTERVAL = 0.5
@@ -76,7 +76,7 @@ class Liveness:
         self._numbers = itertools.count()
         self._pid = os.getpid()
         self._stop = threading.Event()
-        self._lifelines: Lifelines | None = None
+        self._deaths: PeerDeathWatch | None = None
         self._thread = threading.Thread(target=self._watch, name="replicax-watch", daemon=True)
 
     def start(self) -> None:
@@ -85,9 +85,9 @@ class Liveness:
         atexit.register(self.leave)
         host = _jax.coordinator_host()
         host = host_to_listen_on(host) if self.index == 0 else host
-        self._lifelines = Lifelines(self.index, host, self._service.home)
-        if self._lifelines.home is not None:
-            self._service.post_home(self._lifelines.home)
+        self._deaths = PeerDeathWatch(self.index, host, self._service.home)
+        if self._deaths.home is not None:
+            self._service.post_home(self._deaths.home)
         self._thread.start()
 
     # --- what others ask ------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class Liveness:
 
     def _note_deaths(self, seconds: float) -> None:
         """Wait for the death of a worker, for so long at most, and tell of it."""
-        assert self._lifelines is not None
-        for worker, process in self._lifelines.wait(seconds).items():
+        assert self._deaths is not None
+        for worker, process in self._deaths.wait(seconds).items():
             if _jax.coordination_client() is not self._client:
                 continue
             why = (
@@ -315,8 +315,8 @@ class Liveness:
         if os.getpid() != self._pid:  # a forked child's end is not the worker's
             return
         self._stop.set()
-        if self._lifelines is not None:
-            self._lifelines.wake()
+        if self._deaths is not None:
+            self._deaths.wake()
         self._thread.join(5.0)
         if _jax.coordination_client() is not self._client:
             return

@@ -9,10 +9,10 @@ from typing import Any
 from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.codec import declared, dumps, loads
 from replicax.workers.launch_log import RunningProgram, first_difference
-from replicax.workers.lifelines import Home
+from replicax.workers.peer_death import Home
 
 _ALL = "replicax/ends"
-_HOME = "replicax/lifelines"
+_HOME = "replicax/peers"
 
 Recent = dict[str, tuple[tuple[int, int, str], ...]]
 """The programs that a worker has launched last, by strategy; see :class:`RunningProgram`."""
@@ -176,7 +176,7 @@ class Service:
             self._client.key_value_delete(f"{_ALL}/stuck/{self._index}")
 
     def post_home(self, home: Home) -> None:
-        """Where the chief's end of the lifelines is."""
+        """Where the chief's end of the connections is."""
         self._client.key_value_set_bytes(f"{_HOME}/chief", dumps(home), allow_overwrite=True)
 
     def home(self) -> Home | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from replicax.cli.diagnosis.examination import at_the_same_time
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cluster.addresses import host_and_port, is_loopback, split_address
-from replicax.cluster.roll_call import bind_address, listening_socket
+from replicax.cluster.preflight import bind_address, listening_socket
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
 
 _SHOWN = 5

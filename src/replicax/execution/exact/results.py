@@ -1,6 +1,6 @@
 """What the replicas of an exact step have come to: whether they agree where they must, results and written values.
 
-Where there are several workers, replicas are compared by fingerprints of their arrays, which workers exchange. So every
+Where there are several workers, replicas are compared by digests of their arrays, which workers exchange. So every
 worker has them of all replicas, comes to the same verdict and raises the same error, though it has the arrays of its
 own replicas only. A single worker compares the arrays.
 """
@@ -29,7 +29,7 @@ from replicax.variables.collection import VariableCollection, meet_to_read
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 from replicax.workers.codec import declared, dumps, loads
-from replicax.workers.fingerprints import Fingerprint, fingerprint, unabridged
+from replicax.workers.digests import Digest, digest, unabridged
 from replicax.workers.replicas import Replicas
 
 declared(Locality)
@@ -40,7 +40,7 @@ declared(Locality)
 class _Leaf:
     """One leaf of what a replica has returned."""
 
-    print: Fingerprint | None  # of an array
+    print: Digest | None  # of an array
     locality: Locality | None = None
     is_of_step: bool = False
     place: Place = None  # of its examples
@@ -52,7 +52,7 @@ class _Leaf:
 class _Check:
     """A value that the rules of localities ask about."""
 
-    print: Fingerprint | None  # None if its locality is refused by nobody
+    print: Digest | None  # None if its locality is refused by nobody
     locality: Locality
     refused: frozenset[Locality]
     otherwise: str
@@ -68,7 +68,7 @@ class Outcome:
     leaves: tuple[_Leaf, ...]
     mirrored: tuple[_Check, ...]
     differing: tuple[_Check, ...]
-    written: dict[int, tuple[Fingerprint | None, str | None]]
+    written: dict[int, tuple[Digest | None, str | None]]
     """By the number of a variable: the value, if all must have the same, and what to say if they have not."""
 
 
@@ -103,9 +103,9 @@ def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
     )
 
 
-def _print_of(several: bool) -> Callable[[Any], Fingerprint]:
+def _print_of(several: bool) -> Callable[[Any], Digest]:
     """What tells arrays apart: a digest, if several workers compare them, and else the array."""
-    return fingerprint if several else unabridged
+    return digest if several else unabridged
 
 
 def check_expectations(everyone: Sequence[Outcome]) -> None:

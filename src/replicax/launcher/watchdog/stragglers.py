@@ -1,7 +1,7 @@
 """Stragglers: workers for which all others wait, step after step.
 
 Workers meet in each step, so all take equally long for it. How much longer than the others one of them takes by itself
-follows from what each has measured (:mod:`replicax.workers.pulse`): the devices of a slow host have nothing to do
+follows from what each has measured (:mod:`replicax.workers.step_timer`): the devices of a slow host have nothing to do
 between two steps for as long as the others wait for it, and on CPUs the processors of one that computes more work for
 longer.
 

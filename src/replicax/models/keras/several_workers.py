@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.workers.fingerprints import fingerprint
+from replicax.workers.digests import digest
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
@@ -66,7 +66,7 @@ def check_same(data: Any, lockstep: Lockstep) -> None:
       DeadlockError: some have none.
     """
     leaves, tree = jax.tree_util.tree_flatten(data)
-    differing = lockstep.agree("has a batch for a Keras model", (str(tree), *map(fingerprint, leaves)))
+    differing = lockstep.agree("has a batch for a Keras model", (str(tree), *map(digest, leaves)))
     if differing is not None:
         raise ValueError(
             f"worker {differing[1]} has another batch for the Keras model than worker 0. Each worker takes the rows of "

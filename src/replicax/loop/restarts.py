@@ -77,7 +77,7 @@ def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict
       attempts: in their order.
       resumed_at: the step that each went on from, and that of the attempt after them.
 
-    >>> from replicax.loop.attempts import PastAttempt, added_up
+    >>> from replicax.loop.restarts import PastAttempt, added_up
     >>> first = PastAttempt(
     ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
     ... )

@@ -1,4 +1,4 @@
-"""The processes of ``test_lifelines.py``, which are killed."""
+"""The processes of ``test_deaths.py``, which are killed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 import time
 import warnings
 
-from replicax.workers.lifelines import Home, Lifelines
+from replicax.workers.peer_death import Home, PeerDeathWatch
 
 
 def work(home: str) -> None:
     """A worker, with a child that outlives it, as a loader of data may."""
-    lifelines = Lifelines(2, "127.0.0.1", lambda: Home(*json.loads(home)))
-    lifelines.wait(0.0)
+    watch = PeerDeathWatch(2, "127.0.0.1", lambda: Home(*json.loads(home)))
+    watch.wait(0.0)
     warnings.simplefilter("ignore")  # JAX's: of forking
     child = os.fork()
     if not child:
@@ -23,7 +23,7 @@ def work(home: str) -> None:
 
 
 def lead() -> None:
-    chief = Lifelines(0, "127.0.0.1", lambda: None)
+    chief = PeerDeathWatch(0, "127.0.0.1", lambda: None)
     assert chief.home is not None
     print(json.dumps([chief.home.port, chief.home.secret, chief.home.process]), flush=True)
     while True:

@@ -1,4 +1,4 @@
-"""The roll call: all workers come to the coordinator's address before JAX starts its service there.
+"""The preflight check: all workers come to the coordinator's address before JAX starts its service there.
 
 Where something is wrong with the cluster, JAX's own start ends the process without a Python error: a worker that does
 not come or an address that can't be reached is SIGABRT after the timeout, a port in use is a segmentation fault, and a
@@ -21,7 +21,7 @@ from typing import Any
 from replicax.cluster.addresses import host_and_port, join_address
 from replicax.cluster.worker_group import WorkerGroup
 
-_GREETING = "replicax roll call"
+_GREETING = "replicax preflight"
 _LIMIT = 65536
 """So many bytes a line may have."""
 _RETRY = 0.05
@@ -68,7 +68,7 @@ def listening_socket(address: str) -> socket.socket:
     return socket.create_server(where[:2], family=family, backlog=128, dualstack_ipv6=both)
 
 
-def call_the_roll(group: WorkerGroup, bind: str, deadline: float) -> None:
+def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
     """Wait until all workers have come to the coordinator, each once; then its port is free.
 
     Args:
@@ -215,7 +215,7 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
 
 
 def _ask(group: WorkerGroup, deadline: float) -> dict[str, Any] | None:
-    """What whoever listens at the coordinator's address answers to this worker; ``None`` if that is no roll call."""
+    """What whoever listens at the coordinator's address answers to this worker; ``None`` if it is something else."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(host_and_port(group.coordinator, "the coordinator"), timeout=_PATIENCE) as connection,

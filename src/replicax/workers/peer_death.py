@@ -1,4 +1,4 @@
-"""Lifelines: connections between workers that the kernel closes when a process dies, whatever it has died of.
+"""Peers that die: connections between workers that the kernel closes when a process dies, whatever it has died of.
 
 A process that is killed tells nobody, and the coordination service misses it after 100 s only. But its connections are
 closed at once, by its kernel. So each worker keeps one to the chief, through which nothing is sent after a greeting.
@@ -35,7 +35,7 @@ _LIMIT = 4096
 @declared
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Where the chief's end of the lifelines is.
+    """Where the chief's end of the connections is.
 
     Attributes:
       port: at which it listens.
@@ -53,8 +53,8 @@ def this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-class Lifelines:
-    """This worker's ends of the lifelines: the chief has one to each other worker, and these one to the chief.
+class PeerDeathWatch:
+    """This worker's ends of the connections: the chief has one to each other worker, and these one to the chief.
 
     Args:
       index: which worker this is.
@@ -201,12 +201,12 @@ def _is_closed(line: socket.socket) -> bool:
         return True
 
 
-_all: weakref.WeakSet[Lifelines] = weakref.WeakSet()
+_all: weakref.WeakSet[PeerDeathWatch] = weakref.WeakSet()
 
 
 def _let_go_in_a_child() -> None:
-    for lifelines in list(_all):
-        lifelines.close_all()
+    for watch in list(_all):
+        watch.close_all()
 
 
 os.register_at_fork(after_in_child=_let_go_in_a_child)

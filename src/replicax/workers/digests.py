@@ -1,4 +1,4 @@
-"""Fingerprints: whether arrays are equal, told from a few bytes of each."""
+"""Digests: whether arrays are equal, told from a few bytes of each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from replicax.devices.arrays import here
 
-Fingerprint = tuple[str, tuple[int, ...], Any]
+Digest = tuple[str, tuple[int, ...], Any]
 """The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`, which are not abridged)."""
 
 
-def fingerprint(value: Any) -> Fingerprint:
+def digest(value: Any) -> Digest:
     """The same for arrays of one dtype and shape with equal elements, where NaN equals NaN; else another.
 
     >>> import jax.numpy as jnp
-    >>> from replicax.workers.fingerprints import fingerprint
-    >>> fingerprint(jnp.array([0.0, jnp.nan])) == fingerprint(jnp.array([-0.0, jnp.nan]))
+    >>> from replicax.workers.digests import digest
+    >>> digest(jnp.array([0.0, jnp.nan])) == digest(jnp.array([-0.0, jnp.nan]))
     True
     """
     name, shape, numbers = _numbers_of(value)
@@ -33,11 +33,11 @@ def fingerprint(value: Any) -> Fingerprint:
     return name, shape, digest
 
 
-def unabridged(value: Any) -> Fingerprint:
-    """What compares as fingerprints do, with others of its kind, in a fraction of the time; but it holds the array.
+def unabridged(value: Any) -> Digest:
+    """What compares as digests do, with others of its kind, in a fraction of the time; but it holds the array.
 
     >>> import jax.numpy as jnp
-    >>> from replicax.workers.fingerprints import unabridged
+    >>> from replicax.workers.digests import unabridged
     >>> unabridged(jnp.array([0.0, jnp.nan])) == unabridged(jnp.array([-0.0, jnp.nan]))
     True
     """

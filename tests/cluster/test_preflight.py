@@ -1,4 +1,4 @@
-"""The roll call: all come, or all hear what is wrong, by a deadline."""
+"""The preflight check: all come, or all hear what is wrong, by a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.roll_call import bind_address, call_the_roll, host_to_listen_on, listening_socket
+from replicax.cluster.preflight import bind_address, host_to_listen_on, listening_socket, run_preflight
 from replicax.cluster.worker_group import WorkerGroup
 from tests.processes import free_port
 
@@ -28,10 +28,10 @@ def group() -> WorkerGroup:
 
 
 def called(group: WorkerGroup, index: int, seconds: float = 20) -> Exception | None:
-    """How the roll call ends for a worker."""
+    """How the preflight check ends for a worker."""
     mine = dataclasses.replace(group, index=index)
     try:
-        call_the_roll(mine, bind_address(mine), time.monotonic() + seconds)
+        run_preflight(mine, bind_address(mine), time.monotonic() + seconds)
     except Exception as error:
         return error
     return None
@@ -145,7 +145,7 @@ def test_a_worker_that_ends_may_come_again(group) -> None:
     port = int(group.coordinator[10:])
     with threads() as pool:
         chief = pool.submit(called, group, 0)
-        about = {"greeting": "replicax roll call", "index": 1, "count": 3, "host": "here", "pid": 1}
+        about = {"greeting": "replicax preflight", "index": 1, "count": 3, "host": "here", "pid": 1}
         _wait_until_somebody_listens(port)
         with socket.create_connection(("127.0.0.1", port), timeout=20) as first:
             first.sendall(json.dumps(about).encode() + b"\n")
@@ -169,7 +169,7 @@ def test_strangers_do_no_harm(group) -> None:
     with threads() as pool:
         chief = pool.submit(called, pair, 0)
         _wait_until_somebody_listens(port)
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"greeting": "replicax roll call"}\n', b""):
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"greeting": "replicax preflight"}\n', b""):
             with socket.create_connection(("127.0.0.1", port)) as s:
                 s.sendall(said)
         other = pool.submit(called, pair, 1)

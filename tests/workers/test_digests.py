@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.workers.fingerprints import fingerprint, unabridged
+from replicax.workers.digests import digest, unabridged
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 def test_what_compares_equal_has_one_fingerprint(dtype: str) -> None:
     a = jnp.array([0.0, 1.0, jnp.nan, jnp.inf]).astype(dtype)
     b = jnp.array([-0.0, 1.0, -jnp.nan, jnp.inf]).astype(dtype)
-    assert fingerprint(a) == fingerprint(b) == fingerprint(np.asarray(a))
+    assert digest(a) == digest(b) == digest(np.asarray(a))
     assert unabridged(a) == unabridged(b) == unabridged(np.asarray(a))
 
 
@@ -31,11 +31,11 @@ def test_what_differs_has_another() -> None:
         True,
         2,
     ]
-    assert len(set(map(fingerprint, kinds))) == len(kinds)
+    assert len(set(map(digest, kinds))) == len(kinds)
     for i, a in enumerate(kinds):
         assert [unabridged(a) == unabridged(b) for b in kinds] == [i == j for j in range(len(kinds))]
 
 
 def test_where_an_array_lies_does_not_matter() -> None:
     for device in jax.devices()[:2]:
-        assert fingerprint(jax.device_put(jnp.arange(3), device)) == fingerprint(np.arange(3, dtype=np.int32))
+        assert digest(jax.device_put(jnp.arange(3), device)) == digest(np.arange(3, dtype=np.int32))

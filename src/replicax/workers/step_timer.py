@@ -1,4 +1,4 @@
-"""The pulse: a thread that looks how far the devices are, and how long they wait for the host between two steps.
+"""The step timer: a thread that looks how far the devices are, and how long they wait for the host between two steps.
 
 Workers that meet in each step take equally long for it, however slow one of them is. What tells the slow one is that
 the others wait for it, and it for nobody. Inside of a program that can't be seen from the host. But three things can:
@@ -160,7 +160,7 @@ class Calls:
         return list(self._last)
 
 
-class Pulse:
+class StepTimer:
     """What the thread does.
 
     Args:
@@ -181,7 +181,7 @@ class Pulse:
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._run, name="replicax-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="replicax-step-timer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -350,7 +350,7 @@ class StepWatch:
 def look_interval(period: float) -> float:
     """How many seconds to let pass between two looks at a step that takes ``period`` and is about to end.
 
-    >>> from replicax.workers.pulse import look_interval
+    >>> from replicax.workers.step_timer import look_interval
     >>> look_interval(0.001), look_interval(0.12), look_interval(10.0)
     (0.001, 0.01, 0.05)
     """

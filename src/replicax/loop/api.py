@@ -14,7 +14,7 @@ from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
 from replicax.loop.callbacks import Callback
-from replicax.loop.step_numbers import Combination
+from replicax.loop.step_metrics import Combination
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start

@@ -1,4 +1,4 @@
-"""Lifelines: what a worker sees when the process at the other end dies; and strangers at the chief's port."""
+"""What a worker sees when the process at the other end dies; and strangers at the chief's port."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.workers.lifelines import Home, Lifelines
+from replicax.workers.peer_death import Home, PeerDeathWatch
 from tests import forked
 
 
 @contextlib.contextmanager
 def process(folder: pathlib.Path, *arguments: str) -> Iterator[tuple[forked.Process, str]]:
-    """A process of ``lifeline_ends.py``, and the first line that it has printed."""
+    """A process of ``peer_death_ends.py``, and the first line that it has printed."""
     log = folder / "log"
-    process = forked.start("tests.workers.lifeline_ends", arguments, log, dict(os.environ), folder)
+    process = forked.start("tests.workers.peer_death_ends", arguments, log, dict(os.environ), folder)
     try:
         deadline = time.monotonic() + 60
         while "\n" not in log.read_text():
@@ -38,13 +38,13 @@ def process(folder: pathlib.Path, *arguments: str) -> Iterator[tuple[forked.Proc
 
 
 @pytest.fixture
-def chief() -> Iterator[Lifelines]:
-    chief = Lifelines(0, "127.0.0.1", lambda: None)
+def chief() -> Iterator[PeerDeathWatch]:
+    chief = PeerDeathWatch(0, "127.0.0.1", lambda: None)
     yield chief
     chief.close_all()
 
 
-def test_the_chief_sees_a_worker_die_though_its_child_lives(chief: Lifelines, tmp_path: pathlib.Path) -> None:
+def test_the_chief_sees_a_worker_die_though_its_child_lives(chief: PeerDeathWatch, tmp_path: pathlib.Path) -> None:
     home = json.dumps(dataclasses.astuple(chief.home))
     with process(tmp_path, home) as (worker, line):
         child = int(line.removeprefix("child "))
@@ -65,7 +65,7 @@ def test_the_chief_sees_a_worker_die_though_its_child_lives(chief: Lifelines, tm
 def test_a_worker_sees_the_chief_die(tmp_path: pathlib.Path) -> None:
     with process(tmp_path) as (chief, line):
         home = Home(*json.loads(line))
-        worker = Lifelines(1, "127.0.0.1", lambda: home)
+        worker = PeerDeathWatch(1, "127.0.0.1", lambda: home)
         assert worker.wait(0.2) == {}
         chief.kill()
         assert worker.wait(60) == {0: home.process}
@@ -74,7 +74,7 @@ def test_a_worker_sees_the_chief_die(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"", b"hello\n", b'{"worker": 1, "secret": "guessed", "process": "mine"}\n'])
-def test_strangers_are_not_workers(chief: Lifelines, greeting: bytes) -> None:
+def test_strangers_are_not_workers(chief: PeerDeathWatch, greeting: bytes) -> None:
     assert chief.home is not None
     with socket.create_connection(("127.0.0.1", chief.home.port)) as stranger:
         stranger.sendall(greeting)
@@ -94,19 +94,19 @@ def test_a_worker_that_can_not_reach_the_chief_does_without() -> None:
         asked.append(1)
         return Home(port, "", "")
 
-    worker = Lifelines(1, "127.0.0.1", home)
+    worker = PeerDeathWatch(1, "127.0.0.1", home)
     assert worker.wait(0.5) == {}
     assert worker.wait(0.1) == {}
     assert len(asked) == 3
     worker.close_all()
 
 
-def test_a_wait_is_ended_by_another_thread(chief: Lifelines) -> None:
+def test_a_wait_is_ended_by_another_thread(chief: PeerDeathWatch) -> None:
     threading.Timer(0.05, chief.wake).start()
     assert chief.wait(60) == {}
 
 
-def test_lines_have_descriptors_of_any_number(chief: Lifelines) -> None:
+def test_lines_have_descriptors_of_any_number(chief: PeerDeathWatch) -> None:
     """A chief of a thousand workers has some above 1024, which ``select`` does not take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
@@ -115,7 +115,7 @@ def test_lines_have_descriptors_of_any_number(chief: Lifelines) -> None:
             while (other := os.open(os.devnull, os.O_RDONLY)) < 1024:
                 others.callback(os.close, other)
             others.callback(os.close, other)
-            worker = Lifelines(1, "127.0.0.1", lambda: chief.home)
+            worker = PeerDeathWatch(1, "127.0.0.1", lambda: chief.home)
             worker.wait(0.0)
             while not chief._lines:
                 assert chief.wait(0.01) == {}
