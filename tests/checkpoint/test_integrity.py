@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import replicax
+from replicax.checkpoint.storage.manifest import _own_hash
 
 DAMAGES = [
     "truncated",
@@ -28,6 +32,15 @@ DAMAGES = [
     "no-files",
     "is-a-file",
     "other-format",
+    "nested",
+    "pipe",
+    "device",
+    "pipe-of-data",
+    "endless",
+    "outside",
+    "absolute",
+    "unlisted",
+    "file-outside",
 ]
 REASONS = {
     "truncated": "bytes, and should have",
@@ -44,6 +57,15 @@ REASONS = {
     "no-files": "has no manifest.json",
     "is-a-file": "it is a file, and no folder",
     "other-format": "it has format 99, and this version of Replicax reads up to 1",
+    "nested": "manifest.json can't be read: ValueError: it is nested too deeply",
+    "pipe": "manifest.json can't be read: ValueError: it is no regular file",
+    "device": "manifest.json can't be read: ValueError: it is no regular file",
+    "pipe-of-data": "can't be read: it is no regular file",
+    "endless": "manifest.json can't be read: ValueError: it has more than 67108864 bytes",
+    "outside": "index.json can't be read: ValueError: '../step-00000002/arrays-0' is not in the folder",
+    "absolute": "/step-00000002/arrays-0' is not in the folder of the checkpoint",
+    "unlisted": "index.json has v in 'other', which is not in the manifest",
+    "file-outside": "manifest.json can't be read: ValueError: '../step-00000002/index.json' is not in the folder",
 }
 
 
@@ -91,12 +113,38 @@ def damage(folder: pathlib.Path, how: str) -> None:
     elif how == "is-a-file":
         shutil.rmtree(folder)
         folder.write_text("a checkpoint")
+    elif how == "nested":
+        manifest.write_text("[" * 100_000)
+    elif how == "pipe":
+        manifest.unlink()
+        os.mkfifo(manifest)
+    elif how == "device":
+        manifest.unlink()
+        manifest.symlink_to("/dev/zero")
+    elif how == "pipe-of-data":
+        largest.unlink()
+        os.mkfifo(largest)
+    elif how == "endless":
+        os.truncate(manifest, 1 << 40)
+    elif how == "file-outside":
+        rewrite(manifest, lambda listed: listed["files"].update({"../step-00000002/index.json": [0, ""]}))
+    elif how == "other-format":
+        rewrite(manifest, lambda listed: listed.update(format=99))
     else:
-        fields = json.loads(manifest.read_text()) | {"format": 99}
-        del fields["sha256"]
-        from replicax.checkpoint.storage.manifest import _own_hash
+        folders = {"outside": "../step-00000002/arrays-0", "absolute": f"{folder.parent}/step-00000002/arrays-0"}
+        text = index.read_text().replace('"arrays-0"', json.dumps(folders.get(how, "other")))
+        index.write_text(text)
+        shutil.copytree(folder / "arrays-0", folder / "other")
+        entry = [len(text), hashlib.sha256(text.encode()).hexdigest()]
+        rewrite(manifest, lambda listed: listed["files"].update({"index.json": entry}))
 
-        manifest.write_text(json.dumps({**fields, "sha256": _own_hash(fields)}))
+
+def rewrite(manifest: pathlib.Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest, so that it still fits its own hash."""
+    fields = json.loads(manifest.read_text())
+    del fields["sha256"]
+    change(fields)
+    manifest.write_text(json.dumps({**fields, "sha256": _own_hash(fields)}))
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +265,23 @@ def test_no_pickle(run) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             assert not path.read_bytes().startswith(b"\x80"), path  # the first byte of a pickle
+
+
+def test_many_damaged_ones_do_not_fill_the_log(run, caplog) -> None:
+    folder, _, checkpoint = run
+    for step in range(4, 104):
+        (folder / f"step-{step:08d}").mkdir()
+    with caplog.at_level(logging.WARNING, "replicax"):
+        assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 3
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 21
+    assert lines[-1] == "80 more checkpoints were passed over"
+    for step in (1, 2, 3):
+        shutil.rmtree(folder / f"step-{step:08d}")
+    with pytest.raises(replicax.CheckpointError, match=r"step-00000084: .*; and 80 more$"):
+        replicax.CheckpointManager(checkpoint, folder).restore_latest()
+    for step in range(4, 104):
+        os.rename(folder / f"step-{step:08d}", folder / f"step-{step:08d}.unfinished-{step}")
+    caplog.clear()
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() is None
+    assert [record.getMessage() for record in caplog.records][20:] == ["80 more were never finished"]

@@ -66,6 +66,7 @@ def test_the_forms_that_are_met_elsewhere(monkeypatch) -> None:
     ("text", "message"),
     [
         ("{'cluster': {}}", r"TF_CONFIG is no JSON \(.*line 1 column 2.*\): \{'cluster': \{\}\}\. Expected such as \{"),
+        ("[" * 100_000, r"TF_CONFIG is no JSON \(it is nested too deeply\): \[\[\[.*Expected such as \{"),
         ("[1]", r"TF_CONFIG must be a JSON object, got \[1\]"),
         ('{"task": {"type": "worker", "index": 0}}', "TF_CONFIG has no 'cluster'; it has 'task'.*Unset TF_CONFIG if"),
         ('{"cluster": ["a:1"]}', r"'cluster': expected a dict from jobs to lists .*\. It is \[\"a:1\"\]"),

@@ -144,3 +144,15 @@ def test_gpus_that_are_hidden(step, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     with pytest.raises(RuntimeError, match=r"CUDA_VISIBLE_DEVICES=0,1,2 has 3 GPUs, and this task, .* from 2 to 3"):
         SlurmClusterResolver(gpus_per_node=4)
+
+
+@pytest.mark.parametrize("written", ["n[1-999999999]", "n[1-999]m[1-999]", "n[1-99999],m[1-99999]"])
+def test_too_many_nodes_are_refused(written) -> None:
+    with pytest.raises(ValueError, match=r"stands for \d+ nodes, and no cluster has more than 131072"):
+        expand_hostlist(written)
+
+
+@pytest.mark.parametrize("written", ["1(x999999999)", "999999999", "2(x99999)"])
+def test_too_many_tasks_are_refused(written) -> None:
+    with pytest.raises(ValueError, match=r"stands for \d+ (nodes|tasks), and no cluster has more than 131072"):
+        expand_tasks_per_node(written)

@@ -16,9 +16,7 @@ import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +25,7 @@ from flax import nnx
 
 import replicax
 from tests.conftest import logical_strategy, strategy_of
+from tests.interrupting import interrupted_at
 
 Work = Callable[[], object]
 Made = tuple[Callable[[], list[float]], Work]
@@ -221,31 +220,6 @@ def interrupt_everywhere(make: Callable[[], Made], stride: int) -> None:
     for _ in range(2):  # of which one may have come to the end of a dataset
         work()
     assert consistent(values, value) > value
-
-
-def interrupted_at(moment: int, work: Work) -> bool:
-    """Do ``work``, and send a signal at the given moment, if there is one; or else return ``False``.
-
-    Python runs handlers at the beginning of its functions, after calls of others, and in loops.
-    """
-    seen = 0
-
-    def look(frame: types.FrameType, event: str, argument: Any) -> None:
-        nonlocal seen
-        if event in ("call", "c_return"):
-            seen += 1
-            if seen == moment:
-                sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
-
-    try:
-        sys.setprofile(look)
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-    return seen >= moment
 
 
 def consistent(read: Callable[[], list[float]], before: float) -> float:

@@ -44,6 +44,8 @@ def test_lines_stay_whole_and_streams_apart(tmp_path) -> None:
     assert len(out) == 3 * 201
     assert any("output is kept in logs/attempt-0" in line for line in said(launch))
     assert "train on 3 worker(s)" in (tmp_path / "logs" / "launch.log").read_text()
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").rglob("*")}
+    assert modes == {0o600, 0o700}, "programs may print what is secret"
 
 
 def test_a_choice_whose_output_is_shown(tmp_path) -> None:

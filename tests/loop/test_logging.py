@@ -226,6 +226,11 @@ def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_pat
     log.on_start(run)
     log.on_log(run, 3, {"a": 7.0, "b": 8.0})
     assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,7.0,8.0\n"
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write('4,"' + "x" * 200_000)  # more than a field may have
+    run.resumed_at = 3
+    log.on_start(run)
+    assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,7.0,8.0\n"
     run.resumed_at = None
     log.on_start(run)
     assert not (tmp_path / "train.csv").exists()

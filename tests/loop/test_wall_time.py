@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import time
 
@@ -153,3 +154,23 @@ def test_steps_per_call_is_a_number_of_at_least_1(steps_per_call: object) -> Non
             progress=False,
             steps_per_call=steps_per_call,  # type: ignore[arg-type]
         )
+
+
+def test_lines_that_are_no_attempts_are_left_out(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / NAME
+    lines = [
+        '{"resumed_at": 3}',
+        "[" * 100_000,
+        "7",
+        '{"step": 4}',
+        '{"step": 5, "seconds": [1]}',
+        '{"resumed_at": "x"}',
+    ]
+    path.write_text("\n".join([*lines, '{"step": 6, "seconds": {"steps": 1.5}}']))
+    assert read(path) == [PastAttempt(3, [(6, {"steps": 1.5})])]
+
+
+def test_attempts_in_what_is_no_file(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(OSError, match=rf"{NAME}, which has the times .*: it is no regular file; remove it"):
+        Attempts(tmp_path, 0, goes_on=True)

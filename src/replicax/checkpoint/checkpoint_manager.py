@@ -21,6 +21,8 @@ from replicax.workers.lockstep import Lockstep
 
 log = logging.getLogger("replicax")
 
+_MOST_LINES = 20
+
 
 class CheckpointManager:
     """The checkpoints of a run, in one folder: when they are saved, which is restored, and how long they are kept.
@@ -181,16 +183,20 @@ class CheckpointManager:
         problems: list[str] = []
         for step in sorted({step for theirs in everyones for step in theirs}, reverse=True):
             if self._restored(step, problems):
+                _log_more(len(problems), "checkpoints were passed over")
                 self._steps = {known: metrics for known, metrics in self._steps.items() if known <= step}
                 self._steps.setdefault(step, {})
                 return step
         if problems:
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} is whole, and to begin anew would lose them all: "
-                + "; ".join(problems)
+                + "; ".join(problems[:_MOST_LINES])
+                + (f"; and {len(problems) - _MOST_LINES} more" if len(problems) > _MOST_LINES else "")
             )
-        for name in self._folder.unfinished():
+        unfinished = self._folder.unfinished()
+        for name in unfinished[:_MOST_LINES]:
             log.warning("%s was never finished, and there is no other: the run begins", name)
+        _log_more(len(unfinished), "were never finished")
         return None
 
     @heartbeat.during(heartbeat_page.RESTORING)
@@ -266,7 +272,8 @@ class CheckpointManager:
         path = self._folder.path_of(step)
         source, problem = find_whole(path, self._lockstep)
         if source is None:
-            log.warning("passed over the checkpoint %s: %s", path, problem)
+            if len(problems) < _MOST_LINES:
+                log.warning("passed over the checkpoint %s: %s", path, problem)
             problems.append(f"{os.path.basename(path)}: {problem}")
             self._steps.pop(step, None)
             self._damaged.add(step)
@@ -274,6 +281,12 @@ class CheckpointManager:
         self.checkpoint._take(source)
         self._last = step
         return True
+
+
+def _log_more(count: int, what: str) -> None:
+    """Log how many of ``count`` have not been logged one by one."""
+    if count > _MOST_LINES:
+        log.warning("%d more %s", count - _MOST_LINES, what)
 
 
 class _Alarm:

@@ -22,6 +22,7 @@ from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.checkpoint_index import read_index
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
 from replicax.checkpoint.whole_checkpoint import what_is_wrong
+from replicax.system.json_files import read_json
 
 log = logging.getLogger("replicax")
 
@@ -65,8 +66,7 @@ class Folder:
                 why = f"the folder of checkpoints {self.path} can't be written to: {error.strerror}"
                 raise type(error)(error.errno, why) from error
         try:
-            with open(file, encoding="utf-8") as opened:
-                self.id = str(json.load(opened)["id"])
+            self.id = str(read_json(file)["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise OSError(f"{file} can't be read, by which {self.path} is known: {error}; remove it") from error
 
@@ -87,8 +87,9 @@ class Folder:
         found = {}
         for step in self.steps():
             try:
-                manifest.check_sizes(self.path_of(step), manifest.read_manifest(self.path_of(step)))
-                found[step] = dict(read_index(self.path_of(step)).metrics)
+                listed = manifest.read_manifest(self.path_of(step))
+                manifest.check_sizes(self.path_of(step), listed)
+                found[step] = dict(read_index(self.path_of(step), listed).metrics)
             except (DamagedError, OSError):
                 continue
         return found

@@ -94,7 +94,7 @@ def _looked_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
     try:
         listed = manifest.read_manifest(path)
         manifest.check_sizes(path, listed)
-        index = read_index(path)
+        index = read_index(path, listed)
     except FileNotFoundError:
         return None, None
     except OSError as error:

@@ -19,6 +19,7 @@ from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, w
 from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
+from replicax.system.json_files import read_json
 
 if TYPE_CHECKING:
     import replicax
@@ -291,7 +292,7 @@ def _chip(args: argparse.Namespace) -> replicax.Chip | None:
 
     if args.chip is not None:
         try:
-            chip = Chip(**json.loads(args.chip.read_text()))
+            chip = Chip(**read_json(args.chip))
         except (OSError, ValueError, TypeError) as error:
             raise _error(
                 f"--chip {args.chip}: expected a JSON object with the fields of replicax.Chip: {error}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from replicax.cluster.addresses import host_and_port, join_address
 from replicax.cluster.worker_group import WorkerGroup
+from replicax.system.json_files import parsed
 
 _GREETING = "replicax preflight"
 _LIMIT = 65536
@@ -267,7 +268,7 @@ def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
             if not part:
                 return None
             data += part
-        message = json.loads(data)
+        message = parsed(data)
     except (OSError, ValueError):
         return None
     ours = isinstance(message, dict) and message.get("greeting") == _GREETING

@@ -14,6 +14,8 @@ from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.old_names import keywords_renamed
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MOST = 1 << 17
+"""More nodes, and more tasks, than any cluster of Slurm has."""
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -115,14 +117,16 @@ def expand_hostlist(hostlist: str) -> list[str]:
     >>> expand_hostlist("node[01-03,07],login,rack[1-2]n[8,10]-ib")
     ['node01', 'node02', 'node03', 'node07', 'login', 'rack1n8-ib', 'rack1n10-ib', 'rack2n8-ib', 'rack2n10-ib']
     """
-    nodes = []
+    nodes: list[str] = []
     for part in _split(hostlist):
         pieces = re.split(r"\[([^][]*)\]", part)  # text, range, text, range, …, text
         if not part or any(c in "[]" for text in pieces[::2] for c in text):
             raise ValueError(f"not a list of nodes as Slurm writes it, 'node[01-03,07],login': {hostlist!r}")
         names = [pieces[0]]
-        for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            names = [name + number + text for name in names for number in _numbers(numbers, hostlist)]
+        for ranges, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            numbers = _numbers(ranges, hostlist)
+            _check_count(len(nodes) + len(names) * len(numbers), "nodes", hostlist)
+            names = [name + number + text for name in names for number in numbers]
         nodes += names
     return nodes
 
@@ -142,8 +146,20 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ValueError(f"not the tasks of nodes as Slurm writes them, '2(x3),1': {tasks!r}")
+        _check_count(len(counts) + int(match[2] or 1), "nodes", tasks)
         counts += [int(match[1])] * int(match[2] or 1)
+        _check_count(sum(counts), "tasks", tasks)
     return counts
+
+
+def _check_count(count: int, what: str, written: str) -> None:
+    """Raise if a list is longer than it can be.
+
+    Raises:
+      ValueError: it is.
+    """
+    if count > _MOST:
+        raise ValueError(f"{written!r} stands for {count} {what}, and no cluster has more than {_MOST}")
 
 
 def _split(hostlist: str) -> list[str]:
@@ -152,12 +168,13 @@ def _split(hostlist: str) -> list[str]:
 
 
 def _numbers(ranges: str, hostlist: str) -> list[str]:
-    found = []
+    found: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
             raise ValueError(f"{part!r} is no range of numbers, such as '01-03', in the list of nodes {hostlist!r}")
         last = int(match[2] or match[1])
+        _check_count(len(found) + last + 1 - int(match[1]), "nodes", hostlist)
         found += [str(number).zfill(len(match[1])) for number in range(int(match[1]), last + 1)]
     return found
 

@@ -10,6 +10,7 @@ from replicax.cluster.addresses import host_and_port
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.errors import shortened
+from replicax.system.json_files import parsed
 
 VARIABLE = "TF_CONFIG"
 _EXAMPLE = '{"cluster": {"worker": ["node0:2222", "node1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -88,7 +89,7 @@ def _read() -> dict[str, Any]:
     if not text:
         return {}
     try:
-        config = json.loads(text)
+        config = parsed(text)
     except ValueError as error:
         raise ValueError(
             f"{VARIABLE} is no JSON ({error}): {shortened(text, 200)}. Expected such as {_EXAMPLE}"

@@ -1,7 +1,8 @@
 """What the workers print, in files: ``DIR/attempt-0/worker-1.log``, and the launcher's own words in ``DIR/launch.log``.
 
 A worker's file has its standard output and its standard error in the order in which they came. Files that are there are
-added to, so a launch that a scheduler starts again keeps what it had.
+added to, so a launch that a scheduler starts again keeps what it had. New files and folders are for their owner only,
+as programs may print what is secret.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from replicax.launcher import LaunchError
 from replicax.launcher.console import LONGEST_LINE, Console, OutputLines, Stream
 
 _ROOM = 1 << 16
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 def check_log_folder(folder: Path) -> None:
@@ -28,7 +30,7 @@ def check_log_folder(folder: Path) -> None:
     """
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         try:
             with probe.open("wb") as file:  # a full disk is found by writing only
                 file.write(b"\0" * _ROOM)
@@ -57,8 +59,9 @@ class LogFile:
         self._console = console
         self._file: BinaryIO | None = None
         with self._trying():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            path.parent.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE)
+            self._file = os.fdopen(number, "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
         """Add to the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -9,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.loop.wall_time import KINDS, LOST
+from replicax.system.json_files import parsed, read_regular
 
 NAME = "attempts.jsonl"
+_MOST_BYTES = 1 << 30
 
 
 @dataclasses.dataclass
@@ -100,19 +103,24 @@ def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict
 
 
 def read(path: pathlib.Path) -> list[PastAttempt]:
-    """The attempts in a file. A line that its writer could not finish is left out."""
+    """The attempts in a file. A line that its writer could not finish, or that is another's, is left out.
+
+    Raises:
+      OSError: it can't be read.
+    """
     attempts: list[PastAttempt] = []
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = read_regular(path, _MOST_BYTES).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
+    except ValueError as error:
+        raise OSError(f"{path}, which has the times of earlier attempts, can't be read: {error}; remove it") from error
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if "resumed_at" in entry:
-            attempts.append(PastAttempt(entry["resumed_at"]))
-        elif attempts:
-            attempts[-1].notes.append((entry["step"], entry["seconds"]))
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            entry = parsed(line)
+            if "resumed_at" in entry:
+                attempts.append(PastAttempt(int(entry["resumed_at"])))
+            elif attempts:
+                seconds = {str(kind): float(spent) for kind, spent in entry["seconds"].items()}
+                attempts[-1].notes.append((int(entry["step"]), seconds))
     return attempts

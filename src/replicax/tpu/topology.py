@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from replicax.system.json_files import parsed
 from replicax.tpu.generations import HOST, parse_slice, slice_name
 from replicax.tpu.torus import Torus, first_repetition, points
 
@@ -370,7 +371,7 @@ def as_text(coordinates: np.ndarray) -> str:
 
 def _parsed(serialized: bytes) -> tuple[Any, Any, Any, Any]:
     try:
-        facts = json.loads(serialized)
+        facts = parsed(serialized)
         return facts["mesh_shape"], facts["device_coordinates"], facts["wrap"], facts["name"]
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(

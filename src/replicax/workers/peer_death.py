@@ -23,6 +23,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+from replicax.system.json_files import parsed
 from replicax.workers.codec import declared
 
 PATIENCE = 1.0
@@ -139,7 +140,7 @@ class PeerDeathWatch:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             line, _ = self._server.accept()
             try:
-                greeting = json.loads(_line_of(line))
+                greeting = parsed(_line_of(line))
                 if not hmac.compare_digest(str(greeting["secret"]), self.home.secret):
                     raise ValueError("a stranger")
                 self._lines[int(greeting["worker"])] = line, str(greeting["process"])

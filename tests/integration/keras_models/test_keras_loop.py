@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import pathlib
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from keras.src.utils import python_utils
 import replicax
 from replicax import _jax
 from replicax.models.keras.model_state import StateCell
+from replicax.models.keras.step_functions import StepFunction
+from tests.interrupting import interrupted_at
 
 X = np.random.default_rng(0).normal(size=(35, 8)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 3, size=35)
@@ -130,6 +133,23 @@ def test_an_interrupt_while_keras_waits_for_its_logs() -> None:
         python_utils.pythonify_logs({"loss": Interrupted(KeyboardInterrupt())})
     failed = Interrupted(RuntimeError("a device is gone"))  # which the next step finds out
     assert python_utils.pythonify_logs({"loss": failed, "a": {"b": jax.numpy.ones(())}}) == {"b": 1.0, "loss": failed}
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["mirrored", "in pieces"])
+def test_an_interrupt_leaves_a_model_its_arrays(monkeypatch: pytest.MonkeyPatch, pieces: bool) -> None:
+    """From when its first step begins: before, Keras itself takes the arrays from the model's variables."""
+    strategy = replicax.ShardedStrategy if pieces else replicax.MirroredStrategy
+    with strategy(["cpu:0", "cpu:1"]).scope():
+        model = classifier()
+    model.fit(X, Y, epochs=1, verbose=0)
+    moment, is_over = 2, False
+    while not is_over:
+        before = int(model.optimizer.iterations.value)
+        work = functools.partial(model.fit, X, Y, epochs=1, verbose=0)
+        is_over = not interrupted_at(moment, work, StepFunction.__call__.__code__)
+        assert all(np.isfinite(w).all() for w in model.get_weights())
+        assert int(model.optimizer.iterations.value) >= before
+        moment += 97
 
 
 def test_compiled_again_with_layers_that_are_frozen() -> None:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.storage.blocks import Block, as_json, from_json
-from replicax.checkpoint.storage.manifest import DamagedError
+from replicax.checkpoint.storage.manifest import DamagedError, Manifest, check_inside
+from replicax.system.json_files import parsed, read_regular
 from replicax.workers.codec import declared
 
 NAME = "index.json"
@@ -136,27 +137,37 @@ def loads_index(text: str) -> CheckpointIndex:
       DamagedError: it is none, or has a later format.
     """
     try:
-        data = json.loads(text)
+        data = parsed(text)
         if data["format"] > FORMAT:
             raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {FORMAT}")
         metrics = {name: plain_from_json(value) for name, value in data["metrics"].items()}
         entries = {name: _entry_from_json(entry) for name, entry in data["entries"].items()}
         return CheckpointIndex(data["id"], data["time"], data["step"], metrics, entries)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
 
 
-def read_index(folder: str) -> CheckpointIndex:
-    """The index in ``folder``.
+def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
+    """The index in ``folder``, whose manifest is ``listed``.
 
     Raises:
-      DamagedError: there is none that can be read.
+      DamagedError: there is none that can be read; or it names pieces in folders of which the manifest knows nothing.
     """
+    if NAME not in listed.files:
+        raise DamagedError(f"{NAME} is not in the manifest")
     try:
-        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-            return loads_index(file.read())
+        index = loads_index(read_regular(os.path.join(folder, NAME), listed.files[NAME][0]).decode())
     except OSError as error:
         raise DamagedError(f"{NAME} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DamagedError(f"{NAME} can't be read: {error}") from None
+    known = {name.partition("/")[0] for name in listed.files if "/" in name}
+    for name, entry in index.entries.items():
+        if isinstance(entry, ArrayEntry):
+            for where, _ in entry.pieces.values():
+                if where not in known:
+                    raise DamagedError(f"{NAME} has {name} in {where!r}, which is not in the manifest")
+    return index
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
@@ -175,7 +186,9 @@ def _entry_from_json(data: Mapping[str, Any]) -> Entry:
     [(what, fields)] = data.items()
     if what == "array":
         fields = dict(fields)
-        pieces = {from_json(block): (folder, key) for block, folder, key in fields.pop("pieces")}
+        pieces = {from_json(block): (str(folder), str(key)) for block, folder, key in fields.pop("pieces")}
+        for folder, _ in pieces.values():
+            check_inside(folder)
         return ArrayEntry(ArrayKind(**{**fields, "shape": tuple(fields["shape"])}), pieces)
     if what == "plain":
         return PlainEntry(plain_from_json(fields))

@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from replicax.system.json_files import check_regular, read_json
+
 NAME = "manifest.json"
 _FORMAT = 1
 
@@ -52,14 +54,15 @@ def read_manifest(folder: str) -> Manifest:
       FileNotFoundError: there is no such folder.
     """
     try:
-        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
-            data = json.load(file)
+        data = read_json(os.path.join(folder, NAME))
         claimed = data.pop("sha256")
         if claimed != _own_hash(data):
             raise DamagedError(f"{NAME} is damaged: it does not fit its own hash")
         if data["format"] > _FORMAT:
             raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {_FORMAT}")
         files = {name: (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
+        for name in files:
+            check_inside(name)
         return Manifest(data["id"], data["manager"], data["step"], files)
     except FileNotFoundError:
         if not os.path.lexists(folder):
@@ -67,8 +70,18 @@ def read_manifest(folder: str) -> Manifest:
         raise DamagedError(f"it has no {NAME}, so it was never finished, or is half a copy") from None
     except NotADirectoryError:
         raise DamagedError("it is a file, and no folder") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
+
+
+def check_inside(name: str) -> None:
+    """Raise unless it is the name of something in the folder of the checkpoint.
+
+    Raises:
+      ValueError: it leads out of it.
+    """
+    if os.path.isabs(name) or not {"", os.curdir, os.pardir}.isdisjoint(name.split("/")):
+        raise ValueError(f"{name!r} is not in the folder of the checkpoint")
 
 
 def check_sizes(folder: str, manifest: Manifest) -> None:
@@ -79,11 +92,14 @@ def check_sizes(folder: str, manifest: Manifest) -> None:
     """
     for name, (size, _) in manifest.files.items():
         try:
-            there = os.stat(os.path.join(folder, name)).st_size
+            there = os.stat(os.path.join(folder, name))
+            check_regular(there)
         except OSError as error:
             raise DamagedError(f"{name} is missing: {error.strerror}") from None
-        if there != size:
-            raise DamagedError(f"{name} has {there} bytes, and should have {size}")
+        except ValueError as error:
+            raise DamagedError(f"{name} can't be read: {error}") from None
+        if there.st_size != size:
+            raise DamagedError(f"{name} has {there.st_size} bytes, and should have {size}")
 
 
 def check_hashes(folder: str, manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import os
@@ -63,11 +64,16 @@ class _Table:
         self._path = path
         self._columns: list[str] = []
         rows: list[dict[str, str]] = []
-        if keep is not None and path.exists():
-            with path.open(newline="") as file:
+        if keep is not None and path.is_file():
+            with (
+                path.open(newline="", errors="replace") as file,
+                contextlib.suppress(csv.Error),
+            ):  # rows before the damage
                 reader = csv.DictReader(file)
                 self._columns = list(reader.fieldnames or ())
-                rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= keep]
+                for row in reader:
+                    if (row.get("step") or "").isdecimal() and int(row["step"]) <= keep:
+                        rows.append(row)
         if self._columns:
             self._write(rows)
         else:

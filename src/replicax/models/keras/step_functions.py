@@ -80,14 +80,14 @@ class StepFunction:
           ValueError: batches can't be divided, or workers have different ones.
           LocalityError, DeadlockError: see :meth:`replicax.Strategy.run`. The model's variables are as they were.
         """
-        present = state
         try:
             if state is not self._groups:
+                self._groups = ()
                 self._take(state)
-            present = self._groups
-            return self._results(iterator), present
+            return self._results(iterator), self._groups
         except BaseException:
-            self._give_back(present)
+            self._lay_ready(self._groups or state)
+            self._model.jax_state_sync()
             raise
 
     def _results(self, iterator: Iterator[Any]) -> Any:
@@ -161,15 +161,16 @@ class StepFunction:
             self._variables = [list(keras_variables(self._model, name)) for name in self._names]
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
-        self._groups = ()
         self._groups = self._state.take(self._variables, state)
+        self._lay_ready(self._groups)
         self._is_to_compare = self._strategy.extended.replicas.lockstep.several  # as at the beginning of each epoch
 
-    def _give_back(self, state: Sequence[Sequence[Any]]) -> None:
-        """Give the model's variables their arrays, which Keras' loop has taken from them: the step has failed."""
-        self._model._jax_state = dict(zip(self._names, state, strict=True))
-        self._model._jax_state_synced = False
-        self._model.jax_state_sync()
+    def _lay_ready(self, state: Sequence[Sequence[Any]]) -> None:
+        """Where Keras finds the arrays to give back to its variables, from which its loop has taken them.
+
+        Keras itself does this when the step has returned, which is too late for a step that fails or is interrupted.
+        """
+        object.__setattr__(self._model, "_jax_state", dict(zip(self._names, state, strict=True)))  # Keras tracks it
 
     # --- one replica --------------------------------------------------------------------------------------
 

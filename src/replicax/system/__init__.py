@@ -1,0 +1,1 @@
+"""What other processes and the operating system do to this one."""
