@@ -66,6 +66,33 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
     assert [int(np.asarray(strategy.local_results(x)[0])[0]) for x in iterator] == list(range(26, 48, 2))
 
 
+def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:
+    """Elements that ``next`` has read ahead don't shift the groups of all later calls, which would be cut and joined."""
+    ahead = threading.Event()
+
+    def source():
+        for number in range(24):
+            if number == 2:
+                ahead.set()
+            yield np.full((2, 37), number, np.float32)
+
+    iterator = iter(pair.distribute_dataset(source))
+    next(iterator)
+    assert ahead.wait(10)
+    seen = []
+
+    def step(ctx, x):
+        ctx.set_last_step_output("x", x.sum(), "sum")
+
+    with jax.log_compiles():
+        for _ in range(4):
+            caplog.clear()
+            pair.run_steps(step, iterator, 5)
+            seen.append([r.getMessage() for r in caplog.records if "Finished XLA compilation" in r.getMessage()])
+    assert seen[0]
+    assert seen[1:] == [[], [], []]
+
+
 def test_what_is_left_of_padded_elements_knows_its_padding(pair) -> None:
     """A call takes a part of what was read together; the others come one by one, with their own examples."""
     batches = [np.arange(size, dtype=np.int32) + 10 * i for i, size in enumerate([4, 3, 2, 4, 1, 2] * 3)]

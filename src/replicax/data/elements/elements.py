@@ -85,15 +85,15 @@ class Elements:
         self._rows = division.rows
         self._position = position
         self._is_over = False
-        self._left = 0
+        self._given = 0
         self._held: tuple[Element | Exception, bytes] | None = None
         self.closing = False
         """Whether the pass has been called off."""
         self.is_placing = False
         """Whether ``place`` is at work."""
-        self.steps: int | None = None
-        """How many elements to give at once, as a :class:`Chunk`; ``None``: each on its own. Set from any thread."""
-        self._of_steps: int | None = None
+        self.together: tuple[int, int] | None = None
+        """How many elements to give at once, as a :class:`Chunk`, and after how many elements of this pass the first
+        such chunk begins; ``None``: each on its own. Set from any thread."""
 
     def __next__(self) -> Any:
         """The next element, placed; or the next :class:`Chunk`.
@@ -103,8 +103,13 @@ class Elements:
           ValueError: there never was one.
           Exception: whatever the dataset raised.
         """
-        steps = self.steps
-        return self._placed(self._next_element()) if steps is None else self._several(steps)
+        if self.together is not None:
+            chunk = self._several(*self.together)
+            self._given += chunk.group.count
+            return chunk
+        placed = self._placed(self._next_element())
+        self._given += 1
+        return placed
 
     def _next_element(self) -> Element:
         if self._held is not None:
@@ -136,18 +141,16 @@ class Elements:
         finally:
             self.is_placing = False
 
-    def _several(self, steps: int) -> Chunk:
-        """The next elements of one kind, at most so many that ``steps`` are complete."""
-        if self._of_steps != steps or not self._left:
-            self._of_steps, self._left = steps, steps
+    def _several(self, steps: int, start: int) -> Chunk:
+        """The next elements of one kind, at most up to a multiple of ``steps`` elements after the first ``start``."""
+        room = steps - (self._given - start) % steps
         states = [self.state()]
         first = self._next_element()
         states.append(self.state())
         if not first.alike:
-            self._left -= 1
             return Chunk(Single(self._placed(first)), states)
-        staged = Staged(first, self._left)
-        while staged.count < self._left:
+        staged = Staged(first, room)
+        while staged.count < room:
             try:
                 element = self._next_element()
             except StopIteration:
@@ -160,7 +163,6 @@ class Elements:
                 break
             staged.add(element)
             states.append(self.state())
-        self._left -= staged.count
         return Chunk(self._placed(staged), states)
 
     def state(self) -> bytes:

@@ -32,6 +32,7 @@ class PassReader:
         # Elements that were read together and are not all given yet; and the state after the last one that was.
         self._left: collections.deque[Chunk] = collections.deque()
         self._state: bytes | None = None
+        self._given = 0  # elements
 
     def next(self) -> Any:
         """The next element.
@@ -44,6 +45,7 @@ class PassReader:
             element = next(self._prefetcher)
             if not isinstance(element, Chunk):
                 self._state = None
+                self._given += 1
                 return element
             self._left.append(element)
         chunk = self._first(1)
@@ -55,13 +57,13 @@ class PassReader:
 
         Args:
           steps: how many; fewer if there are no more.
-          staged: whether to read so many together from now on.
+          staged: whether to read so many together from now on, so that the next calls find them in one chunk.
 
         Raises:
           StopIteration, Exception: as :meth:`next`, if there is no element before.
         """
         if staged:
-            self._elements.steps = steps
+            self._elements.together = steps, self._given
         chunks: list[Chunk] = []
         while steps:
             try:
@@ -80,6 +82,7 @@ class PassReader:
         """These, the last of what was given, come next again."""
         if chunks:
             self._left.extendleft(reversed(chunks))
+            self._given -= sum(chunk.group.count for chunk in chunks)
             self._state = chunks[0].states[0]
 
     def get_state(self) -> Any:
@@ -106,6 +109,7 @@ class PassReader:
         if chunk.group.count > most:
             chunk, rest = chunk.split(most)
             self._left.appendleft(rest)
+        self._given += chunk.group.count
         return chunk
 
 
