@@ -1,0 +1,81 @@
+"""Predicted steps of programs that are really compiled for GPUs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import replicax
+from examples import language_model
+from replicax.planning.render.tables import sections
+from tests.gpu.described import needs_compiler
+
+pytestmark = needs_compiler
+
+SIZE = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
+
+
+@pytest.fixture(scope="module")
+def plan() -> replicax.Plan:
+    strategy = replicax.ShardedStrategy(list(replicax.GPUClusterResolver(topology="h100:2x8").devices.flat))
+    standard = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
+    with pytest.MonkeyPatch.context() as patch, standard[0], standard[1]:
+        patch.setitem(language_model.SIZES, "small", SIZE)
+        return replicax.plan(strategy, *language_model.plan(strategy, "small", batch=4))
+
+
+def test_the_walk_goes_through_the_whole_program(plan) -> None:
+    timeline = plan.timeline
+    assert timeline.flops == plan.cost.matrix_flops
+    assert timeline.sent == sum(
+        c.count * c.bytes * (c.participants if c.kind == "reduce-scatter" else 1) for c in plan.collectives
+    )
+    assert timeline.communication == pytest.approx(sum(c.count * c.seconds for c in plan.collectives))
+    # Each layer is computed once more in the backward pass, which is a fourth of what is computed of it.
+    assert 0.7 < timeline.model_flops / timeline.flops < 0.8
+    assert plan.estimate.at_least < timeline.seconds
+    assert timeline.kernels < timeline.seconds < timeline.kernels * 1.1 + timeline.communication
+
+
+def test_what_is_hidden_and_what_is_not(plan) -> None:
+    timeline = plan.timeline
+    assert 0 < timeline.hidden < 1
+    assert sum(wait.exposed for wait in timeline.waits) == pytest.approx(timeline.exposed)
+    assert all(wait.exposed <= wait.seconds * 1.001 and wait.why for wait in timeline.waits)
+    assert any(wait.where.startswith("language_model.py:") for wait in timeline.waits)
+
+
+def test_the_dearest_kernels(plan) -> None:
+    kernels = plan.timeline.dearest
+    assert len(kernels) == 10
+    assert [k.seconds for k in kernels] == sorted((k.seconds for k in kernels), reverse=True)
+    assert any(k.kind == "product" and k.where.startswith("language_model.py:") for k in kernels)
+    assert "The dearest kernels" in {section.title for section in sections(plan)}
+
+
+def test_attention_in_a_kernel_of_its_own() -> None:
+    """Pallas' kernels compile without a GPU, and are known by their names."""
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    strategy = replicax.MirroredStrategy(list(replicax.GPUClusterResolver(topology="h100:2").devices.flat))
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.zeros((64, 64)), name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x):
+        def loss():
+            y = (x @ w.value.astype(jnp.bfloat16)).astype(jnp.bfloat16)
+            with jax.named_scope("causal"), jax.numpy_rank_promotion("allow"):
+                y = mha(y, y, y, None, sm_scale=0.1, causal=True)
+            return replicax.compute_average_loss(y.astype(jnp.float32).mean(axis=(1, 2, 3)))
+
+        value, gradients = replicax.value_and_grad(loss, [w])()
+        optimizer.apply_gradients(gradients, [w])
+        return value
+
+    found = replicax.plan(strategy, step, jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)).timeline
+    one = 2 * (2 * 4 * 256 * 256 * 64) // 2  # a product of queries with the keys that come before them
+    assert {"attention", "attention, backward"} <= set(found.by_kind)
+    assert found.flops - 2 * 2 * (2 * 256 * 4 * 64 * 64) == (2 + 5) * one  # besides, two products with the weights
