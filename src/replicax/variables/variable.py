@@ -47,6 +47,7 @@ from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.row_updates import RowUpdates
 from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
+from replicax.workers.digests import digest
 
 if TYPE_CHECKING:
     from replicax.variables.partitioners import Partitioner

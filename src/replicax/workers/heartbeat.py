@@ -2,7 +2,8 @@
 
 Each launch of a program is noted, and so is the start of whatever else may take long (:func:`phase`). A thread, the
 *step timer*, looks how far the devices are (:mod:`~replicax.workers.step_timer`). All of it is numbers in a page of
-memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`) and judges (:mod:`replicax.launcher.watchdog`). Without the launcher there is no page, and nothing is written.
+memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`) and judges (:mod:`replicax.launcher.watchdog`).
+Without the launcher there is no page, and nothing is written.
 """
 
 from __future__ import annotations
