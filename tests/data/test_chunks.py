@@ -67,7 +67,7 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
 
 
 def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:
-    """Elements that ``next`` has read ahead don't shift the groups of all later calls, which would be cut and joined."""
+    """Elements that ``next`` has read ahead don't shift the groups of later calls, which would be cut and joined."""
     ahead = threading.Event()
 
     def source():
