@@ -37,6 +37,7 @@ def test_names(name: str, model: str, hosts: int, gpus: int) -> None:
     ("name", "message"),
     [
         ("h1000:8", r"'h1000:8' is no cluster of GPUs: no GPU is called 'h1000'; did you mean h100.*known: a100-40gb,"),
+        ("v100:8", r"no GPU is called 'v100'; did you mean h100\? known: .*; TPU"),
         ("a100:8", r"did you mean a100-40gb or a100-80gb\?"),
         ("p5.48xlagre", r"of machines, p5.48xlarge and .* sound like it"),
         ("h100", r"expected hosts x GPUs of each, such as 'h100:2x8', or the GPUs of one host, such as 'h100:8'"),

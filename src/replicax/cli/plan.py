@@ -53,10 +53,11 @@ def add_parser(subparsers: Any) -> None:
     """Describe the command to ``argparse``."""
     parser = subparsers.add_parser(
         "plan",
-        help="compile a step for TPUs that are not there: memory, collectives, predicted speed",
+        help="compile a step for GPUs or TPUs that are not there: memory, collectives, predicted speed",
         description="Compile a step ahead of time, and report whether it fits, what it costs, every collective, and "
-        "how it should scale. With --topology it is compiled for a TPU slice, by the compiler in libtpu; no TPU is "
-        "needed. Without, for emulated CPU devices.",
+        "how it should scale. With --topology it is compiled for NVIDIA GPUs, by XLA's compiler for them (the extra "
+        "replicax[gpu-plan]), or for a TPU slice, by the compiler in libtpu (replicax[tpu]). Neither a GPU nor a TPU "
+        "is needed. Without, for emulated CPU devices.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,22 +69,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="a TPU slice, such as v5e:4x4 or v5p:16x16x24, or as Google sells it: v5p-128",
+        help="GPUs, as hosts x GPUs of each, such as h100:16x8, or as clouds sell them: a3-megagpu-8g:16; or a TPU "
+        "slice, such as v5e:4x4 or v5p:16x16x24, or as Google sells it: v5p-128",
     )
     parser.add_argument(
-        "--slices", type=positive_int, metavar="N", help="how many such slices, joined by a data-center network"
+        "--slices", type=positive_int, metavar="N", help="how many such TPU slices, joined by a data-center network"
     )
     parser.add_argument(
         "--network",
         type=_positive_float,
         metavar="GB/S",
-        help="what a chip can send to other slices, in 10^9 bytes per second (default: what the chip table has)",
+        help="what a chip can send to other slices, or a GPU to other hosts, in 10^9 bytes per second (default: what "
+        "the chip table has)",
     )
     parser.add_argument(
         "--logical",
         type=_logical,
         metavar="XxYxZxC",
-        help="the cores of one replica, such as 1x2x2x1; or their number, for a block (default: one)",
+        help="the GPUs or cores of one replica: their number, or for TPUs a block, such as 1x2x2x1 (default: one)",
     )
     parser.add_argument(
         "--strategy",
@@ -287,7 +290,8 @@ def _positive_float(text: str) -> float:
 
 def _chip(args: argparse.Namespace) -> replicax.Chip | None:
     """The chip of the table, or that of a file, with the network that was asked for; ``None``: what a plan finds."""
-    from replicax.planning.chip_specs import CHIPS, Chip
+    from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
+    from replicax.planning.chip_specs import CHIPS, Chip, chip_of
     from replicax.tpu.generations import parse_slice
 
     if args.chip is not None:
@@ -297,8 +301,12 @@ def _chip(args: argparse.Namespace) -> replicax.Chip | None:
             raise _error(
                 f"--chip {args.chip}: expected a JSON object with the fields of replicax.Chip: {error}"
             ) from error
-    elif (args.slices or 1) == 1:
+    elif args.network is None and (args.slices or 1) == 1:
         return None
+    elif is_gpu_topology(args.topology):
+        found = chip_of(parse_cluster(args.topology)[0].device_kind)
+        assert found is not None
+        chip = found
     else:
         chip = CHIPS[parse_slice(args.topology)[0].name]
     if args.network is not None:
@@ -313,8 +321,10 @@ def _check(args: argparse.Namespace) -> None:
         raise _error("--replicas is for emulated CPU devices; with --topology the slice says how many there are")
     if args.topology is None and args.slices is not None:
         raise _error("--slices needs --topology, which says what each slice is")
-    if args.network is not None and (args.slices or 1) == 1:
-        raise _error("--network is what goes between slices: it needs --slices 2 or more")
+    if args.network is not None and _slices(args) == 1:
+        raise _error(
+            "--network is what goes between slices or hosts: it needs --slices 2 or more, or GPUs of several hosts"
+        )
     for option in ("jobs", "deadline"):
         if args.search is None and getattr(args, option) is not None:
             raise _error(f"--{option} is about the cases of a search: it needs --search")
@@ -323,6 +333,17 @@ def _check(args: argparse.Namespace) -> None:
             raise _error(f"{option} {path}: can't be written ({why})")
     if args.html is not None and args.html == args.json:
         raise _error(f"--html and --json are both {args.html}, and the second would overwrite the first")
+
+
+def _slices(args: argparse.Namespace) -> int:
+    from replicax.planning.strategy_spec import devices_and_slices
+
+    if args.topology is None:
+        return 1
+    try:
+        return devices_and_slices(args.topology, args.slices)[1]
+    except ValueError as error:
+        raise _error(" ".join(str(error).split())) from error
 
 
 def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:

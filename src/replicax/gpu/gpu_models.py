@@ -219,7 +219,9 @@ def gpu_model(name: str) -> GpuModel:
     alike = [known for known in MODELS if known.startswith(wanted)] if wanted else []
     alike = alike or difflib.get_close_matches(wanted, MODELS)
     hint = f"; did you mean {' or '.join(alike)}?" if alike else ";"
-    raise ValueError(f"no GPU is called {name!r}{hint} known: {', '.join(MODELS)}")
+    raise ValueError(
+        f"no GPU is called {name!r}{hint} known: {', '.join(MODELS)}; TPUs are called v5e:4x4, v5p:2x2x2, …"
+    )
 
 
 def model_of(device_kind: str) -> GpuModel | None:
@@ -235,7 +237,7 @@ def is_gpu_topology(name: Any) -> bool:
     (True, True, False)
     """
     model = str(name).partition(":")[0].lower()
-    return model in MACHINES or not re.fullmatch(r"v\d[\w-]*|tpu[\w-]*", model)
+    return model in MACHINES or not re.fullmatch(r"v\d{1,2}(?!\d)[\w-]*|tpu[\w-]*", model)
 
 
 def parse_cluster(name: str) -> tuple[GpuModel, int, int]:

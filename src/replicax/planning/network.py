@@ -27,6 +27,7 @@ A hop takes a microsecond, and there are as many as lie between the two chips fu
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -146,7 +147,13 @@ class Network:
 
     @property
     def name(self) -> str:
-        """The chips of a slice along x, y and z: ``"8x8x8"``; empty if they have no places."""
+        """The chips of a slice along x, y and z, ``"8x8x8"``; empty if they have no places.
+
+        Of GPUs the domains that NVLink joins, and the GPUs of each: ``"16x8"``.
+        """
+        if self._domains is not None:
+            sizes = set(collections.Counter(self._domains).values())
+            return f"{len(self._domains) // max(sizes)}x{max(sizes)}" if len(sizes) == 1 else ""
         return "" if self._generation is None else "x".join(map(str, self.shape[: self._generation.dims]))
 
     def chips(self, grid: Shape) -> Shape:
@@ -202,6 +209,15 @@ class Network:
         if SLICE_AXIS in use.axes and self._domains is None:
             return self.seconds_between(use, slices, grid)
         return self.seconds(use, grid)
+
+    def way(self, use: CollectiveUse) -> str:
+        """What a collective between GPUs goes over, in words; empty for other chips."""
+        if self._domains is None or use.participants == 1:
+            return ""
+        link, domains = "NVLink" if self.chip.links > 1 else "PCIe", len({self._domains[m] for m in use.members})
+        if domains == 1:
+            return link
+        return "network" if domains == use.participants else f"{link}, network"
 
     def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
         """How long one issue of what slices tell each other takes; or would, if there were only so many of them.

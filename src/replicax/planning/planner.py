@@ -37,8 +37,9 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     """Compile a step ahead of time, and report what it needs: nothing runs, and no device need be there.
 
     It is the program that ``strategy.run(step, args=(element,))`` would run, compiled by the compiler of the strategy's
-    devices. On the devices of a TPU slice that is only described (``TPUClusterResolver(topology="v5p:8x8x8")``; this
-    needs the extra ``replicax[tpu]``) it is the compiler for TPUs. Make variables in the strategy's scope as ever: on
+    devices. For GPUs that are only described (``GPUClusterResolver(topology="h100:16x8")``; this needs the extra
+    ``replicax[gpu-plan]``) it is XLA's compiler for GPUs, and for TPU slices (``TPUClusterResolver(topology=
+    "v5p:8x8x8")``; the extra ``replicax[tpu]``) that for TPUs. Make variables in the strategy's scope as ever: on
     absent devices they have shapes and no values, and take no memory.
 
     Args:
@@ -50,7 +51,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         distributed dataset will do too. ``None``: the step takes nothing. For a step with several arguments pass a
         function of one: ``lambda element: step(*element)``.
       chip: figures to estimate with; by default those of the chip table (:mod:`replicax.planning.chip_specs`). Without
-        any (a CPU, a GPU) the estimates are left out, and whether the step fits is not known.
+        any (a CPU) the estimates are left out, and whether the step fits is not known.
 
     Returns:
       A :class:`Plan`: print it, ``to_json()``, ``write_html(path)``. A step that does not fit is no error:
@@ -257,7 +258,10 @@ def _stage(
     if device is not None and network is not None:
         estimate = estimate_of(share.cost, share.collectives, device, network)
         timeline = _timeline(share, walks, device, network)
-    rows = tuple(CollectiveRow.of(u, None if network is None else network.seconds(u)) for u in share.collectives)
+    rows = tuple(
+        CollectiveRow.of(use, *((None, "") if network is None else (network.seconds(use), network.way(use))))
+        for use in share.collectives
+    )
     return Stage(number, share.programs, memory, share.cost, rows, estimate, timeline)
 
 

@@ -35,6 +35,7 @@ class CollectiveRow:
       count: how often it is issued in one step.
       where: in the traced program, in JAX's words.
       seconds: the estimate for one issue; ``None`` without a chip.
+      way: between GPUs what it goes over: ``"NVLink"``, ``"PCIe"``, ``"network"``, or ``"NVLink, network"``.
     """
 
     kind: str
@@ -44,11 +45,12 @@ class CollectiveRow:
     count: int
     where: str
     seconds: float | None
+    way: str = ""
 
     @classmethod
-    def of(cls, use: CollectiveUse, seconds: float | None) -> CollectiveRow:
+    def of(cls, use: CollectiveUse, seconds: float | None, way: str = "") -> CollectiveRow:
         """The row of a collective, with its estimate."""
-        return cls(use.kind, use.bytes, use.axes, use.participants, use.count, use.where, seconds)
+        return cls(use.kind, use.bytes, use.axes, use.participants, use.count, use.where, seconds, way)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Plan:
       replicas: how many replicas share them.
       mesh: the axes of the mesh, and their sizes.
       is_absent: whether the devices are only described.
-      topology: the chips of a slice along x, y and z, such as ``"8x8x8"``; empty if they are not known.
+      topology: the chips of a slice along x, y and z, such as ``"8x8x8"``; of GPUs the domains that NVLink
+        joins (hosts, as a rule), and the GPUs of each, ``"16x8"``. Empty if they are not known.
       slices: how many slices there are.
       fits: whether the memory suffices; ``None`` if its size is not known.
       memory: see :class:`replicax.planning.memory.Memory`.

@@ -7,15 +7,21 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from replicax.devices.selection import use_cpu_devices
+from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
+from replicax.gpu.gpu_resolver import GPUClusterResolver
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.tpu import TPUStrategy
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
+from replicax.tpu.generations import parse_slice
 from replicax.tpu.resolver import TPUClusterResolver
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all
 
 Shape = tuple[int, ...]
+_HOSTS = "h100:16x8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +29,14 @@ class StrategySpec:
     """Which devices, how variables lie on them, what a replica is spread over, and how many replicas a device has.
 
     Attributes:
-      topology: of a TPU slice, such as ``"v5p:4x4x4"``; ``None`` for emulated CPU devices.
+      topology: of a TPU slice, such as ``"v5p:4x4x4"``, or of GPUs, such as ``"h100:16x8"``; ``None`` for emulated CPU
+        devices.
       slices: how many slices, if there are several.
       devices: how many CPU devices to emulate; 8 if it is not said.
       variables: ``"mirrored"``; ``"sharded"``: a piece on each replica; or ``"groups:N"``: each group of N neighbouring
         replicas has a copy in pieces.
       logical: the cores of one replica, along x, y, z and on a chip; or their number, for a block as close to a cube as
-        there is. Of emulated devices it is their number that counts.
+        there is. Of GPUs and of emulated devices it is their number that counts.
       microbatches: how many replicas share a device, or a replica's devices, and run one after the other.
 
     Raises:
@@ -54,12 +61,18 @@ class StrategySpec:
         """The strategy.
 
         Raises:
-          RuntimeError: there is no libtpu; or JAX has made other devices already.
-          ValueError: there is no such slice, the devices can't be divided like this, or what is asked for does not go
-            together.
+          RuntimeError: there is no libtpu, or no compiler for GPUs; or JAX has made other devices already.
+          ValueError: there is no such slice or GPU, the devices can't be divided like this, or what is asked for does
+            not go together.
         """
         if self.topology is None:
-            return self._emulated()
+            use_cpu_devices(self.devices or 8)
+            return self._replicated(None, self.devices or 8)
+        if is_gpu_topology(self.topology):
+            if self.slices is not None:
+                raise ValueError(f"slices are of TPUs; the hosts of GPUs are part of the topology, as in {_HOSTS!r}")
+            devices = GPUClusterResolver(topology=self.topology).devices
+            return self._replicated(devices, devices.size)
         resolver = TPUClusterResolver(topology=self.topology, slices=self.slices)
         cores = self.logical
         if isinstance(cores, int):
@@ -71,12 +84,13 @@ class StrategySpec:
         blocks = assignment.num_replicas * resolver.slices
         return TPUStrategy(resolver, assignment, self._partitioner(blocks), self._replicas(blocks))
 
-    def _emulated(self) -> Strategy:
-        devices, cores = self.devices or 8, self.logical or 1
+    def _replicated(self, devices: np.ndarray | None, count: int) -> Strategy:
+        """On so many devices; ``None``: those of this process."""
+        cores = self.logical or 1
         parts = cores if isinstance(cores, int) else math.prod(cores)
-        use_cpu_devices(devices)
-        blocks = max(1, devices // parts)
+        blocks = max(1, count // parts)
         return MirroredStrategy(
+            devices,
             variable_partitioner=self._partitioner(blocks),
             num_replicas=self._replicas(blocks),
             num_logical_devices=parts,
@@ -91,6 +105,24 @@ class StrategySpec:
         if self.variables == "sharded":
             return over_all(blocks)
         return GroupPartitioner(int(self.variables.partition(":")[2]))
+
+
+def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, int]:
+    """How many devices there are, and in how many slices they lie (of GPUs: domains that NVLink joins).
+
+    Raises:
+      ValueError: there is no such slice or GPU.
+
+    >>> from replicax.planning.strategy_spec import devices_and_slices
+    >>> devices_and_slices("h100:16x8"), devices_and_slices("v5e:4x4", slices=2)
+    ((128, 16), (32, 2))
+    """
+    if is_gpu_topology(topology):
+        model, hosts, gpus = parse_cluster(topology)
+        return hosts * gpus, -(-hosts // model.hosts_per_domain)
+    kind, shape = parse_slice(topology)
+    count = slices or 1
+    return math.prod(shape) * kind.devices_per_chip * count, count
 
 
 def check_variables(text: str) -> str:

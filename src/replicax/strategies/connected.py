@@ -42,7 +42,7 @@ class ConnectedStrategy(Strategy):
     def __init__(
         self,
         partitioner: Callable[[int], Partitioner | None],
-        devices: Sequence[str | jax.Device] | None,
+        devices: Sequence[str | jax.Device] | np.ndarray | None,
         timeout_seconds: float | None,
         communication_options: CommunicationOptions | None,
         cluster_resolver: ClusterResolver | None,

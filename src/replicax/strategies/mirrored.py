@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
@@ -20,7 +21,8 @@ class MirroredStrategy(Strategy):
     variable changes alike.
 
     Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices.
+      devices: JAX devices, or strings such as ``"cpu:1"``, or an array of devices, such as a resolver's; ``None`` means
+        all local devices.
       variable_partitioner: which variables to split over the devices, and how; see :class:`ShardedVariable`. By
         default none. :class:`ShardedStrategy` splits all that are not small.
       num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
@@ -75,7 +77,7 @@ class MirroredStrategy(Strategy):
     )
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Sequence[str | jax.Device] | np.ndarray | None = None,
         variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
         num_logical_devices: int = 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.communication import CommunicationOptions
@@ -77,7 +78,7 @@ class MultiWorkerMirroredStrategy(ConnectedStrategy):
     )
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Sequence[str | jax.Device] | np.ndarray | None = None,
         timeout_seconds: float | None = DEFAULT_TIMEOUT,
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import signal
 import subprocess
@@ -99,7 +98,7 @@ def _choices(
     fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
     if twice := sorted(fixed & set(given)):
         raise CommandError(f"{prog}: error: {twice[0]} is given, and --search varies it: leave out one of the two")
-    choices = default_choices(_devices(args), args.slices or 1) | declared(module, prog) | given
+    choices = default_choices(*_devices(args)) | declared(module, prog) | given
     choices = {name: values for name, values in choices.items() if name not in fixed}
     if not choices:
         raise CommandError(f"{prog}: error: --search has nothing to vary: all choices are given")
@@ -112,13 +111,13 @@ def _choices(
     return choices
 
 
-def _devices(args: argparse.Namespace) -> int:
-    from replicax.tpu.generations import parse_slice
+def _devices(args: argparse.Namespace) -> tuple[int, int]:
+    """How many there are, and in how many slices."""
+    from replicax.planning.strategy_spec import devices_and_slices
 
     if args.topology is None:
-        return args.replicas or 8
-    kind, shape = parse_slice(args.topology)
-    return math.prod(shape) * kind.devices_per_chip * (args.slices or 1)
+        return args.replicas or 8, 1
+    return devices_and_slices(args.topology, args.slices)
 
 
 def _common(args: argparse.Namespace) -> list[str]:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.hlo.collective_instructions import SLICE_AXIS
+from replicax.planning.chip_specs import MEMORY_FRACTION
 from replicax.planning.report import Plan
 from replicax.planning.timeline.prediction import Timeline
 
@@ -95,6 +96,9 @@ def _memory(plan: Plan) -> Section:
     ]
     if memory.capacity is not None:
         share = f"{memory.total / memory.capacity:.1%} of it"
+        if plan.platform == "gpu" and plan.chip is not None and memory.capacity < plan.chip.memory:
+            part, whole = memory.capacity / plan.chip.memory, bytes_in_words(int(plan.chip.memory))
+            share += f"; JAX takes {part:.0%} of {whole}, or as {MEMORY_FRACTION} says"
         rows.append(("there is", bytes_in_words(memory.capacity), share))
     return Section("Memory of one device", ("", ">bytes", ""), tuple(rows))
 
@@ -213,6 +217,7 @@ def _collectives(plan: Plan) -> Section:
         "axes": lambda c: " × ".join(c.axes) or "none",
         ">devices": lambda c: f"{c.participants:,}",
         ">together": lambda c: "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
+        **({"over": lambda c: c.way} if any(c.way for c in plan.collectives) else {}),
         "where": lambda c: _shortened(c.where),
     }
     note = "" if plan.estimate is None else "Times by formula; see replicax.planning.network."
