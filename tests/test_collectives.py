@@ -141,7 +141,11 @@ def test_the_gradient_of_all_gather_is_its_slice(pair: replicax.Strategy) -> Non
 
 @pytest.mark.parametrize(
     ("value", "axis", "message"),
-    [(1.0, 0, "a scalar has no axis"), (jnp.ones(2), 1, "axis 1 is out of range"), (jnp.ones(2), -2, "out of range")],
+    [
+        (1.0, 0, "a scalar has no axis: add a dim first"),
+        (jnp.ones(2), 1, "axis 1 is out of range"),
+        (jnp.ones(2), -2, "out of range"),
+    ],
 )
 def test_gathering_what_has_no_such_axis(strategy: replicax.Strategy, value, axis: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -189,3 +192,31 @@ def test_each_thread_has_its_own_contexts(pair: replicax.Strategy) -> None:
         thread.start()
         thread.join()
     assert seen == [False]
+
+
+def test_each_task_has_its_own_contexts(pair: replicax.Strategy) -> None:
+    """But those that it was made in, which it goes on to have."""
+    other = replicax.MirroredStrategy(["cpu:0"])
+    seen: dict[str, object] = {}
+
+    async def inside() -> None:
+        await asyncio.sleep(0)
+        seen["inside"] = replicax.get_strategy()
+
+    async def task(name: str, strategy: replicax.Strategy) -> None:
+        with strategy.scope(), replicax.debug() if name == "one" else contextlib.nullcontext():
+            await asyncio.sleep(0)
+            seen[name] = replicax.get_strategy()
+            seen[f"{name} traces"] = strategy.run(lambda x: isinstance(x, jax.core.Tracer), args=(1.0,))
+            made = asyncio.create_task(inside())
+            await asyncio.sleep(0)
+        await made
+
+    async def main() -> None:
+        await asyncio.gather(task("one", pair), task("two", other))
+        seen["main"] = replicax.has_strategy()
+
+    asyncio.run(main())
+    assert (seen["one"], seen["two"], seen["main"]) == (pair, other, False)
+    assert (seen["one traces"], seen["two traces"]) == (False, True)
+    assert seen["inside"] is other

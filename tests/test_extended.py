@@ -330,14 +330,16 @@ def test_colocated_variables_are_in_pieces_as_the_other_is() -> None:
         v = replicax.Variable(large, name="v")
         with sharded.extended.colocate_vars_with(v):
             rows, step = replicax.Variable(np.zeros(512, np.float32)), replicax.Variable(0)
-            short = replicax.Variable(np.ones((6, 4), np.float32))
+            short = replicax.Variable(np.ones((5, 4), np.float32))
+            vector = replicax.Variable(np.ones(1, np.float32))
         with sharded.extended.colocate_vars_with(sharded.extended.non_slot_devices([v])):
             whole = replicax.Variable(large, name="whole")
         with sharded.extended.colocate_vars_with(step):
             also_whole = replicax.Variable(large)
     assert rows.layout == v.layout
-    assert [type(u.layout).__name__ for u in (step, short, whole, also_whole)] == ["Mirrored"] * 4
-    np.testing.assert_array_equal(short.numpy(), np.ones((6, 4)))
+    assert [type(u.layout).__name__ for u in (step, vector, whole, also_whole)] == ["Mirrored"] * 4
+    assert (short.layout.dim, short.layout.piece) == (0, 3)
+    np.testing.assert_array_equal(short.numpy(), np.ones((5, 4)))
     assert float(sharded.run(lambda: rows.assign(rows + 1).sum())) == 512.0
 
 

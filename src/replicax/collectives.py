@@ -360,7 +360,8 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
         if not -len(shape) <= a < len(shape):
             raise ValueError(
                 f"{what}: axis {a} is out of range for a value of shape {shape} on each replica"
-                + ("; a scalar has no axis: pass axis=None or add a dim first" if not shape else "")
+                + ("" if shape else "; a scalar has no axis: ")
+                + ("" if shape else "pass axis=None" if what == "reduce" else "add a dim first, with jnp.atleast_1d")
             )
     normal = tuple(a % len(shape) for a in axes)
     if len(set(normal)) != len(normal):

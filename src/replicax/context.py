@@ -1,13 +1,14 @@
 """Contexts: whether code runs inside one replica, or across all replicas.
 
-Each thread has a stack of contexts. At its bottom is the default replica context, for code outside every strategy.
-``with strategy.scope():`` pushes that strategy's cross-replica context, ``run`` pushes a replica context, and
-``merge_call`` pushes a cross-replica context again.
+Each thread, and each task of asyncio, has a stack of contexts. At its bottom is the default replica context, for code
+outside every strategy. ``with strategy.scope():`` pushes that strategy's cross-replica context, ``run`` pushes a
+replica context, and ``merge_call`` pushes a cross-replica context again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import importlib
 import threading
@@ -246,13 +247,16 @@ class _Frame:
     replica: ReplicaContext | None  # None: cross-replica context
 
 
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.frames: list[_Frame] = []
-        self.base: _Frame | None = None
+_frames: contextvars.ContextVar[tuple[_Frame, ...]] = contextvars.ContextVar("frames", default=())
 
 
-_stack = _Stack()
+class _Base(threading.local):
+    """What is at the bottom: ``set_strategy`` holds for a thread, also where each of its functions is a task."""
+
+    frame: _Frame | None = None
+
+
+_base = _Base()
 _default: list[tuple[Callable[[], Strategy], type[Strategy]]] = []
 
 
@@ -274,18 +278,19 @@ def _registered() -> tuple[Callable[[], Strategy], type[Strategy]]:
 
 
 def _current() -> _Frame:
-    if _stack.frames:
-        return _stack.frames[-1]
-    if _stack.base is None:
+    frames = _frames.get()
+    if frames:
+        return frames[-1]
+    if _base.frame is None:
         replicas = default_strategy().extended.replicas
-        _stack.base = _Frame(replicas, ReplicaContext(replicas, SingleReplica()))
-    return _stack.base
+        _base.frame = _Frame(replicas, ReplicaContext(replicas, SingleReplica()))
+    return _base.frame
 
 
 @contextlib.contextmanager
 def _pushed(frame: _Frame) -> Iterator[None]:
     try:
-        _stack.frames.append(frame)
+        _frames.set((*_frames.get(), frame))
         yield
     except BaseException:
         _leave(frame, is_failing=True)
@@ -295,16 +300,17 @@ def _pushed(frame: _Frame) -> Iterator[None]:
 
 
 def _leave(frame: _Frame, is_failing: bool = False) -> None:
-    frames = _stack.frames
+    frames = _frames.get()
     if frames and frames[-1] is frame:
-        frames.pop()
+        _frames.set(frames[:-1])
     elif is_failing:
         if frame in frames:  # and frames above it, which an interrupt has left behind
-            del frames[frames.index(frame) :]
+            _frames.set(frames[: frames.index(frame)])
     else:
-        if frame in frames:
-            frames.remove(frame)
-        raise ContextError("scopes were left in the wrong order, or in another thread: leave the innermost scope first")
+        _frames.set(tuple(other for other in frames if other is not frame))
+        raise ContextError(
+            "scopes were left in the wrong order, or in another thread or task: leave the innermost scope first"
+        )
 
 
 class Scope(contextlib.ContextDecorator):
@@ -323,7 +329,7 @@ class Scope(contextlib.ContextDecorator):
         _watch_for_models()
         frame = _Frame(self._replicas, None)
         self._entered.append(frame)
-        _stack.frames.append(frame)
+        _frames.set((*_frames.get(), frame))
         return self._replicas.strategy
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -338,15 +344,15 @@ def _watch_for_models() -> None:
 
 
 def state_of_contexts() -> Callable[[], None]:
-    """A function that restores the contexts of this thread.
+    """A function that restores the contexts of this thread or task.
 
     It is for use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context
     stays behind.
     """
-    before = list(_stack.frames)
+    before = _frames.get()
 
     def put_back() -> None:
-        _stack.frames[:] = before
+        _frames.set(before)
 
     return put_back
 
@@ -419,7 +425,7 @@ def is_in_replica(replicas: Replicas) -> bool:
 
     Code outside every scope and step counts as across: the one replica of the default strategy sees nothing else there.
     """
-    frames = _stack.frames
+    frames = _frames.get()
     return bool(frames) and frames[-1].replica is not None and frames[-1].replicas is replicas
 
 
@@ -440,7 +446,7 @@ def set_strategy(strategy: Strategy | None) -> None:
     True
     >>> replicax.set_strategy(None)
     """
-    if _stack.frames:
+    if _frames.get():
         raise ContextError("set_strategy must be called outside every strategy.scope() and step")
     if strategy is not None and not isinstance(strategy, _registered()[1]):
         raise TypeError(
@@ -448,14 +454,14 @@ def set_strategy(strategy: Strategy | None) -> None:
             f"{strategy!r}"
         )
     _watch_for_models()
-    _stack.base = (
+    _base.frame = (
         None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
     )
 
 
 def note_asked_for_count() -> None:
     """The caller has asked a strategy how many replicas there are."""
-    frames = _stack.frames
+    frames = _frames.get()
     if frames and frames[-1].replica is not None:
         frames[-1].replica.asked_for_count = True
 
@@ -466,10 +472,11 @@ def check_may_enter(replicas: Replicas) -> None:
     Raises:
       ContextError: the caller is in a step, or in another strategy's scope.
     """
-    frame = _stack.frames[-1] if _stack.frames else _stack.base
+    frames = _frames.get()
+    frame = frames[-1] if frames else _base.frame
     if frame is None:
         return
-    if frame.replica is not None and _stack.frames:
+    if frame.replica is not None and frames:
         raise ContextError(
             "strategy.scope() was entered inside a step: use get_replica_context().merge_call(fn) to act across "
             "replicas"
@@ -483,13 +490,13 @@ def check_may_enter(replicas: Replicas) -> None:
 
 def in_step() -> bool:
     """Whether a step is running on this thread, also inside its ``merge_fn``."""
-    frames = _stack.frames
+    frames = _frames.get()
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
 def left_replica() -> ReplicaContext | None:
     """The replica that a ``merge_call`` on this thread has left for across; ``None`` elsewhere."""
-    frames = _stack.frames
+    frames = _frames.get()
     if not frames or frames[-1].replica is not None:
         return None
     return next((frame.replica for frame in reversed(frames) if frame.replica is not None), None)
@@ -500,10 +507,10 @@ def is_right_across(replicas: Replicas) -> bool:
 
     Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is quicker.
     """
-    frames = _stack.frames
+    frames = _frames.get()
     if frames:
         return len(frames) == 1 and frames[0].replica is None and frames[0].replicas is replicas
-    base = _stack.base
+    base = _base.frame
     return base is None or base.replica is not None or base.replicas is replicas
 
 
@@ -534,8 +541,9 @@ def check_cross_replica(replicas: Replicas, method: str, instead: str = _USE_MER
     Raises:
       ContextError: the caller is inside a replica, or inside another strategy's scope.
     """
-    frame = _stack.frames[-1] if _stack.frames else _stack.base
-    if frame is None or (frame is _stack.base and frame.replica is not None):
+    frames = _frames.get()
+    frame = frames[-1] if frames else _base.frame
+    if frame is None or (frame is _base.frame and frame.replica is not None):
         return  # outside every scope and step
     if frame.replica is not None:
         raise ContextError(f"{method} is for cross-replica context, but was called inside a replica. {instead}")

@@ -139,6 +139,11 @@ def line_of(error: BaseException) -> str:
     return _UNKNOWN
 
 
+def cant_be_pickled(what: str, instead: str) -> TypeError:
+    """The error that ``what``, which belongs to one process, was to be copied or pickled; do ``instead``."""
+    return TypeError(f"{what} can't be copied or pickled, as it belongs to the devices of this process: {instead}")
+
+
 def users_line() -> str:
     """The user's line that this thread is at."""
     frame, _ = _users_frame()

@@ -11,7 +11,8 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -66,11 +67,19 @@ def learn(leaf: Any) -> bool:
 
 
 def check_no_traced_fields(leaf: Any) -> None:
-    """Raise if ``leaf``, which JAX takes for a leaf, is a dataclass with traced values.
+    """Raise if ``leaf``, which JAX takes for a leaf, is a dataclass or a function with traced values.
 
     Raises:
       TypeError: it is; they would escape from the step.
     """
+    if isinstance(leaf, types.FunctionType | functools.partial):
+        for name, value in _held_by(leaf):
+            if any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves(value, is_leaf=is_leaf)):
+                raise TypeError(
+                    f"a step returned the function {getattr(leaf, '__name__', repr(leaf))!r}, which captures {name!r}, "
+                    "a value that the step computes and that ends with it: return the value, and make the function "
+                    "outside"
+                )
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         for field in dataclasses.fields(leaf):
             if any(isinstance(x, jax.core.Tracer) for x in _leaves_of(leaf, field.name)):
@@ -78,6 +87,34 @@ def check_no_traced_fields(leaf: Any) -> None:
                     f"a step returned a {type(leaf).__name__}, whose field {field.name!r} holds values that the step "
                     "computes, but JAX does not know the class: decorate it with jax.tree_util.register_dataclass"
                 )
+
+
+def _held_by(fn: Any) -> Iterator[tuple[str, Any]]:
+    """What a function captures, by name, and what the functions do that it captures."""
+    seen: set[int] = set()
+    todo = [fn]
+    while todo:
+        fn = todo.pop()
+        if id(fn) in seen:
+            continue
+        seen.add(id(fn))
+        held: list[tuple[str, Any]]
+        if isinstance(fn, functools.partial):
+            held = [("func", fn.func), *((f"args[{i}]", x) for i, x in enumerate(fn.args)), *fn.keywords.items()]
+        else:
+            cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+            held = [(name, cell.cell_contents) for name, cell in cells if not _is_empty(cell)]
+            held += [("a default", x) for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())]
+        yield from held
+        todo += [x for _, x in held if isinstance(x, types.FunctionType | functools.partial)]
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
 
 def _leaves_of(leaf: Any, field: str) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from replicax import _jax, context, data
 from replicax.collectives import ReduceOp, parse_axis
 from replicax.data.strategy_input import Input
+from replicax.errors import cant_be_pickled
 from replicax.execution import cross_replica
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import checked_steps, run_steps
@@ -77,6 +78,9 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     def __copy__(self) -> NoReturn:
         raise RuntimeError(f"{self!r} can't be copied, as two strategies would share one state; use copy.deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise cant_be_pickled(repr(self), "make another strategy in the other process")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         """Another strategy on the same devices, without this one's variables and programs."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import threading
 import warnings
 from typing import Any
@@ -575,3 +577,51 @@ def test_arrays_of_nothing_are_arrays_like_others(split: bool) -> None:
     assert [r.shape for r in results] == [(0, 3), (4, 0), (4, 0), (0,)]
     assert w.numpy().tolist() == [((1 * 3 + 2) * 3 + 2) * 3 + 2] * 3
     assert empty.numpy().shape == (0, 3)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_told_that_nothing_can_run_in_it(pair) -> None:
+    pair.run(lambda x: x + 1, args=(1.0,))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            pair.run(lambda x: x + 1, args=(1.0,))
+        except replicax.ContextError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as file:
+        message = file.read()
+    os.waitpid(child, 0)
+    assert message.startswith("strategy.run was called in a process that was forked after JAX had made its devices.")
+    assert "multiprocessing.get_context('spawn')" in message
+
+
+def test_a_function_that_captures_what_a_step_computes_does_not_leave_it(pair) -> None:
+    def step(x):
+        y = x * 2
+
+        def inner():
+            return y
+
+        return {"f": lambda: inner()}
+
+    for returned in (step, lambda x: functools.partial(step, x + 1)):
+        with pytest.raises(TypeError, match=r"returned the function .*, which captures '(y|args\[0\])', a value that"):
+            pair.run(returned, args=(1.0,))
+    assert pair.run(lambda x: functools.partial(abs, -1), args=(1.0,))() == 1
+
+
+@pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")
+def test_programs_that_differ_in_a_captured_number_do_not_pile_up(pair) -> None:
+    def make(rate: float):
+        return lambda x: x * rate
+
+    found = [float(pair.run(make(float(rate)), args=(1.0,))) for rate in range(20)]
+    assert found == list(range(20))
+    assert [len(kept) for kept in (pair.extended.programs._entries, pair.extended.programs._created)] == [16, 16]
+    count = pair.extended.trace_count(make(0.0))
+    assert float(pair.run(make(19.0), args=(1.0,))) == 19.0  # the latest are kept
+    assert pair.extended.trace_count(make(0.0)) == count

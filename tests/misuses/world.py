@@ -49,10 +49,10 @@ def right_step(v: Any, x: Any) -> Any:
 def state_of(w: Any) -> Any:
     values = [np.asarray(v.slot.array).tolist() for v in (w.v, w.n, w.total, w.own, w.summed, w.theirs)]
     stacks = (
-        len(context._stack.frames),
-        context._stack.base,
+        len(context._frames.get()),
+        context._base.frame,
         len(store._stores.stack),
-        len(initial_layout._colocation.places),
+        len(initial_layout._colocation.get()),
     )
     return values, stacks, replicax.get_strategy(), w.optimizer.variables
 

@@ -40,6 +40,9 @@ def test_wrong_input_is_refused(pair) -> None:
         pair.run(mean.result)
     with pytest.raises(ValueError, match=r"sample_weight of shape \(2,\) does not fit values of shape \(3,\)"):
         pair.run(lambda: mean.update(jnp.ones(3), jnp.ones(2)))
+    for values in [("x",), (None,), (1.0, "heavy")]:
+        with pytest.raises(TypeError, match=r"Mean.update: (values|sample_weight) is .*, and not an array of numbers"):
+            pair.run(lambda values=values: mean.update(*values))
     with pytest.raises(ValueError, match=r"labels of shape \(3,\) need predictions of that shape"):
         pair.run(lambda: accuracy.update(jnp.ones(3, int), jnp.ones(2, int)))
 

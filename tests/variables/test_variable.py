@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import threading
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -467,9 +469,38 @@ def test_in_place_operators_say_what_to_use() -> None:
 def test_it_can_be_a_key_but_not_a_copy() -> None:
     v = replicax.Variable(2.0)
     assert {v: 1}[v] == 1
-    for copier in (copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="can't be copied"):
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"can't be copied or pickled, .*: make another .* variable.numpy\(\), or"):
             copier(v)
+
+
+def test_what_belongs_to_one_process_is_not_pickled(pair) -> None:
+    optimizer = replicax.Optimizer(optax.sgd(0.1))
+    dataset = pair.distribute_dataset([np.ones(2)])
+    for value, message in [
+        (pair, r"MirroredStrategy\(.*: make another strategy in the other process"),
+        (
+            optimizer,
+            r"Optimizer 'optimizer' can't be .*: save its state with replicax.Checkpoint\(opt",
+        ),
+        (dataset, "a DistributedDataset can't be .*: distribute the dataset itself in the other process"),
+        (iter(dataset), r"a DistributedIterator can't be .*: keep its place, iterator.get_state\(\)"),
+        ({"mean": replicax.Mean("loss")}, "variable 'loss/total' .* can't be copied or pickled"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            pickle.dumps(value)
+
+
+def test_it_can_be_waited_for(pair) -> None:
+    v = make(pair, 1.0)
+    pair.run(lambda: v.assign_add(1.0))
+    assert v.block_until_ready() is v
+    assert float(v) == 2.0
+    pair.run(lambda: v.assign_add(v.block_until_ready().value))
+    assert float(v) == 4.0
+    v.value.delete()
+    with pytest.raises(replicax.VariableLostError):
+        v.block_until_ready()
 
 
 def test_repr(pair) -> None:

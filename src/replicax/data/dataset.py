@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicax import context
 from replicax.data import states
@@ -12,7 +12,7 @@ from replicax.data.elements.pass_reader import IteratorSource, PassReader
 from replicax.data.input_options import InputOptions
 from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.input_workers import InputContext, InputWorkers
-from replicax.errors import ContextError
+from replicax.errors import ContextError, cant_be_pickled
 from replicax.old_names import Renamed
 from replicax.workers.replicas import Replicas
 
@@ -52,6 +52,9 @@ class DistributedDataset(Renamed):
         pipeline = self._pipeline
         kind, policy = pipeline.source.kind, pipeline.sharing.policy.name
         return f"DistributedDataset({kind}; policy {policy}; resume {how_to_resume(pipeline)})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise cant_be_pickled("a DistributedDataset", "distribute the dataset itself in the other process")
 
     def __iter__(self) -> DistributedIterator:
         """Start anew."""
@@ -115,6 +118,12 @@ class DistributedIterator(Iterator[Any], Renamed):
         self._streams = streams
         # Also at the end of the process: a thread that is then still in JAX takes the process down.
         self._end = weakref.finalize(self, self._reader.end)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise cant_be_pickled(
+            "a DistributedIterator",
+            "keep its place, iterator.get_state(), for set_state of another, or save it with replicax.Checkpoint",
+        )
 
     @property
     def element_spec(self) -> Any:

@@ -19,13 +19,15 @@ from replicax.variables.variable import Variable
 
 _MODELS = os.path.join(PACKAGE, "models", "")
 _CAPACITY = 256
+_CAPTURES = 16
 _WARN_AT = 10
 
 
 class ProgramCache:
     """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
 
-    The least recently used go when there are more than 256; those whose function or variables are gone go before. The
+    The least recently used go when there are more than 256, or more than 16 that differ in what their function captures
+    only (a learning rate, say); those whose function or variables are gone go before. The
     tenth time that one function has to be traced again, a warning says which part of its key changed.
 
     Args:
@@ -66,6 +68,9 @@ class ProgramCache:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))
+        alike = [k for k in self._entries if k[0].code == key[0].code and k[1:] == key[1:]]
+        for other in alike[: 1 - _CAPTURES]:
+            self._drop(other)
         for slot in _slots(executable):
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
@@ -103,6 +108,8 @@ class ProgramCache:
     def _drop(self, key: Any) -> None:
         self._latest = None, None
         executable = self._entries.pop(key, None)
+        if not self._created.get(key[0], True):
+            del self._created[key[0]]
         self._fresh.discard(id(executable))
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 
 from replicax import _jax, context
+from replicax.devices import forks
 from replicax.errors import ContextError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable, replicate
@@ -82,6 +83,7 @@ def run_known(
         or replicas.lockstep.several
         or _jax.current_trace() is not _no_trace
         or not context.is_right_across(replicas)
+        or forks.is_stranded
     ):
         return NEW
     if known is not None:
@@ -200,9 +202,10 @@ def check_call(
     """Raise unless ``replicas`` may run ``fn`` from here, with ``method``.
 
     Raises:
-      ContextError: called inside a step, in another strategy's scope, or while JAX traces.
+      ContextError: called inside a step, in another strategy's scope, while JAX traces, or in a forked process.
       TypeError: ``fn`` is not callable, ``args`` not a tuple, or ``kwargs`` not a dict.
     """
+    forks.check_not_stranded(method)
     context.check_cross_replica(replicas, method, "A step can't run another: call the function itself.")
     if context.in_step():
         raise ContextError(f"{method} was called in a merge_fn, inside a step that is still running")
@@ -289,11 +292,7 @@ class RunOptions:
 COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
 
 
-class _Debugging(threading.local):
-    depth = 0
-
-
-_debugging = _Debugging()
+_debugging: contextvars.ContextVar[int] = contextvars.ContextVar("debugging", default=0)
 
 
 def debug() -> contextlib.AbstractContextManager[None]:
@@ -321,12 +320,12 @@ class _Debug(contextlib.ContextDecorator):
     """It holds until it is left, also if no reference to it is kept; see :class:`replicax.context.Scope`."""
 
     def __enter__(self) -> None:
-        _debugging.depth += 1
+        _debugging.set(_debugging.get() + 1)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        _debugging.depth -= 1
+        _debugging.set(_debugging.get() - 1)
 
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _debugging.depth else COMPILED
+    return _PER_REPLICA if _debugging.get() else COMPILED

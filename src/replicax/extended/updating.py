@@ -64,9 +64,9 @@ class Updating:
 
         Returns:
           A context manager. Variables created inside are placed like ``variable``: on its logical device or its
-          parameter device, and in the same parts or pieces if the shape allows it, otherwise whole in the same
-          places. For the result of :meth:`non_slot_devices` their locality is N, placed like the non-slot variables:
-          whole on those devices, also if the strategy splits other variables.
+          parameter device, in the same parts if the shape allows it, and in as many pieces along the same dim if they
+          have that dim; otherwise whole in the same places. For the result of :meth:`non_slot_devices` their locality
+          is N, placed like the non-slot variables: whole on those devices, also if the strategy splits other variables.
 
         Raises:
           ContextError: called outside this strategy's scope and steps; or another strategy's variable.

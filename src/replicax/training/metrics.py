@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
 from replicax.training.losses import along_rows
 from replicax.variables.store import current_collection
@@ -63,6 +63,7 @@ class Mean:
           sample_weight: the weight of each value; its shape is that of the values or its first dims.
 
         Raises:
+          TypeError: ``values`` or ``sample_weight`` are no numbers.
           ValueError: ``values`` are complex; ``sample_weight`` does not fit; or the batch is padded, and dim 0 of
             ``values`` is not its rows.
           ContextError: called in cross-replica context, or outside the metric's strategy.
@@ -75,6 +76,9 @@ class Mean:
                 f"{type(self).__name__}.update adds one replica's values: call it inside a step of "
                 f"{self._total.strategy!r}, in whose scope the metric was created"
             )
+        check_numbers(values, f"{type(self).__name__}.update: values")
+        if sample_weight is not None:
+            check_numbers(sample_weight, f"{type(self).__name__}.update: sample_weight")
         if jnp.iscomplexobj(values):
             raise ValueError(f"{type(self).__name__}.update: values must be real, got {values!r}")
         values = jnp.asarray(values, jnp.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, ValuesView
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from replicax import _jax, context
 from replicax.devices.arrays import compute, put, put_among
 from replicax.devices.host_values import as_array
-from replicax.errors import ContextError
+from replicax.errors import ContextError, cant_be_pickled
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.nests import is_leaf, known
@@ -66,6 +66,13 @@ class Optimizer:
         self._tree: Any = None
         self._state: Any = None
         self._changes: tuple[Any, Callable[..., tuple[Any, Any]]] | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise cant_be_pickled(
+            f"Optimizer {self.name!r}",
+            "save its state with replicax.Checkpoint(optimizer=optimizer), and make another one with the same "
+            "transformation",
+        )
 
     @property
     def variables(self) -> list[Variable]:
@@ -332,6 +339,11 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
         found = pairs_of(pairs)
         chosen = jax.tree_util.tree_unflatten(
             tree, [None if g is None else v for g, v in zip(parts, leaves, strict=True)]
+        )
+    if found and all(g is None for g, _ in found):
+        raise ValueError(
+            f"apply_gradients: every gradient is None, so no variable would change: {_named(found[0][1])} and "
+            f"{len(found) - 1} more. Differentiate the loss by these variables: value_and_grad(loss, variables)"
         )
     return [(_gradient(g, v), v) for g, v in found if g is not None], chosen
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import math
 import operator
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,22 +41,18 @@ class Stored:
     shape: tuple[int, ...]
 
 
-class _Colocation(threading.local):
-    def __init__(self) -> None:
-        self.places: list[tuple[Replicas, Layout, str]] = []
-
-
-_colocation = _Colocation()
+_colocation: contextvars.ContextVar[tuple[tuple[Replicas, Layout, str], ...]]
+_colocation = contextvars.ContextVar("colocation", default=())
 
 
 @contextlib.contextmanager
 def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
     """New variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
-    _colocation.places.append((replicas, layout, what))
+    token = _colocation.set((*_colocation.get(), (replicas, layout, what)))
     try:
         yield
     finally:
-        _colocation.places.pop()
+        _colocation.reset(token)
 
 
 def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
@@ -66,7 +62,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
       ValueError: its arguments ask for another place.
     """
     replicas = variable.replicas
-    place = next((p for p in reversed(_colocation.places) if p[0] is replicas), None)
+    place = next((p for p in reversed(_colocation.get()) if p[0] is replicas), None)
     if place is None:
         return None
     if any(wish is not None for wish in wishes):
@@ -245,7 +241,8 @@ def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[
 def _beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, own: bool, splits: bool) -> Layout:
     """The layout of a value beside another value.
 
-    It is split like the other if its shape allows, and otherwise whole in the same places.
+    It is split like the other if its shape allows: along the same dim, into as many pieces as there, or as many as it
+    has room for. Otherwise it is whole in the same places.
 
     Args:
       layout: of the other value.
@@ -267,4 +264,7 @@ def _beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, o
             return layout
         if layout.logical_parts == 1:
             return dataclasses.replace(layout, axes=())
+    if splits and isinstance(layout, Split) and not any(layout.axes) and layout.dim < len(shape):
+        pieces = -(-layout.size // layout.piece)
+        return _split_evenly(shape, layout.dim, pieces, layout.replicas, layout.groups)
     return Mirrored(axes=axes, logical_device=layout.logical_device)

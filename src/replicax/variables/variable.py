@@ -7,7 +7,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from replicax.devices.host_values import (
     numpy_array,
     on_host,
 )
-from replicax.errors import LocalityError, VariableLostError
+from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
 from replicax.old_names import keywords_renamed
 from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica
@@ -513,10 +513,21 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         with self.replicas.lockstep.explaining(f"reading {self.describe()}"):
             return jax.block_until_ready(jax.device_put(self.layout.whole(laid_out), everywhere))
 
-    def __deepcopy__(self, memo: Any = None) -> NoReturn:
-        raise TypeError(f"{self.describe()} can't be copied; make another Variable from its value")
+    def block_until_ready(self) -> Self:
+        """Wait until the value is computed, as an array's method does; returns the variable.
 
-    __copy__ = __deepcopy__
+        Raises:
+          VariableLostError: it has none any more.
+        """
+        if _jax.current_trace() is _jax.eval_trace():
+            jax.block_until_ready(self.stored())
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise cant_be_pickled(
+            self.describe(),
+            "make another Variable from its value, variable.numpy(), or save it with replicax.Checkpoint",
+        )
 
 
 def _in_words(value: Any) -> str:
