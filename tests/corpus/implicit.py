@@ -285,7 +285,7 @@ def anderson(f, z, memory=2, steps=4):
     for _ in range(steps):
         z_last, f_last = jnp.stack(zs[-memory:], 1), jnp.stack(fs[-memory:], 1)
         G = f_last - z_last
-        H = jnp.einsum("bnf,bmf->bnm", G, G) + 1e-4 * jnp.eye(G.shape[1])
+        H = jnp.einsum("bnf,bmf->bnm", G, G) + 1e-2 * jnp.eye(G.shape[1])
         alpha = jnp.linalg.solve(H, jnp.ones((*H.shape[:2], 1)))[..., 0]
         alpha = alpha / alpha.sum(-1, keepdims=True)
         z = jnp.einsum("bn,bnf->bf", alpha, f_last)
@@ -301,7 +301,7 @@ def equilibrium(variables, x):
 
 def deep_equilibrium_start():
     params = Cell().init(jax.random.key(0), jnp.zeros((1, 6)), X[:1])
-    return params, optax.adam(1e-2).init(params)
+    return params, optax.sgd(1e-1).init(params)
 
 
 def deep_equilibrium_step(reduce, params, state, x, y):
@@ -309,7 +309,7 @@ def deep_equilibrium_step(reduce, params, state, x, y):
         return optax.huber_loss(equilibrium(params, x).sum(-1), y).mean()
 
     loss, grads = reduce(jax.value_and_grad(loss_fn)(params))
-    updates, state = optax.adam(1e-2).update(grads, state)
+    updates, state = optax.sgd(1e-1).update(grads, state)
     return optax.apply_updates(params, updates), state, loss
 
 

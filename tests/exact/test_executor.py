@@ -62,6 +62,10 @@ def _of_times(primals, tangents):
     return _times(*primals), tangents[0] * primals[1]
 
 
+def counting():
+    return jnp.float32(0), jnp.zeros(2), jax.random.key(0)
+
+
 STEPS = {
     "results of all kinds": lambda x: (x * 2, context().all_reduce("sum", x), 3, "a", None, [x.sum()]),
     "replica id": lambda x: (context().replica_id_in_sync_group, context().num_replicas_in_sync),
@@ -84,6 +88,11 @@ STEPS = {
         lambda y: jax.lax.scan(lambda c, _: (c * y + context().all_reduce("sum", y), None), y, None, length=3)[0]
     )(x[0]),
     "while with other trips": lambda x: jax.lax.while_loop(lambda c: c < x[2], lambda c: c + 1, jnp.float32(0)),
+    "while with other trips in each row": lambda x: jax.vmap(
+        lambda v: jax.lax.while_loop(
+            lambda c: c[0] < v, lambda c: (c[0] + 1, c[1].at[0].add(c[0]), jax.random.split(c[2])[0]), counting()
+        )[:2]
+    )(x),
     "collective in a checkpoint": lambda x: jax.grad(
         lambda y: jax.checkpoint(lambda z: jnp.sum(jnp.sin(context().all_reduce("sum", z))))(y)
     )(x),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import core as _core
 
 from replicax._jax.control_flow import solving
@@ -127,9 +128,15 @@ def _branch(args: list[Any], params: Any) -> list[Any]:
 def _while(args: list[Any], params: Any) -> list[Any]:
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    while bool(_call(params["cond_jaxpr"], [*test, *state])[0]):
-        state = _call(params["body_jaxpr"], [*body, *state])
+    while (going := np.asarray(_call(params["cond_jaxpr"], [*test, *state])[0])).any():
+        new = _call(params["body_jaxpr"], [*body, *state])
+        # Of a loop under jax.vmap each row goes on for as long as it has to itself.
+        state = [_selected(going, a, b) for a, b in zip(new, state, strict=True)] if going.ndim else new
     return state
+
+
+def _selected(rows: Any, new: Any, old: Any) -> Any:
+    return jax.lax.select(jax.lax.broadcast_in_dim(rows, new.shape, range(rows.ndim)), new, old)
 
 
 _STEP_BY_STEP: Mapping[str, Callable[[list[Any], Any], list[Any]]] = by_primitive(
