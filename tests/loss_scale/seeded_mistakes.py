@@ -108,6 +108,15 @@ def masked_mean_with_a_guard(m: Model, batch: Any) -> None:
 
 
 @mistake(MEAN)
+def masked_mean_with_a_guarded_number(m: Model, batch: Any) -> None:
+    def loss() -> Any:
+        kept = batch["mask"] > 0
+        return jnp.sum(m.token_losses(batch) * kept) / jnp.maximum(jnp.sum(kept), 1)  # wrong
+
+    m.train(loss)
+
+
+@mistake(MEAN)
 def mean_where(m: Model, batch: Any) -> None:
     m.train(lambda: jnp.mean(m.token_losses(batch), where=batch["mask"] > 0))  # wrong
 

@@ -272,9 +272,13 @@ def _of_function(o: ScaledOperation) -> ScaleFact:
     own = _merged(o, o.own)
     linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
     unclear = ScaleFact(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
-    if own.has_examples or not o.is_float or not own.terms:
+    if own.has_examples or not own.terms:
         return unclear
     bounded = o.shapes.name in families.BOUNDS
+    if own.are(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _read(o, own) == {Kind.SUM}:
+        return own  # as in max(count, 1)
+    if not o.is_float:
+        return unclear
     if {t.level for t in own.terms} == {Level.GRADIENT}:
         if bounded and own.are(Level.GRADIENT, Kind.CLIPPED):
             return own
@@ -282,8 +286,6 @@ def _of_function(o: ScaledOperation) -> ScaleFact:
         return _one(o, Kind.CLIPPED if clips else Kind.FUNCTION, Level.GRADIENT)
     if any(m.locality is not T and m.trained for m in o.facts) and not own.are(Level.LOSS, Kind.SHARE):
         return unclear
-    if own.are(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _read(o, own) == {Kind.SUM}:
-        return own  # as in max(count, 1)
     if not own.rest and _read(o, own) == {Kind.MEAN}:
         return dataclasses.replace(own, terms=frozenset(Term(Kind.MEAN, t.line) for t in own.terms))
     if own.are(Level.LOSS, Kind.SHARE):
