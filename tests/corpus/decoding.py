@@ -56,7 +56,7 @@ def beam_plain():
     return jax.jit(jax.vmap(functools.partial(beam_search, MODEL)))(PROMPTS)
 
 
-@program(beam_plain)
+@program(beam_plain, quick=("2", "executor"))
 def beam_search_of_each_prompt(strategy):
     with strategy.scope():
         params = replicax.as_variables(MODEL)

@@ -45,7 +45,7 @@ def diffusion_losses(params, x, keys):
 
 
 def diffusion_of():
-    params = Denoiser().init(jax.random.key(0), X, jnp.zeros(16, jnp.int32))
+    params = jax.jit(Denoiser().init)(jax.random.key(0), X, jnp.zeros(16, jnp.int32))
     return params, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
@@ -189,7 +189,7 @@ def vq_plain():
     return weights, book, loss
 
 
-@program(vq_plain)
+@program(vq_plain, quick=("2", "executor"))
 def vector_quantization(strategy):
     with strategy.scope():
         weights, book = replicax.as_variables((WEIGHTS, CODES))

@@ -100,7 +100,7 @@ def pagerank_plain():
     return jax.jit(lambda: pagerank(lambda rank: pulled(rank, FROM, TO)))()
 
 
-@program(pagerank_plain)
+@program(pagerank_plain, quick=("2", "executor"))
 def pagerank_over_divided_edges(strategy):
     def rank(senders, receivers):
         ctx = replicax.get_replica_context()
@@ -129,7 +129,7 @@ def directions_plain():
     return jax.jit(lambda: directions(lambda Q: ROWS.T @ (ROWS @ Q)))()
 
 
-@program(directions_plain)
+@program(directions_plain, quick=("2", "executor"))
 def orthogonal_iteration(strategy):
     def find(rows):
         ctx = replicax.get_replica_context()

@@ -255,7 +255,7 @@ def root_plain():
     return a, loss
 
 
-@program(root_plain)
+@program(root_plain, quick=("2", "executor"))
 def implicit_layer_by_custom_root(strategy):
     def step(a, x, y):
         loss, gradient = jax.value_and_grad(lambda a: jnp.square(cubic_layer(a, x) - y).mean())(a)
@@ -300,7 +300,7 @@ def equilibrium(variables, x):
 
 
 def deep_equilibrium_start():
-    params = Cell().init(jax.random.key(0), jnp.zeros((1, 6)), X[:1])
+    params = jax.jit(Cell().init)(jax.random.key(0), jnp.zeros((1, 6)), X[:1])
     return params, optax.sgd(1e-1).init(params)
 
 

@@ -230,7 +230,7 @@ def kmeans_plain():
     return lloyd(X[:3])
 
 
-@program(kmeans_plain)
+@program(kmeans_plain, quick=("2", "executor"))
 def kmeans(strategy):
     def lloyd(centres, x):
         ctx = replicax.get_replica_context()

@@ -102,7 +102,7 @@ ppo_optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps
 
 
 def actor_critic():
-    params = ActorCritic().init(jax.random.key(0), STARTS[0])
+    params = jax.jit(ActorCritic().init)(jax.random.key(0), STARTS[0])
     return params, ppo_optimizer.init(params)
 
 

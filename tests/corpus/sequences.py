@@ -96,7 +96,7 @@ def masked_loss_sums(params, tokens, lengths, masked):
 
 
 def masked_state():
-    params = Encoder().init(jax.random.key(0), TOKENS[:1], None)
+    params = jax.jit(Encoder().init)(jax.random.key(0), TOKENS[:1], None)
     return TrainState.create(apply_fn=None, params=params, tx=optax.lamb(1e-2))
 
 

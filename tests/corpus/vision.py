@@ -120,7 +120,7 @@ def experts_loss(mean, params, x, labels):
 
 
 def experts_plain():
-    params = Experts().init(jax.random.key(0), X)
+    params = jax.jit(Experts().init)(jax.random.key(0), X)
     tx = optax.adafactor(1e-2, min_dim_size_to_factor=4)
     state = tx.init(params)
 
@@ -137,7 +137,7 @@ def experts_plain():
 
 @program(experts_plain)
 def mixture_of_experts(strategy):
-    params = Experts().init(jax.random.key(0), X)
+    params = jax.jit(Experts().init)(jax.random.key(0), X)
     tx = optax.adafactor(1e-2, min_dim_size_to_factor=4)
     state = tx.init(params)
 
