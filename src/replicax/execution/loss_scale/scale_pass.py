@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, REFERENCES
+from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, REFERENCES
 from replicax.collectives import all_reduce_p, share_back_p, share_p
 from replicax.execution.loss_scale.backward_rules import (
     BEGINNING,
@@ -176,6 +176,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
     ) -> Found[ScaleFact]:
         name, count = equation.primitive.name, len(equation.outvars)
+        if name in IDENTITIES:
+            return facts, facts
         if any(map(is_backward, facts)) and not _has_programs(equation) and name not in REFERENCES:
             return self._back(equation, facts), facts
         if equation.primitive is mark_p:
