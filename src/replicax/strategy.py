@@ -157,9 +157,9 @@ class Strategy(Input, LogicalDevices, Renamed):
           fn: the step, written for one replica.
           args: a tuple of pytrees. Each replica gets its own component of a ``PerReplica`` (T). Arrays, ints and
             floats are traced and the same for all replicas (M). Bools, strings and other Python objects are static:
-            the step sees the objects themselves. Variables arrive as themselves. Modules, optimizers, metrics and
-            random streams of Flax NNX are changed in place, as by ``nnx.jit``; see ``docs/models.md``. So are those
-            that a ``functools.partial`` gives to ``fn``.
+            the step sees the objects themselves, and is traced again if what it reads of one has changed. Variables
+            arrive as themselves. Modules, optimizers, metrics and random streams of Flax NNX are changed in place, as
+            by ``nnx.jit``; see ``docs/models.md``. So are those that a ``functools.partial`` gives to ``fn``.
           kwargs: the same, by name.
           options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the exact
             one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled

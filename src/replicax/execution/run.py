@@ -98,7 +98,10 @@ def run_known(
             arguments = Arguments(args, kwargs or {})
         except Exception:
             return NEW
-    executable = programs.find((function_key(fn), arguments.key, _jax.trace_settings()))
+    step = function_key(fn)
+    if arguments.objects:
+        arguments.look_into_objects(step.names)
+    executable = programs.find((step, arguments.key, _jax.trace_settings()))
     if executable is None:
         return NEW
     computed = launch(replicas, executable, executable.placed(arguments) if arguments.arrays else [])
@@ -148,7 +151,10 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
       arguments: of the step.
       together: whether all workers do this, so that they are told if this one fails.
     """
-    key = (function_key(fn), arguments.key, _jax.trace_settings())
+    step = function_key(fn)
+    if arguments.objects:
+        arguments.look_into_objects(step.names)
+    key = (step, arguments.key, _jax.trace_settings())
     replicas = programs.replicas
     executable = programs.find(key)
     if executable is None:
@@ -180,7 +186,9 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             raise
         after = key_after_tracing(fn, key[0])
         programs.share_created(key[0], after)
-        programs.add((after, *key[1:]), executable, program.name)
+        if arguments.objects:
+            arguments.look_into_objects(after.names, after_tracing=True)
+        programs.add((after, arguments.key, key[2]), executable, program.name)
     return executable
 
 

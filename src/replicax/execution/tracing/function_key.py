@@ -3,7 +3,8 @@
 A lambda or closure made anew at each call is a new object with the same code and, mostly, the same captured
 values; it should find the program of the last one. So a function's identity is its code, its defaults and what
 it captures: numbers and strings by value, containers and frozen dataclasses item by item, everything else by
-identity. (As with ``jax.jit``, globals and the insides of captured objects are not looked at.)
+identity. (As with ``jax.jit``, globals and the insides of captured objects are not looked at. For those of arguments
+see :mod:`replicax.execution.tracing.object_attributes`.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from replicax import _jax
 from replicax.nests import Opaque
 
-_BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
+BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
 class ById:
@@ -79,22 +80,27 @@ class FunctionKey(_jax.Hashed):
       code: the function's code object, or the callable itself.
       captured: each captured value, by name.
       places: the same, with those of captured functions, by code and name.
+      names: the names in its code and in that of captured functions.
     """
 
-    __slots__ = ("_wrapped", "captured", "code", "places")
+    __slots__ = ("_wrapped", "captured", "code", "names", "places")
 
-    def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
+    def __init__(
+        self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any], names: frozenset[str]
+    ) -> None:
         super().__init__(code, captured)
         self.code = code
         self.captured = captured
         self.places = places
+        self.names = names
         self._wrapped: dict[Hashable, FunctionKey] = {}
 
     def wrapped(self, wrapper: Hashable) -> FunctionKey:
         """The key of this step in a :class:`Wrapper` of that kind."""
         key = self._wrapped.get(wrapper)
         if key is None:
-            key = self._wrapped[wrapper] = FunctionKey(self.code, (("wrapper", wrapper), *self.captured), self.places)
+            captured = ("wrapper", wrapper), *self.captured
+            key = self._wrapped[wrapper] = FunctionKey(self.code, captured, self.places, self.names)
         return key
 
     @property
@@ -163,7 +169,7 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     if isinstance(fn, Wrapper):
         return _new_key(fn.fn).wrapped(fn.kind)
     collector = _Collector(fn)
-    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
+    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places, frozenset(collector.names))
     if isinstance(fn, types.FunctionType):
         _keys[fn] = fn.__code__, fn.__defaults__, fn.__kwdefaults__, collector.sources, key
     return key
@@ -259,6 +265,7 @@ class _Collector:
         self.sources: list[_Captured] = []
         self.frozen: list[tuple[str, Any]] = []
         self.places: dict[tuple[types.CodeType, str], Any] = {}
+        self.names: set[str] = set()
         self._visited: dict[int, int] = {}
         # Libraries don't change under a program: only globals of the function's own module are looked at.
         self._module: Any = getattr(_innermost(fn), "__globals__", None)
@@ -276,6 +283,7 @@ class _Collector:
             return self._function(fn.__func__, frozen)
         if not isinstance(fn, types.FunctionType):
             return ById(fn)
+        self.names |= names_in(fn.__code__)
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
             names = (name for name in _global_names(fn.__code__) if name in self._module)
@@ -288,13 +296,13 @@ class _Collector:
             if place not in _changed_by_tracing:
                 self.places[place] = self._freeze(value)
                 frozen.append((source.name, self.places[place]))
-            elif type(value) not in _BY_VALUE:
+            elif type(value) not in BY_VALUE:
                 frozen.append((source.name, ById(value)))
         frozen += [(name, self._freeze(value)) for name, value in _defaults(fn)]
         return fn.__code__
 
     def _freeze(self, value: Any) -> Any:
-        if type(value) in _BY_VALUE:
+        if type(value) in BY_VALUE:
             # repr, because 0.0 == -0.0
             return type(value), repr(value) if type(value) in (float, complex) else value
         if isinstance(value, ByKey):
@@ -337,6 +345,12 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
     own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c))
     return tuple(dict.fromkeys([*own, *inner]))
+
+
+@functools.cache
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names of attributes and globals in ``code``, and in functions defined inside it."""
+    return frozenset(code.co_names).union(*(names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
