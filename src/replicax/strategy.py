@@ -23,6 +23,7 @@ from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.held_state import LIBRARIES, held
 from replicax.extended import StrategyExtended
 from replicax.old_names import Renamed, keywords_renamed
+from replicax.user_functions import in_args_and_kwargs
 from replicax.workers.replicas import Replicas
 
 
@@ -146,6 +147,8 @@ class Strategy(Input, LogicalDevices, Renamed):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
+        *more: Any,
+        **named: Any,
     ) -> Any:
         """Run ``fn`` once on each replica, as one compiled program for all of them.
 
@@ -165,6 +168,8 @@ class Strategy(Input, LogicalDevices, Renamed):
             one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled
             program. If the step can't be one compiled program, as with components of different dtypes, it runs on the
             exact executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
+          more: refused: arguments of the step go into ``args``.
+          named: refused: arguments of the step by name go into ``kwargs``.
 
         Returns:
           The result of ``fn``, with a ``PerReplica`` for each array that differs between replicas (T), and a plain
@@ -188,6 +193,8 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas: 1.0, 11.0), Array(2., dtype=float32, weak_type=True))
         """
+        if more or named:
+            raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
         if not LIBRARIES.isdisjoint(sys.modules.keys()):  # of each call: so no Python function is entered without need
             call = held(self.extended.replicas, fn, args, kwargs)
             if call is not None:

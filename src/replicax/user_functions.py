@@ -45,6 +45,20 @@ def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
     return dict(kwargs)
 
 
+def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:
+    """Where the arguments of the user's function go, for a call that had them beside it.
+
+    >>> from replicax.user_functions import in_args_and_kwargs
+    >>> in_args_and_kwargs("run(fn, args)", {"rate": 0.1})
+    "run(fn, args) has no argument 'rate': arguments of fn go into args=(…), or by name into kwargs={'rate': …}"
+    """
+    if not named:
+        return f"{signature} got more arguments than that: those of fn go into one tuple, args=(x, y)"
+    shown = ", ".join(f"{name!r}: …" for name in named)
+    names = ", ".join(map(repr, named))
+    return f"{signature} has no argument {names}: arguments of fn go into args=(…), or by name into kwargs={{{shown}}}"
+
+
 def has_not_run(result: Any) -> bool:
     """Whether ``result`` is what an async function or a generator returns, before any of its code has run."""
     return isinstance(result, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType)

@@ -155,7 +155,7 @@ def test_an_iterator_ends(pair) -> None:
         (
             jax.random.split(jax.random.key(0), 4),
             TypeError,
-            "element 1 is an array of dtype key<fry>, which is not an array",
+            "element 1 holds random keys, and datasets take only numbers",
         ),
     ],
 )

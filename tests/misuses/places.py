@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import jax
 import numpy as np
 
 import replicax
@@ -15,6 +16,18 @@ from tests.misuses.world import (
 )
 
 INPUT = [
+    (
+        "a scalar beside a batch",
+        lambda w: next(iter(w.s.distribute_dataset([{"x": np.ones((4, 2)), "rate": 0.1}]))),
+        ValueError,
+        r"element 0\['rate'\] is a scalar .*args=\(batch, scalar\)",
+    ),
+    (
+        "random keys in a batch",
+        lambda w: next(iter(w.s.distribute_dataset([jax.random.split(jax.random.key(0), 4)]))),
+        TypeError,
+        r"jax.random.key_data\(keys\).*jax.random.wrap_key_data",
+    ),
     (
         "a function for a dataset",
         lambda w: w.s.distribute_dataset(lambda ctx: [np.ones(2)]),

@@ -51,7 +51,51 @@ def generator(x: Any) -> Any:
     yield x
 
 
+def mapped(kind: str) -> Any:
+    """A step that does over devices itself what Replicax does."""
+    mesh = jax.make_mesh((2,), ("i",))
+    if kind == "pmap":
+        return jax.pmap(lambda y: y + 1)
+    spec = jax.sharding.PartitionSpec("i")
+    return jax.shard_map(lambda y: y + 1, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+def mean_by_its_axis(x: Any) -> Any:
+    return jax.lax.pmean(x, "batch")
+
+
 RUNNING = [
+    ("five arguments side by side", lambda w: w.s.run(right_step, w.v, w.x, 1, 2, 3), TypeError, r"args=\(x, y\)"),
+    (
+        "a step's argument by its name",
+        lambda w: w.s.run(right_step, (w.v,), x=w.x),
+        TypeError,
+        r"no argument 'x': .* kwargs=\{'x': …\}",
+    ),
+    (
+        "the axis of a pmap",
+        lambda w: inside(w, mean_by_its_axis, w.x),
+        NameError,
+        r"'mean_by_its_axis' at .*the axis 'batch', .*\(x, replicax.REPLICA_AXIS\).*all_reduce",
+    ),
+    (
+        "the axis of a pmap, as plain Python",
+        lambda w: w.s.run(mean_by_its_axis, (w.x,), options=replicax.RunOptions("per_replica")),
+        NameError,
+        "the axis 'batch', .*all_reduce",
+    ),
+    *[
+        (
+            f"{kind} in a step, {executor}",
+            lambda w, kind=kind, executor=executor: w.s.run(
+                lambda x: mapped(kind)(x), (np.ones(2, np.float32),), options=replicax.RunOptions(executor)
+            ),
+            ValueError,
+            "maps over devices itself.*Call the mapped function directly, without pmap, shard_map",
+        )
+        for kind in ("pmap", "shard_map")
+        for executor in ("compiled", "per_replica")
+    ],
     ("an async step", lambda w: inside(w, coroutine, w.x), TypeError, "coroutine is an async function"),
     ("a step that yields", lambda w: inside(w, generator, w.x), TypeError, "yielded instead of returning"),
     (

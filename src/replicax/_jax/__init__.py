@@ -81,6 +81,7 @@ from replicax._jax.messages import (
     asked_for_an_array,
     missed_a_mesh,
     missed_axis_types,
+    unbound_axis,
 )
 from replicax._jax.primitives import (
     asking_primitive,
@@ -261,6 +262,7 @@ __all__ = [
     "traced_for",
     "traced_once",
     "two_way_primitive",
+    "unbound_axis",
     "wait_for_key",
     "with_calls_for_solves",
     "without_compilation_cache",

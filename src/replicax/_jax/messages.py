@@ -10,6 +10,15 @@ import jax
 _ABOUT_A_FUNCTION = re.compile(r"\s*The error occurred while tracing the function \S+ at ([^\n]*):\d+ for \S+?\.(?=\s)")
 _ITS_ARGUMENTS = re.compile(r"\s*This concrete value was not available in Python because it depends on [^\n]*")
 
+_ABOUT_ANOTHER_MESH = (
+    "should match the mesh passed to shard_map",
+    "passed to shard_map: ",
+    "shard_map inside jit with device ids",
+    "is not found in mesh",
+    "contains a manual axes",
+    "passed to with_sharding_constraint can only refer to",
+)
+
 INSTALLED = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 """The folder of JAX's own source."""
 
@@ -38,16 +47,27 @@ def asked_for_an_array(error: Exception) -> bool:
     return isinstance(error, TypeError | ValueError) and "__jax_array__" in str(error)
 
 
+def unbound_axis(error: Exception) -> str | None:
+    """The name of an axis that a collective is over, and that nothing maps over; ``None`` for other errors."""
+    found = re.search(r"unbound axis name: (\S+?)\.?(?:\s|$)", str(error)) if isinstance(error, NameError) else None
+    return found and found[1]
+
+
 def missed_a_mesh(error: Exception) -> str | None:
     """What ``error`` says of meshes.
 
     Returns:
       ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"``
-      if there is none for a ``shard_map``; ``None`` if it is about something else.
+      if there is none for a ``shard_map``; ``"other"`` if a ``pmap``, a ``shard_map`` or a sharding is over another one
+      than there is; ``None`` if it is about something else.
     """
     if isinstance(error, NotImplementedError) and "sharded on `Explicit` axes" in str(error):
         return "array"
-    return "mesh" if isinstance(error, ValueError) and "context mesh cannot be empty" in str(error) else None
+    if not isinstance(error, ValueError):
+        return None
+    if "context mesh cannot be empty" in str(error):
+        return "mesh"
+    return "other" if any(words in str(error) for words in _ABOUT_ANOTHER_MESH) else None
 
 
 def missed_axis_types(error: AssertionError) -> bool:

@@ -6,7 +6,7 @@ import operator
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax import context
@@ -113,6 +113,7 @@ def train(
     wall = WallTime(began=time.perf_counter() - since_process_start())
     steps = _count(steps, "steps", least=0)
     _count(log_every, "log_every")
+    _check_manager(checkpoints)
     if evaluate_every is not None:
         _count(evaluate_every, "evaluate_every")
         if evaluate is None:
@@ -168,6 +169,20 @@ def _strategy_of(dataset: Any, given: Any) -> Strategy:
     return owner.strategy
 
 
+def _check_manager(checkpoints: Any) -> None:
+    """Raise a TypeError unless ``checkpoints`` is a manager or None."""
+    from replicax.checkpoint import Checkpoint, CheckpointManager
+
+    if checkpoints is None or isinstance(checkpoints, CheckpointManager):
+        return
+    what = "checkpoint" if isinstance(checkpoints, Checkpoint) else "replicax.Checkpoint(model=…, optimizer=…)"
+    folder = repr(os.fspath(checkpoints)) if isinstance(checkpoints, str | os.PathLike) else "'FOLDER'"
+    raise TypeError(
+        f"replicax.train(checkpoints=…) takes a replicax.CheckpointManager, which knows what to save: "
+        f"replicax.CheckpointManager({what}, {folder}), got {checkpoints!r}"
+    )
+
+
 def _count(value: Any, name: str, least: int = 1) -> int:
     """``value`` as an int.
 
@@ -190,6 +205,10 @@ def _named(metrics: Any) -> dict[str, Any]:
       TypeError: one is not a metric.
       ValueError: two have one name.
     """
+    if not isinstance(metrics, Iterable):
+        raise TypeError(
+            f"replicax.train(metrics=…) takes a list or dict of metrics, got {metrics!r}; for one: [metric]"
+        )
     pairs = list(metrics.items()) if isinstance(metrics, Mapping) else [(getattr(m, "name", ""), m) for m in metrics]
     for name, metric in pairs:
         if not callable(getattr(metric, "result", None)) or not callable(getattr(metric, "reset", None)) or not name:
@@ -206,6 +225,9 @@ def _named(metrics: Any) -> dict[str, Any]:
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    if not isinstance(callbacks, Iterable):
+        name = type(callbacks).__name__
+        raise TypeError(f"replicax.train(callbacks=…) takes a list of callbacks, got a {name}; for one: callbacks=[…]")
     callbacks = list(callbacks)
     for callback in callbacks:
         if not isinstance(callback, Callback):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.devices.host_values import check_integers
+from replicax.devices.host_values import check_integers, is_key
 from replicax.execution.replica_values import ARRAYS
 from replicax.nests import known
 
@@ -160,6 +160,9 @@ class Checker:
             raise ValueError(f"{where} is {batch!r}, in which there are no arrays")
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
+        scalars = [where + name for name, leaf in zip(names, leaves, strict=True) if leaf.ndim == 0]
+        if scalars and not self._examples:
+            raise ValueError(self._about_scalars(scalars, whole=len(scalars) == len(leaves)))
         if not self._examples:
             sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
             if len(set(sizes.values())) > 1:
@@ -170,10 +173,11 @@ class Checker:
         if not isinstance(leaf, ARRAYS):
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-        if array.ndim == 0 and not self._examples:
-            raise ValueError(
-                f"{name} is a scalar and can't be divided over {self._replicas} replica(s): batch the dataset by the "
-                "global batch first"
+        if is_key(array.dtype):
+            raise TypeError(
+                f"{name} holds random keys, and datasets take only numbers: put jax.random.key_data(keys) into the "
+                "dataset, and make keys of it in the step with jax.random.wrap_key_data. Or pass one key in args, and "
+                "let each replica fold its replica_id_in_sync_group in"
             )
         if not _is_numeric(array.dtype):
             raise TypeError(
@@ -181,6 +185,17 @@ class Checker:
                 "the dataset (Grain's map), before it is distributed"
             )
         return array
+
+    def _about_scalars(self, names: list[str], whole: bool) -> str:
+        """What to do about scalars in a batch, or about a batch that is ``whole``, only scalars."""
+        if whole:
+            cure = "batch the dataset by the global batch first"
+        else:
+            cure = (
+                "what is the same for all examples goes to the step as an argument of its own, "
+                "strategy.run(step, args=(batch, scalar)); a number for each example is an array with a row for each"
+            )
+        return f"{names[0]} is a scalar and can't be divided over {self._replicas} replica(s): {cure}"
 
     def _check_like_first(self, tree: Any, names: list[str], leaves: list[Any], where: str) -> None:
         kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]

@@ -19,7 +19,6 @@ from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import as_array, check_integers
-from replicax.errors import ContextError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.exact.array_facts import Localities, Places
 from replicax.execution.exact.exact_collectives import ExactCommunicator
@@ -151,17 +150,9 @@ class _Replica:
             context.replica(self._context),
             use_store(self.store),
         ):
-            try:
-                args, kwargs = self._arguments()
-                with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
-                    return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
-            except NameError as error:
-                if "axis name" in str(error):
-                    raise ContextError(
-                        "jax.lax collectives over the axis 'replica' exist in compiled steps only; "
-                        "replicax.get_replica_context() has collectives for both executors"
-                    ) from error
-                raise
+            args, kwargs = self._arguments()
+            with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
+                return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from replicax import _jax
+from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import PACKAGE
 from replicax.execution.tracing.function_key import Wrapper
 
@@ -43,6 +44,10 @@ _MESHES = {
     "jax.set_mesh does. A step has a mesh of its own: pass the array in args, or close over np.asarray of it.",
     "mesh": "maps over a mesh, and there is none. A compiled step has that of its replica's logical devices "
     "(num_logical_devices=…); as plain Python, on the exact executor, a replica computes on its first device.",
+    "other": "maps over devices itself, or lays an array on them (pmap, shard_map, in_shardings, a NamedSharding). A "
+    "step is what one replica does with its own part of the batch: Replicax divides the batch and compiles the step. "
+    "Call the mapped function directly, without pmap, shard_map or shardings, and combine values of all replicas with "
+    "replicax.get_replica_context().all_reduce(…). For several devices in each replica see num_logical_devices.",
 }
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
@@ -80,6 +85,14 @@ def _explanation(
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
+    axis = _jax.unbound_axis(error)
+    if axis is not None:
+        return (
+            f"{_where(error, fn)} uses the axis {axis!r}, and nothing maps over it there. In compiled steps the axis "
+            f"of the replicas is called {REPLICA_AXIS!r}: jax.lax.pmean(x, replicax.REPLICA_AXIS). Collectives for "
+            "both executors are those of replicax.get_replica_context(): all_reduce('mean', x), and "
+            f"replica_id_in_sync_group for jax.lax.axis_index.\nJAX says: {said}"
+        )
     kind = _jax.asked_for_a_value(error)
     if kind is None:
         return None
