@@ -193,17 +193,22 @@ class Strategy(Input, LogicalDevices, Renamed):
         >>> strategy.run(lambda x, y: (x + y, y * 2), args=(x, 1.0))
         (PerReplica(float32[], 2 replicas: 1.0, 11.0), Array(2., dtype=float32, weak_type=True))
         """
-        if more or named:
-            raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
-        if not LIBRARIES.isdisjoint(sys.modules.keys()):  # of each call: so no Python function is entered without need
-            call = held(self.extended.replicas, fn, args, kwargs)
-            if call is not None:
-                fn, args, kwargs = call  # its objects are leaves now
-        if options is None and default_options() is COMPILED:
-            returned = run_known(self.extended.programs, fn, args, kwargs)
-            if returned is not NEW:
-                return returned
-        return self._run(fn, args, kwargs, options)
+        try:
+            if more or named:
+                raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
+            # Of each call: so no Python function is entered without need.
+            if not LIBRARIES.isdisjoint(sys.modules.keys()):
+                call = held(self.extended.replicas, fn, args, kwargs)
+                if call is not None:
+                    fn, args, kwargs = call  # its objects are leaves now
+            if options is None and default_options() is COMPILED:
+                returned = run_known(self.extended.programs, fn, args, kwargs)
+                if returned is not NEW:
+                    return returned
+            return self._run(fn, args, kwargs, options)
+        except Exception as error:
+            _jax.hide_frames(error)  # as hiding_frames does, without a function around
+            raise
 
     @_jax.outside_meshes
     def _run(
@@ -233,8 +238,8 @@ class Strategy(Input, LogicalDevices, Renamed):
 
             return fall_back(programs, fn, args, kwargs, why)
 
-    @keywords_renamed(iterations="steps", dataset="iterator")
     @_jax.outside_meshes
+    @keywords_renamed(iterations="steps", dataset="iterator")
     def run_steps(
         self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
     ) -> MultiStepContext:
@@ -286,10 +291,10 @@ class Strategy(Input, LogicalDevices, Renamed):
 
     # --- across replicas --------------------------------------------------------------------------------
 
+    @_jax.outside_meshes
     @keywords_renamed(
         aggregation="reduce_op", destinations="to choose where the result is, use strategy.extended.reduce_to"
     )
-    @_jax.outside_meshes
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combine a value across replicas, and also along ``axis`` if one is given.
 

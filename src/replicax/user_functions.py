@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,7 @@ def checked_args(args: Any, what: str) -> tuple[Any, ...]:
       TypeError: it is neither a tuple nor a list. An array, a dict or a string would be taken apart without a word.
     """
     if not isinstance(args, tuple | list):
-        raise TypeError(f"{what}: args must be a tuple of arguments, got {args!r}; for one: args=(x,)")
+        raise TypeError(f"{what}: args must be a tuple of arguments, got {_briefly(args)}; for one: args=(x,)")
     return tuple(args)
 
 
@@ -39,10 +40,14 @@ def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise TypeError(
-            f"{what}: kwargs must be a dict from names to arguments, got {kwargs!r}; arguments without a name go into "
-            "one tuple: args=(x, y)"
+            f"{what}: kwargs must be a dict from names to arguments, got {_briefly(kwargs)}; arguments without a name "
+            "go into one tuple: args=(x, y)"
         )
     return dict(kwargs)
+
+
+def _briefly(value: Any) -> str:
+    return " ".join(reprlib.repr(value).split())
 
 
 def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:

@@ -387,6 +387,27 @@ def test_what_cannot_leave_a_step(pair, mistake) -> None:
 
 
 @third_party
+def test_evaluation_has_two_ways_and_a_third_is_told_them(pair) -> None:
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    ones = np.ones((4, 6), np.float32)
+
+    def evaluates(model, x):
+        model.eval()
+        return model(x)
+
+    message = (
+        r"has called train\(\) or eval\(\) .* sets deterministic: .*before strategy.run\(…\).*nnx.view\(model, deter"
+    )
+    with pytest.raises(TypeError, match=message):
+        pair.run(evaluates, args=(model, ones))
+    assert not model.deterministic
+    viewed = pair.run(lambda model, x: nnx.view(model, deterministic=True)(x), args=(model, ones))
+    np.testing.assert_array_equal(viewed, ones)
+    model.eval()
+    np.testing.assert_array_equal(pair.run(lambda model, x: model(x), args=(model, ones)), ones)
+
+
+@third_party
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pair, executor) -> None:
     def step(model, optimizer, metric, x, reduced):

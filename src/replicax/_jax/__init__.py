@@ -126,6 +126,7 @@ from replicax._jax.runtime import (
     wait_for_key,
     without_compilation_cache,
 )
+from replicax._jax.tracebacks import debugging, hide_frames, hiding_frames
 from replicax._jax.traces import (
     current_trace,
     eval_trace,
@@ -189,6 +190,7 @@ __all__ = [
     "copies",
     "copy_on",
     "current_trace",
+    "debugging",
     "default_platform_is_cpu",
     "detected_cluster",
     "drop_failed_tokens",
@@ -202,6 +204,8 @@ __all__ = [
     "groups_of",
     "has_groups",
     "has_rules",
+    "hide_frames",
+    "hiding_frames",
     "host_function",
     "identity_primitive",
     "input_primitive",

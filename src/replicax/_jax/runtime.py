@@ -31,6 +31,8 @@ from jax._src.interpreters import pxla as _pxla
 from jax.sharding import SingleDeviceSharding
 from jaxlib import _jax as _jaxlib
 
+from replicax._jax.tracebacks import hide_frames
+
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 _FOLDER = os.path.dirname(jax.__file__) + os.sep
@@ -53,15 +55,20 @@ def settings_of_this_thread() -> Callable[[], None]:
 def outside_meshes(fn: Callable[Args, Result]) -> Callable[Args, Result]:
     """``fn``, called as if no mesh were set by ``jax.set_mesh``: what a strategy does has a mesh of its own.
 
-    While something is traced, the mesh is that of whatever traces.
+    While something is traced, the mesh is that of whatever traces. Errors show the frames of users only, as those of
+    :func:`hiding_frames`.
     """
 
     @functools.wraps(fn)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        if _mesh.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
-            return fn(*args, **kwargs)
-        with jax.set_mesh(None):
-            return fn(*args, **kwargs)
+        try:
+            if _mesh.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
+                return fn(*args, **kwargs)
+            with jax.set_mesh(None):
+                return fn(*args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     return call
 

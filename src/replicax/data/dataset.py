@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicax import context
+from replicax import _jax, context
 from replicax.data import states
 from replicax.data.elements.pass_reader import IteratorSource, PassReader
 from replicax.data.input_options import InputOptions
@@ -130,6 +130,7 @@ class DistributedIterator(Iterator[Any], Renamed):
         """What a replica gets of a full batch; see :attr:`DistributedDataset.element_spec`."""
         return self._pipeline.element_spec
 
+    @_jax.hiding_frames
     def __next__(self) -> Any:
         """The next element.
 

@@ -20,6 +20,7 @@ class Input:
 
     extended: StrategyExtended
 
+    @_jax.hiding_frames
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
         """Feed the replicas from ``dataset``, whose elements are *global* batches.
 

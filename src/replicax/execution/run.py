@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -300,14 +299,11 @@ class RunOptions:
 COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")
 
 
-_debugging: contextvars.ContextVar[int] = contextvars.ContextVar("debugging", default=0)
-
-
 def debug() -> contextlib.AbstractContextManager[None]:
     """Run steps as plain Python: one replica at a time, with ``print``, ``breakpoint()`` and real values.
 
     Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. The
-    results are those of the compiled program; it is slower.
+    results are those of the compiled program; it is slower. Tracebacks have all frames, also those of Replicax and JAX.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -328,12 +324,12 @@ class _Debug(contextlib.ContextDecorator):
     """It holds until it is left, also if no reference to it is kept; see :class:`replicax.context.Scope`."""
 
     def __enter__(self) -> None:
-        _debugging.set(_debugging.get() + 1)
+        _jax.debugging.set(_jax.debugging.get() + 1)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        _debugging.set(_debugging.get() - 1)
+        _jax.debugging.set(_jax.debugging.get() - 1)
 
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _debugging.get() else COMPILED
+    return _PER_REPLICA if _jax.debugging.get() else COMPILED

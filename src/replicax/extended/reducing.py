@@ -28,8 +28,8 @@ class Reducing:
     replicas: Replicas
     programs: ProgramCache
 
-    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     @_jax.outside_meshes
+    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -63,8 +63,8 @@ class Reducing:
         """
         return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
-    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     @_jax.outside_meshes
+    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,

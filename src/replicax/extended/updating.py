@@ -96,8 +96,8 @@ class Updating:
             )
         return colocated(self.replicas, self.default_layout, "a non-slot variable")
 
-    @keywords_renamed(grouped="group")
     @_jax.outside_meshes
+    @keywords_renamed(grouped="group")
     def update(
         self,
         var: Variable,
@@ -140,8 +140,8 @@ class Updating:
         check_owner(var, self.replicas, "this is")
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
-    @keywords_renamed(grouped="group")
     @_jax.outside_meshes
+    @keywords_renamed(grouped="group")
     def update_non_slot(
         self,
         colocate_with: Any,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax import context
+from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
 
 
+@_jax.hiding_frames
 def train(
     step: Callable[[Any], Any],
     dataset: Any,

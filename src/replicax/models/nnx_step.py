@@ -253,7 +253,16 @@ def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[A
     added, gone = sorted(now - set(names)), sorted(set(names) - now)
     what = [*(f"{name} is new" for name in added), *(f"{name} is gone" for name in gone)]
     if not what:
-        what = _attributes(before, after)
+        attributes = _attributes(before, after)
+        if attributes and attributes.keys() <= _MODES:
+            return (
+                "the step has called train() or eval() of an NNX object, which sets "
+                f"{', '.join(sorted(attributes))}: only values of nnx.Variables can leave a step. Call model.eval() "
+                "before strategy.run(…), and model.train() after it. Or compute in the step with a view of the model, "
+                "nnx.view(model, deterministic=True, use_running_average=True), which leaves the model as it is"
+            )
+        what = [f"the attribute {name!r} {change}" for name, change in attributes.items()]
+        what = what or ["an attribute, or the class of a part"]
     return (
         f"the step has changed the structure of an NNX object: {'; '.join(what)}. Values of nnx.Variables can leave a "
         "step, other changes can't: make them before (model.train(), model.eval(), nnx.view), take away with nnx.pop "
@@ -261,10 +270,14 @@ def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[A
     )
 
 
-def _attributes(before: Any, after: Any) -> list[str]:
-    changed = [
-        f"the attribute {name!r} was {getattr(old, 'value', old)!r}, now {getattr(new, 'value', new)!r}"
+_MODES = {"deterministic", "use_running_average"}
+"""What ``nnx.Module.train`` and ``nnx.Module.eval`` set in the layers that have it."""
+
+
+def _attributes(before: Any, after: Any) -> dict[str, str]:
+    """The attributes that have other values, and which."""
+    return {
+        str(name): f"was {getattr(old, 'value', old)!r}, now {getattr(new, 'value', new)!r}"
         for (name, old), (other, new) in zip(before.attributes, after.attributes, strict=False)
         if name == other and old != new
-    ]
-    return changed or ["an attribute, or the class of a part"]
+    }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax import _jax
 from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
@@ -33,6 +34,7 @@ from replicax.strategy import Strategy
 _BUFFERS = 12
 
 
+@_jax.hiding_frames
 def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None) -> Plan:
     """Compile a step ahead of time, and report what it needs: nothing runs, and no device need be there.
 

@@ -1,0 +1,92 @@
+"""Tracebacks that end at the user's line: without the frames of Replicax and JAX.
+
+Public functions leave these frames out of what they raise. What an error says does not change, nor its type. All frames
+are there inside of ``replicax.debug()``, and with the environment variable ``REPLICAX_TRACEBACK=full``; those of JAX
+also if JAX is to show them (``JAX_TRACEBACK_FILTERING=off``).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import jax
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+VARIABLE = "REPLICAX_TRACEBACK"
+"""The environment variable that says whether frames are hidden: ``"full"`` keeps all of them."""
+
+
+debugging: contextvars.ContextVar[int] = contextvars.ContextVar("debugging", default=0)
+"""How many ``replicax.debug()`` this thread or task is in."""
+
+
+def hiding_frames(fn: Callable[Args, Result]) -> Callable[Args, Result]:
+    """``fn`` as a public function, whose errors show the frames of users only."""
+
+    @functools.wraps(fn)
+    def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise  # which, unlike `raise error`, adds no line of this function
+
+    return call
+
+
+def hide_frames(error: BaseException) -> None:
+    """Take the frames of Replicax and JAX out of the traceback of ``error``, and of what it came from.
+
+    An error of JAX's that JAX itself has caught is left out as a whole: the user's code had no part in it.
+    """
+    if debugging.get() or os.environ.get(VARIABLE) == "full":
+        return
+    hidden = {"replicax", "contextlib"}
+    if jax.config.values["jax_traceback_filtering"] != "off":
+        hidden |= {"jax", "jaxlib"}
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        source = current.__cause__ or current.__context__
+        if source is not None and _is_internal(source, hidden) and not _is_of_replicax(current):
+            current.__cause__, current.__suppress_context__ = None, True
+            source = None
+        current.__traceback__ = _without(current.__traceback__, hidden)
+        current = source
+
+
+def _is_internal(error: BaseException, hidden: set[str]) -> bool:
+    """Whether ``error`` has been raised and caught without any code of the user in between."""
+    return error.__traceback__ is not None and _without(error.__traceback__, hidden) is None
+
+
+def _is_of_replicax(error: BaseException) -> bool:
+    """Whether a line of Replicax has raised ``error``: then it says itself what of its cause is to be seen."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not frames or _room(frames[-1].f_globals) == "replicax"
+
+
+def _without(trace: TracebackType | None, hidden: set[str]) -> TracebackType | None:
+    kept = []
+    while trace is not None:
+        if _room(trace.tb_frame.f_globals) not in hidden:
+            kept.append(trace)
+        trace = trace.tb_next
+    found = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found
+
+
+def _room(names: dict[str, object]) -> str:
+    """The package of a module with these names."""
+    return str(names.get("__name__", "")).partition(".")[0]
