@@ -57,7 +57,7 @@ def test_links_lead_somewhere(path: pathlib.Path) -> None:
 def test_the_page_on_installing_has_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = (ROOT / "docs" / "install.md").read_text()
-    assert extras.keys() - {"dev"} == set(re.findall(r"`replicax\[(\w+)\]`", text))
+    assert extras.keys() - {"dev"} == set(re.findall(r"`replicax\[([\w-]+)\]`", text))
 
 
 def test_the_reference_lists_every_public_name() -> None:
