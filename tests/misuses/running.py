@@ -57,6 +57,10 @@ def mapped(kind: str) -> Any:
     if kind == "pmap":
         return jax.pmap(lambda y: y + 1)
     spec = jax.sharding.PartitionSpec("i")
+    if kind == "device_put":
+        return lambda x: jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    if kind == "in_shardings":
+        return jax.jit(lambda y: y + 1, in_shardings=jax.sharding.NamedSharding(mesh, spec))
     return jax.shard_map(lambda y: y + 1, mesh=mesh, in_specs=spec, out_specs=spec)
 
 
@@ -93,8 +97,14 @@ RUNNING = [
             ValueError,
             "maps over devices itself.*Call the mapped function directly, without pmap, shard_map",
         )
-        for kind in ("pmap", "shard_map")
-        for executor in ("compiled", "per_replica")
+        for kind, executor in [
+            ("pmap", "compiled"),
+            ("pmap", "per_replica"),
+            ("shard_map", "compiled"),
+            ("shard_map", "per_replica"),
+            ("device_put", "compiled"),
+            ("in_shardings", "compiled"),
+        ]
     ],
     ("an async step", lambda w: inside(w, coroutine, w.x), TypeError, "coroutine is an async function"),
     ("a step that yields", lambda w: inside(w, generator, w.x), TypeError, "yielded instead of returning"),

@@ -40,6 +40,7 @@ from replicax._jax.jaxprs.mutable_arrays import (
 from replicax._jax.jaxprs.program_meshes import (
     NO_MESH,
     abstract_mesh,
+    foreign_mesh,
     fresh,
     on_mesh,
 )
@@ -198,6 +199,7 @@ __all__ = [
     "evaluate",
     "exchanged_along",
     "finished_name",
+    "foreign_mesh",
     "fresh",
     "from_line_of",
     "gathered_along",

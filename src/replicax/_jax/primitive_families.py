@@ -167,6 +167,9 @@ SHARD_MAPS = primitives_named("shard_map")
 SPLITS = primitives_named("sharding_constraint")
 """They say how a value is split over devices."""
 
+PLACING = primitives_named("device_put jit shard_map sharding_constraint")
+"""They may name a mesh, over which they map or lay values."""
+
 PURE_HOST_CALLS = primitives_named("pure_callback")
 """They call a Python function on the host that does nothing but compute."""
 

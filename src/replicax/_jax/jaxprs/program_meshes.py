@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
 import jax
@@ -10,6 +10,8 @@ import numpy as np
 from jax._src import core as _core
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
+from replicax._jax.jaxprs.programs import sub_jaxprs
+from replicax._jax.primitive_families import PLACING
 from replicax._jax.traces import MESH_SETTING
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
@@ -20,6 +22,20 @@ def abstract_mesh(mesh: Any, axes: Collection[str]) -> Any:
     """What programs inside ``shard_map(mesh=mesh)`` over these of its axes know of the mesh."""
     kinds = [jax.sharding.AxisType.Manual if axis in axes else jax.sharding.AxisType.Auto for axis in mesh.axis_names]
     return mesh.abstract_mesh.update(axis_types=tuple(kinds))
+
+
+def foreign_mesh(jaxpr: Jaxpr, axes: Set[str]) -> Equation | None:
+    """The first equation in which something maps over a mesh, or is laid on one, with other axes than these."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in PLACING:
+            for value in equation.params.values():
+                for one in value if isinstance(value, (tuple, list)) else (value,):
+                    mesh = one.mesh if isinstance(one, jax.sharding.NamedSharding) else one
+                    if isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)) and set(mesh.axis_names) - axes:
+                        return equation
+        if any(foreign_mesh(inner, axes) is not None for inner in sub_jaxprs(equation)):
+            return equation
+    return None
 
 
 def fresh(atom: Any, mesh: Any) -> Any:

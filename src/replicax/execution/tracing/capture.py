@@ -27,7 +27,7 @@ from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
-from replicax.execution.tracing.step_errors import explaining
+from replicax.execution.tracing.step_errors import check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.nests import check_no_traced_fields, is_leaf, known
 from replicax.values import Local, PerReplica
@@ -168,6 +168,7 @@ def capture(
             f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
             "ref[...], as an argument, or keep the state in a replicax.Variable"
         )
+    check_meshes(name, jaxpr, replicas.mesh)
     lost = _jax.left_behind(jaxpr, closed_over)
     if lost is not None:
         raise TraceError(

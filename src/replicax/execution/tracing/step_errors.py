@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.devices.mesh import REPLICA_AXIS
@@ -73,6 +74,13 @@ def explaining(
         if text is not None:
             error.args = (text, *error.args[1:])
         raise
+
+
+def check_meshes(name: str, jaxpr: _jax.Jaxpr, mesh: Mesh) -> None:
+    """Raise a ValueError if the traced step ``name`` uses another mesh than its strategy's."""
+    equation = _jax.foreign_mesh(jaxpr, set(mesh.axis_names))
+    if equation is not None:
+        raise ValueError(f"step {name!r} at {_jax.source_line(equation)} {_MESHES['other']}")
 
 
 def _explanation(
