@@ -21,6 +21,7 @@ from tests.compat import documents
 from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
+os.environ["KERAS_BACKEND"] = "jax"  # the pages on Keras are run where it is installed
 keep_contexts()
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,6 +72,27 @@ from tests.cli.tensorflow_programs import STRATEGY, TF, TOWERS, found_in, uses_o
         (f"{TF}tf.compat.v1.train.Saver()", "tf.compat.v1.train.Saver", "replicax.Checkpoint, of a list"),
         (f"{TF}tf.train.MonitoredTrainingSession()", "tf.train.MonitoredTrainingSession", "replicax.train, with a"),
         ("from keras.callbacks import TensorBoard\nTensorBoard(d)", "TensorBoard", "replicax.train(…, logs=folder)"),
+        (
+            "from keras.callbacks import TensorBoard\nTensorBoard(d)",
+            "TensorBoard",
+            "the same for model.fit, with KERAS_BACK",
+        ),
+        (f"{TF}m = tf.keras.Sequential([])", "tf.keras.Sequential", "the same class of Keras 3, on JAX"),
+        (f"{TF}m = tf.keras.Sequential([])\nm.fit(x, y)", "m.fit", "the same"),
+        (f"{TF}class M(tf.keras.Model): ...\nM().evaluate(x)", "M().evaluate", "the same"),
+        (f"{TF}def f(m): m.compile('adam', loss='mse')", "m.compile", "the same"),
+        (f"{TF}def f(m): m.fit(data, epochs=2)", "m.fit", "the same"),
+        (
+            "from tensorflow.keras import mixed_precision as p\np.set_global_policy(x)",
+            "p.set_global_policy",
+            "keras.config",
+        ),
+        (
+            f"{TF}tf.keras.mixed_precision.LossScaleOptimizer(o)",
+            "tf.keras.mixed_precision.LossScaleOptimizer",
+            "float16",
+        ),
+        (f"{TF}tf.summary.scalar('loss', x)", "tf.summary.scalar", "replicax.train(…, logs=folder)"),
         (f"{TF}class C(tf.keras.callbacks.Callback): ...", "tf.keras.callbacks.Callback", "replicax.Callback"),
         (
             f"{TF}tf.config.experimental_connect_to_cluster(r)",

@@ -108,7 +108,11 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
     if path in _MODERN:
         return _of_name(_MODERN[path], is_tower and path == "VariableAggregation")
     if path in _RUNS:
-        return Counterpart(TODAY_OF_RUNS[_RUNS[path]], differs=DIFFERENCES_OF_RUNS.get(_RUNS[path]))
+        today, differs = TODAY_OF_RUNS[_RUNS[path]], DIFFERENCES_OF_RUNS.get(_RUNS[path])
+        if path.startswith("keras.callbacks."):
+            today = f"the same for model.fit, with KERAS_BACKEND=jax; in a loop of your own {today}"
+            return Counterpart(f"{today} ({differs})" if differs else today)
+        return Counterpart(today, differs=differs)
     if path in _TOWER:
         return _of_name(_TOWER[path], is_tower)
     if is_tower and path in _AROUND_TOWERS:

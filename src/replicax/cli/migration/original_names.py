@@ -170,6 +170,7 @@ _GIVERS: dict[str, str] = {
     "CommunicationImplementation": "CollectiveCommunication CommunicationImplementation",
     "Synchronization": "VariableSynchronization",
     "Aggregation": "VariableAggregation",
+    "Model": "Model Sequential clone_model load_model",
     **{
         name: name
         for name in (

@@ -1,4 +1,4 @@
-"""What TensorFlow had around a run, and what takes its place: checkpoints, callbacks, sessions that train.
+"""What TensorFlow had around a run, and what takes its place: Keras' models, checkpoints, callbacks, sessions.
 
 None of it is distribution, but every program that trains for long has some of it. It is never replaced without looking:
 what has the same name is called otherwise.
@@ -14,6 +14,13 @@ RUNS: dict[str, str] = {
     "keras.callbacks": "BackupAndRestore CSVLogger Callback EarlyStopping History LambdaCallback LearningRateScheduler "
     "ModelCheckpoint ProgbarLogger ReduceLROnPlateau TensorBoard TerminateOnNaN",
     "keras.callbacks.experimental": "BackupAndRestore",
+    "keras": "Model Sequential",
+    "keras.models": "Model Sequential clone_model load_model",
+    "keras.mixed_precision": "LossScaleOptimizer Policy global_policy set_global_policy",
+    "keras.mixed_precision.experimental": "LossScaleOptimizer Policy global_policy set_policy",
+    "train.experimental": "enable_mixed_precision_graph_rewrite",
+    "mixed_precision": "enable_mixed_precision_graph_rewrite",
+    "summary": "FileWriter audio create_file_writer histogram image merge_all scalar text",
     "estimator": "EvalSpec TrainSpec train_and_evaluate",
 }
 """By module, after ``tf.`` or ``tf.compat.v1.``."""
@@ -24,7 +31,10 @@ _TRAINED = "replicax.train, with a replicax.CheckpointManager"
 _EVALUATED = "replicax.train(step, dataset, steps, evaluate=(step, dataset))"
 _LOGGED = "what the step returns, in replicax.train(…, log_every=…)"
 _FOLDER = "replicax.train(…, logs=folder)"
-_RATE = "nothing to do here: a learning rate that changes is a schedule of Optax's"
+_RATE = "a schedule of Optax's, for a learning rate that changes"
+_MODEL = "the same class of Keras 3, on JAX"
+_CASTS = "keras.config.set_dtype_policy('mixed_bfloat16') of Keras 3; in a step of your own, casts to bfloat16"
+_SUMMARY = f"what a step returns, in {_FOLDER}; or a replicax.TensorBoardLog"
 
 TODAY_OF_RUNS: dict[str, str] = {
     "BackupAndRestore": "a replicax.CheckpointManager, for replicax.train, which goes on from its newest checkpoint",
@@ -41,15 +51,20 @@ TODAY_OF_RUNS: dict[str, str] = {
     "LambdaCallback": "replicax.Callback, for replicax.train",
     "LearningRateScheduler": _RATE,
     "LoggingTensorHook": _LOGGED,
+    "LossScaleOptimizer": "keras.optimizers.LossScaleOptimizer of Keras 3, for float16; bfloat16 needs none",
+    "Model": _MODEL,
     "ModelCheckpoint": "replicax.CheckpointManager(…, best=(metric, 'min')), for replicax.train",
+    "FileWriter": _SUMMARY,
     "MonitoredSession": _TRAINED,
     "MonitoredTrainingSession": _TRAINED,
     "NanTensorHook": "replicax.train(…, stop_at_nan=True)",
+    "Policy": _CASTS,
     "ProfilerHook": "replicax.train(…, profile=(first, last))",
     "ProgbarLogger": "nothing to do: replicax.train shows a bar",
     "ReduceLROnPlateau": _RATE,
     "Saver": "replicax.Checkpoint, of a list or dict of variables, in a replicax.CheckpointManager for max_to_keep",
     "Scaffold": "nothing to do: variables have their values when they have been created",
+    "Sequential": _MODEL,
     "SessionRunHook": "replicax.Callback, for replicax.train",
     "SingularMonitoredSession": _TRAINED,
     "StepCounterHook": "nothing to do: replicax.train logs examples a second",
@@ -59,15 +74,33 @@ TODAY_OF_RUNS: dict[str, str] = {
     "TensorBoard": f"{_FOLDER}, or a replicax.TensorBoardLog of one's own",
     "TerminateOnNaN": "replicax.train(…, stop_at_nan=True)",
     "TrainSpec": "replicax.train(step, dataset, steps)",
+    "audio": _SUMMARY,
     "checkpoint_exists": _LATEST,
     "checkpoints_iterator": _EVALUATED,
+    "clone_model": "keras.models.clone_model of Keras 3, on JAX",
+    "create_file_writer": _SUMMARY,
+    "enable_mixed_precision_graph_rewrite": _CASTS,
     "get_checkpoint_state": _LATEST,
+    "global_policy": _CASTS,
+    "histogram": _SUMMARY,
+    "image": _SUMMARY,
     "latest_checkpoint": _LATEST,
     "list_variables": "index.json, in the folder of a checkpoint",
     "load_checkpoint": _READ,
+    "load_model": "keras.models.load_model of Keras 3, on JAX",
     "load_variable": _READ,
+    "merge_all": "nothing to do: replicax.train logs all that a step returns",
+    "scalar": _SUMMARY,
+    "set_global_policy": _CASTS,
+    "set_policy": _CASTS,
+    "text": _SUMMARY,
     "train_and_evaluate": _EVALUATED,
 }
+
+_KERAS = (
+    "set KERAS_BACKEND=jax before keras is imported, and make and compile the model in strategy.scope(): compile, fit, "
+    "evaluate, predict and all callbacks stay as they are"
+)
 
 DIFFERENCES_OF_RUNS: dict[str, str] = {
     "BackupAndRestore": "also in the middle of a pass, at the next example, and with other workers and replicas",
@@ -77,7 +110,10 @@ DIFFERENCES_OF_RUNS: dict[str, str] = {
     "checkpoint is passed over, and the log says why",
     "EarlyStopping": "looks at what evaluate= returns; weights are not put back: best= of the manager keeps them",
     "ModelCheckpoint": "everything is saved, not the weights alone, and in the background",
+    "Model": _KERAS,
     "MonitoredTrainingSession": "no session and no chief that the others wait for: all workers run the same program",
+    "Sequential": _KERAS,
+    "scalar": "only the chief may write",
     "train_and_evaluate": "workers evaluate together, between steps; there is no evaluator of its own",
 }
 
@@ -101,5 +137,9 @@ MEMBERS_OF_RUNS: dict[str, dict[str, tuple[str, str | None]]] = {
         "save": ("save(step)", "called after every step; it saves when it is time to, and at once with force=True"),
         "sync": ("wait()", None),
     },
+    "Model": dict.fromkeys(
+        ("compile", "evaluate", "fit", "predict", "predict_on_batch", "test_on_batch", "train_on_batch"),
+        ("the same", _KERAS),
+    ),
 }
 """By what a value is: what takes the place of a member, and what is different."""

@@ -49,7 +49,8 @@ ATTRIBUTES = {
 """Attributes of things outside distribution that are about it."""
 
 _SIGNS = {
-    *RUNS["keras.callbacks"].split(),
+    *(name for names in RUNS.values() for name in names.split() if name[0].isupper()),
+    "keras",
     "distribution_strategy",
     "multi_gpu_model",
     "tensorflow",

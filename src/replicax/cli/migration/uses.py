@@ -66,6 +66,12 @@ class NameUse:
 _SURELY_NAMED = re.compile(r"(distribution|distribute|dist|mirrored|tpu)_strategy(\.extended)?$")
 """Values whose name is enough, also in a program that does not import TensorFlow itself."""
 
+_OF_MODELS = {
+    "compile": ("optimizer", "loss", "metrics"),
+    "fit": ("epochs", "steps_per_epoch", "validation_data", "callbacks"),
+}
+"""Arguments that only these methods of a Keras model take."""
+
 _MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
 _KNOWN = {**paths(TOWER), **paths(MODERN)}
 _INTERNAL = re.compile(r"(python|contrib)\.(distribute|training\.distribut)|python\.tpu|__internal__\.distribute")
@@ -100,7 +106,7 @@ class _Search:
         self.is_tower = is_tower_program(tree)
         self.has_tower_words = has_tower_words(tree)
         self.imports_tensorflow = any(
-            re.match(r"tensorflow|tf_", name)
+            re.match(r"tensorflow|tf_|keras", name)
             for node in ast.walk(tree)
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
@@ -213,6 +219,8 @@ class _Search:
             return self._use(node, name, ATTRIBUTES[node.attr], is_assumed=ATTRIBUTES[node.attr] is ESTIMATOR)
         if owner is None and isinstance(node.ctx, ast.Load) and node.attr in UNMISTAKABLE:
             return self._member(node, node.attr, Instance(UNMISTAKABLE[node.attr]))
+        if owner is None and self._is_of_a_model(node):
+            return self._member(node, node.attr, Instance("Model", is_sure=False))
         is_called = isinstance(parent, ast.Call) and parent.func is node and self.imports_tensorflow
         if owner is None and node.attr in DISTINCT - self.own_members and is_called:
             homes = sorted(path for path, name in _KNOWN.items() if name == node.attr)
@@ -220,6 +228,13 @@ class _Search:
             assert counterpart is not None
             return self._use(node, f"….{node.attr}", counterpart, is_assumed=True)
         return None
+
+    def _is_of_a_model(self, node: ast.Attribute) -> bool:
+        """Whether this is a call of a Keras model's method, by arguments that nothing else takes."""
+        call = self.parents.get(node)
+        if not isinstance(call, ast.Call) or call.func is not node:
+            return False
+        return not {keyword.arg for keyword in call.keywords}.isdisjoint(_OF_MODELS.get(node.attr, ()))
 
     def _asked_for(self, call: ast.Call) -> list[NameUse]:
         """The use that ``getattr(strategy, "name")`` or ``hasattr`` is."""
