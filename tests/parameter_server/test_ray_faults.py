@@ -61,6 +61,31 @@ def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathli
     assert "left: 0" in output, output
 
 
+@pytest.mark.parametrize(
+    "end", ["os.kill(needed, signal.SIGKILL)", "import ray; ray.shutdown()"], ids=["dies", "is shut down"]
+)
+def test_a_program_that_was_told_ends_quietly(end: str, tmp_path: pathlib.Path) -> None:
+    text = f"""
+    with strategy.scope():
+        w = replicax.Variable(1.0, name="w")
+    coordinator.schedule(lambda: w.assign_add(1.0)).fetch()
+    here = local_processes.of({{os.getpid()}})
+    names = {{pid: open(f"/proc/{{pid}}/cmdline").read().split(chr(0))[0] for pid, _ in here}}
+    [needed] = [pid for pid, name in names.items() if name.endswith("/raylet")]
+    coordinator.schedule(time.sleep, args=(1000,))
+    {end}
+    try:
+        coordinator.join()
+    except replicax.WorkerError as error:
+        print("told:", error)
+    """
+    program = running(tmp_path / "program.py", text)
+    output, _ = program.communicate(timeout=WAIT)
+    assert program.returncode == 0, output
+    assert "told: the coordinator can't go on: Ray has" in output, output
+    assert "Traceback" not in output, output
+
+
 @pytest.mark.parametrize("what", ["schedule(lambda: bytes(1 << 28))", "schedule(len, args=(bytes(1 << 28),))"])
 def test_what_has_no_room_is_an_error_of_its_function(what: str, tmp_path: pathlib.Path) -> None:
     text = f"""

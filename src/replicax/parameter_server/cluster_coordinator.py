@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,9 @@ _SHARED_SETTINGS = (
     "jax_threefry_partitionable",
 )
 _SETTINGS_OF_STEPS = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+
+
+log = logging.getLogger("replicax")
 
 
 class ClusterCoordinator:
@@ -90,7 +94,7 @@ class ClusterCoordinator:
         self.strategy = strategy
         self._cluster = _Cluster(strategy, _make_actors())
         strategy.coordinator = weakref.ref(self)
-        self._finalizer = weakref.finalize(self, _Cluster.stop, self._cluster)
+        self._finalizer = weakref.finalize(self, _Cluster.end, self._cluster)
 
     # --- the original's methods -------------------------------------------------------------------------
 
@@ -186,7 +190,8 @@ class ClusterCoordinator:
         if self._finalizer.alive:
             with contextlib.suppress(WorkerError, TimeoutError):  # raised below, where variables are fetched
                 self._cluster.bring_back()
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            self._cluster.stop()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
@@ -195,7 +200,8 @@ class ClusterCoordinator:
         if kind is None:
             return self.close()
         with contextlib.suppress(WorkerError):  # the error says more than that servers which have died can't be read
-            self._finalizer()
+            if self._finalizer.detach() is not None:
+                self._cluster.stop()
 
     def _check_open(self, method: str) -> None:
         check_across(f"ClusterCoordinator.{method}")
@@ -306,6 +312,18 @@ class _Cluster:
         """If a server has died when all functions had ended, have it back: its variables are to be fetched."""
         if self.dispatcher.is_idle:
             self.home.look()
+
+    def end(self) -> None:
+        """Stop at the end of the program, or with the last reference to the coordinator, where no caller gets an error.
+
+        Variables that can't be fetched are logged, unless the program has been told already that it can't go on.
+        """
+        was_told = self.dispatcher.has_given_up
+        try:
+            self.stop()
+        except WorkerError as error:
+            if not was_told:
+                log.warning("%s", error)
 
     def stop(self) -> None:
         """End all processes, with the variables in this one."""

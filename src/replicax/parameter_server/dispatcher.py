@@ -140,6 +140,12 @@ class Dispatcher:
         with self._changed:
             return not self._unfinished and self._closed is None
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether nothing can be run any more, which every call since has been told."""
+        with self._changed:
+            return self._closed is not None
+
     def close(self, why: str) -> None:
         """Send nothing any more; what waits is not run."""
         self._recovery.stop(why)  # it may hold the lock

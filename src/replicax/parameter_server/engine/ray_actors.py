@@ -27,6 +27,7 @@ _OBJECT_STORE: int | None = None
 """Bytes of a Ray that is started here; Ray chooses."""
 _ATTEMPTS = 3
 _LOOK = 2.0
+_SHUT_DOWN = "Ray has been shut down"
 _NEEDED = ("gcs_server", "raylet")
 
 
@@ -98,6 +99,8 @@ class RayActor:
 
         if any(isinstance(arg, _NoReply) for arg in args):
             return next(arg for arg in args if isinstance(arg, _NoReply))
+        if not ray.is_initialized():  # at the end of the program, say; Ray would start another one
+            return _NoReply(ActorDiedError(_SHUT_DOWN))
         references = (arg.reference if isinstance(arg, RayReply) else arg for arg in args)
         try:
             return RayReply(getattr(self.handle, method).remote(*references))
@@ -107,8 +110,9 @@ class RayActor:
     def kill(self) -> None:
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self.handle)
+        if ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(self.handle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,7 @@ def _check_ray() -> None:
     import ray
 
     if not ray.is_initialized():
-        raise ActorDiedError("Ray has been shut down")
+        raise ActorDiedError(_SHUT_DOWN)
     dead = [f"{kind} (exit code {process.poll()})" for kind, process in _node().dead_processes() if kind in _NEEDED]
     if dead:
         raise ActorDiedError(f"Ray has ended: its process {' and '.join(dead)} is gone")
