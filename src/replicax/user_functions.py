@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 import types
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 
@@ -17,6 +18,20 @@ def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
     if not callable(fn):
         raise TypeError(f"{what}: {name} must be callable, got {fn!r}")
     return fn
+
+
+def function_name(fn: Any) -> str:
+    """What messages call ``fn``.
+
+    >>> import functools
+    >>> from replicax.user_functions import function_name
+    >>> def train_step(model, batch): ...
+    >>> function_name(functools.partial(train_step, "model"))
+    'train_step'
+    """
+    while isinstance(fn, partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 def checked_args(args: Any, what: str) -> tuple[Any, ...]:
@@ -84,7 +99,7 @@ def checked_result(result: Any, fn: Any, what: str) -> Any:
     """
     if not has_not_run(result):
         return result
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = function_name(fn)
     if isinstance(result, types.GeneratorType):
         result.close()
         raise TypeError(

@@ -30,7 +30,7 @@ from tests.corpus.corpus import whole
 from tests.programs.programs import third_party
 
 partial = functools.partial
-MEAN = replicax.ShareWarning, "a mean over one replica's own examples"
+MEAN = replicax.ShareWarning, "step '(?!partial).*': this is a mean over one replica's own examples"
 COUNTED = replicax.ShareWarning, "times"
 DIFFERS = replicax.LocalityError, "it differs between replicas"
 DEADLOCK = replicax.DeadlockError, "what decides differs between replicas"
@@ -148,6 +148,18 @@ def what_each_replica_learns_of_the_arms(strategy):
 
     [(contexts,)] = whole(strategy, populations.CONTEXTS[0])
     strategy.extended.trace(step, args=(contexts,))
+
+
+@mistake((AttributeError, "asks an array for 'assign', which variables have.*replicax.assign"))
+def a_target_that_is_assigned_leaf_by_leaf(strategy):
+    with strategy.scope():
+        target = replicax.as_variables(reinforcement.Q)
+
+    def step():
+        for leaf in jax.tree.leaves(target):
+            leaf.assign(0.9 * leaf)
+
+    strategy.extended.trace(step)
 
 
 @mistake(DEADLOCK)

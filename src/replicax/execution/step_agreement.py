@@ -19,6 +19,7 @@ from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
 from replicax.execution.tracing.held_state import HeldPart
 from replicax.nests import is_leaf, known
+from replicax.user_functions import function_name
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
 from replicax.workers.digests import digest
@@ -44,7 +45,7 @@ def check_same_step(
     """
     if not lockstep.several:
         return
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = function_name(fn)
     leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves]
     theirs = lockstep.share(f"runs the step {name!r} {how}", mine)

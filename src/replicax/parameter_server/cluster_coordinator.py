@@ -29,7 +29,7 @@ from replicax.parameter_server.server.shard_server import ShardServer
 from replicax.parameter_server.server.shards import ShardChoice
 from replicax.parameter_server.work_report import WorkReport
 from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
-from replicax.user_functions import checked_args, checked_function, checked_kwargs
+from replicax.user_functions import checked_args, checked_function, checked_kwargs, function_name
 
 _KEPT_FUNCTIONS = 64
 _SHARED_SETTINGS = (
@@ -277,7 +277,7 @@ class _Cluster:
 
     def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
         """See :meth:`ClusterCoordinator.schedule`."""
-        name = getattr(fn, "__name__", type(fn).__name__)
+        name = function_name(fn)
         key = function_key(fn)
         if key not in self._functions:
             if len(self._functions) >= _KEPT_FUNCTIONS:

@@ -30,6 +30,7 @@ from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.nests import check_no_traced_fields, is_leaf, known
+from replicax.user_functions import function_name
 from replicax.values import Local, PerReplica
 from replicax.variables.store import (
     Creations,
@@ -121,7 +122,7 @@ def capture(
     >>> len(program.reads), len(program.arguments), len(program.writes)
     (1, 1, 1)
     """
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = function_name(fn)
     for number, (aval, _) in enumerate(arguments):
         check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None

@@ -20,6 +20,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.nests import Opaque
+from replicax.user_functions import function_name
 
 BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
@@ -125,7 +126,7 @@ class Wrapper:
     def __init__(self, fn: Callable[..., Any], *kind: Hashable) -> None:
         self.fn = fn
         self.kind = (type(self), *kind)
-        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__name__ = function_name(fn)
 
 
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,6 +24,8 @@ from replicax import _jax
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import PACKAGE
 from replicax.execution.tracing.function_key import Wrapper
+from replicax.user_functions import function_name
+from replicax.variables.variable import Variable
 
 _NOT_THE_USERS = (
     _jax.INSTALLED,
@@ -53,6 +56,11 @@ _MESHES = {
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
     "variables, as to jax.tree a variable is a pytree of its value."
+)
+_LEAVES = (
+    "To jax.tree a variable is a pytree of its value, so jax.tree.leaves and jax.tree.map give arrays. Assign a whole "
+    "pytree with replicax.assign(variables, values), or take the variables themselves: "
+    "jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, replicax.Variable))."
 )
 
 
@@ -90,6 +98,8 @@ def _explanation(
     said = str(error)
     if _jax.asked_for_an_array(error):
         return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
+    if isinstance(error, AttributeError) and isinstance(error.obj, jax.Array) and hasattr(Variable, str(error.name)):
+        return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
@@ -115,7 +125,7 @@ def _explanation(
 
 def _where(error: Exception, fn: Callable[..., Any]) -> str:
     """The step, and the user's innermost line with its code: ``step 'train', in loss at model.py:12: …``."""
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = function_name(fn)
     found = _users_frame(error.__traceback__)
     if found is None:
         return f"step {name!r}"
