@@ -87,7 +87,7 @@ def accumulate_in_scan_plain():
     return params, loss
 
 
-@program(accumulate_in_scan_plain, quick=("2", "executor"))
+@program(accumulate_in_scan_plain)
 def accumulation_by_scan(strategy):
     with strategy.scope():
         params = replicax.as_variables(PARAMS)

@@ -126,7 +126,7 @@ def thompson_plain():
     return play(jax.random.key(3))
 
 
-@program(thompson_plain)
+@program(thompson_plain, quick=())  # XLA takes long for the gamma distribution
 def thompson_sampling_with_divided_arms(strategy):
     def play(key, arms, chances):
         ctx = replicax.get_replica_context()

@@ -329,7 +329,7 @@ def early_stopping_plain():
     return jax.jit(functools.partial(train_until, lambda v: v))(LAYERS, X, LABELS, *VALIDATION)
 
 
-@program(early_stopping_plain, quick=("2", "executor"))
+@program(early_stopping_plain)
 def early_stopping_in_a_loop(strategy):
     def mean(value):
         return replicax.get_replica_context().all_reduce("mean", value)

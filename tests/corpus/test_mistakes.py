@@ -79,19 +79,6 @@ def a_language_model_by_its_mean_loss(strategy):
 
 
 @mistake(MEAN)
-def adversaries_by_their_mean_losses(strategy):
-    [batch] = whole(strategy, generative.X, generative.X[:, :3])
-    step = partial(generative.adversarial_step, jnp.mean)
-    strategy.extended.trace(step, args=(*generative.adversaries(), *batch))
-
-
-@mistake(MEAN)
-def an_actor_by_its_mean_loss(strategy):
-    [batch] = whole(strategy, reinforcement.STARTS, reinforcement.KEYS)
-    strategy.extended.trace(partial(reinforcement.a2c_step, jnp.mean), args=(*reinforcement.a2c_of(), *batch))
-
-
-@mistake(MEAN)
 def a_detector_by_the_matches_of_one_replica(strategy):
     [batch] = whole(strategy, vision.IMAGES, vision.BOXES, vision.KINDS)
     strategy.extended.trace(partial(vision.detection_step, of_this_replica), args=(*vision.detector_of(), *batch))
