@@ -77,6 +77,18 @@ def test_places_that_are_none(pair, tmp_path, source, key, number, problem) -> N
         assert iterator.get_state() == state
 
 
+def test_a_state_that_is_nested_too_deeply(pair, tmp_path) -> None:
+    deep: dict[str, object] = {}
+    for _ in range(20_000):
+        deep = {"a": deep}
+    with begun(pair.distribute_dataset(SOURCES["arrays"](pair, tmp_path))) as iterator:
+        state = iterator.get_state()
+        for wrong in (deep, {**state, "streams": [{**state["streams"][0], "of": deep}]}):
+            with pytest.raises(ValueError, match="set_state takes what get_state of a DistributedIterator gave, got {"):
+                iterator.set_state(wrong)
+        assert iterator.get_state() == state
+
+
 def test_a_source_that_has_become_shorter_does_not_look_as_if_it_had_ended(pair) -> None:
     batches = [np.arange(4.0)] * 5
     with begun(pair.distribute_dataset(batches), 4) as iterator:

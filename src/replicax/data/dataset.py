@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -199,8 +200,9 @@ class DistributedIterator(Iterator[Any], Renamed):
         states.check_same_state(self._pipeline, state)
         try:
             self._begin(*states.resumed(self._pipeline, state))
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {state!r}") from error
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            shown = reprlib.repr(state)
+            raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {shown}") from error
         ended()
 
 

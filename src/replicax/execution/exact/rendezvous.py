@@ -25,6 +25,9 @@ from replicax.execution.signals import hold_signals
 from replicax.workers.codec import declared
 from replicax.workers.lockstep import Lockstep
 
+_TRIES = 5
+"""How often a replica's thread is told to end. If it does not, it is left behind; it is a daemon."""
+
 
 class Offers(list[Any]):
     """What the replicas have brought to a meeting, in their order.
@@ -216,9 +219,13 @@ class Rendezvous:
                         _raise_in(thread, SystemExit)
         finally:
             release()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout=5)  # a replica that refuses to end is left behind; its thread is a daemon
+        for player, thread in zip(self._players, self._threads, strict=True):
+            for _ in range(_TRIES if thread.ident is not None else 0):
+                thread.join(timeout=1)
+                if not thread.is_alive():
+                    break
+                if player.state == "playing":  # Python drops what is raised in the callback of a weak reference
+                    _raise_in(thread, SystemExit)
 
 
 def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
