@@ -71,6 +71,18 @@ def test_dataclasses_and_sets(pair: replicax.Strategy) -> None:
         names.add("b")
 
 
+def test_a_step_that_is_an_object(pair: replicax.Strategy) -> None:
+    class Step:
+        def __call__(self, x: Any, config: Config) -> Any:
+            return x * config.scale
+
+    step, config = Step(), Config()
+    for scale in (2.0, 3.0):
+        config.scale = scale
+        config.part.parts = {Part(), Part()}
+        assert float(pair.run(step, args=(1.0, config))) == scale
+
+
 def test_what_the_step_itself_changes_is_no_input(pair: replicax.Strategy) -> None:
     config = Config()
 

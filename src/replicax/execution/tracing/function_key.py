@@ -283,6 +283,8 @@ class _Collector:
             frozen.append(("self", ById(fn.__self__)))
             return self._function(fn.__func__, frozen)
         if not isinstance(fn, types.FunctionType):
+            call: Any = type(fn).__call__
+            self.names |= names_in(call.__code__) if isinstance(call, types.FunctionType) else set()
             return ById(fn)
         self.names |= names_in(fn.__code__)
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]

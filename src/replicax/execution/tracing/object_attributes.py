@@ -61,10 +61,13 @@ class ObjectKey:
 
 @functools.cache
 def is_mutable(kind: Any) -> bool:
-    """Whether objects of this class are told apart by identity, and have attributes that can be others later."""
-    if kind.__hash__ not in (None, object.__hash__) or issubclass(kind, type | types.ModuleType | types.FunctionType):
-        return False
-    return kind.__dictoffset__ != 0
+    """Whether objects of this class are told apart by identity, and have attributes that can be others later.
+
+    Those of Replicax have variables, and nothing else that a step reads.
+    """
+    is_by_identity = kind.__hash__ in (None, object.__hash__) and kind.__dictoffset__ != 0
+    is_other = issubclass(kind, type | types.ModuleType | types.FunctionType) or kind.__module__.startswith("replicax.")
+    return is_by_identity and not is_other
 
 
 def _attributes(value: Any, names: frozenset[str], depth: int) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def _frozen(value: Any, names: frozenset[str], depth: int) -> Any:
     if not depth or (kind in _CONTAINERS and len(value) > _MOST_ITEMS):
         return ById(value)
     if kind in (set, frozenset):
-        return kind, frozenset(_frozen(item, names, depth - 1) for item in value)
+        return kind, frozenset(value)
     if kind in _CONTAINERS:
         items = value.items() if kind is dict else enumerate(value)
         return kind, tuple((key, _frozen(item, names, depth - 1)) for key, item in items)
