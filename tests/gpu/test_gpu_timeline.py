@@ -9,6 +9,7 @@ import pytest
 
 import replicax
 from examples import language_model
+from replicax import _jax
 from replicax.planning.render.tables import sections
 from tests.gpu.described import needs_compiler
 
@@ -17,13 +18,17 @@ pytestmark = needs_compiler
 SIZE = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
 
 
-@pytest.fixture(scope="module")
-def plan() -> replicax.Plan:
+def small_plan() -> replicax.Plan:
     strategy = replicax.ShardedStrategy(list(replicax.GPUClusterResolver(topology="h100:2x8").devices.flat))
     standard = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with pytest.MonkeyPatch.context() as patch, standard[0], standard[1]:
         patch.setitem(language_model.SIZES, "small", SIZE)
         return replicax.plan(strategy, *language_model.plan(strategy, "small", batch=4))
+
+
+@pytest.fixture(scope="module")
+def plan() -> replicax.Plan:
+    return small_plan()
 
 
 def test_the_walk_goes_through_the_whole_program(plan) -> None:
@@ -79,3 +84,12 @@ def test_attention_in_a_kernel_of_its_own() -> None:
     one = 2 * (2 * 4 * 256 * 256 * 64) // 2  # a product of queries with the keys that come before them
     assert {"attention", "attention, backward"} <= set(found.by_kind)
     assert found.flops - 2 * 2 * (2 * 256 * 4 * 64 * 64) == (2 + 5) * one  # besides, two products with the weights
+
+
+def test_gathers_are_started_a_layer_ahead(plan, monkeypatch) -> None:
+    """The strategy sets the compiler's options for it; those that ``XLA_FLAGS`` names are left to it."""
+    monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in _jax.GATHERS_AHEAD_ON_GPU.items()))
+    left = small_plan()
+    assert left.cost.matrix_flops == plan.cost.matrix_flops
+    assert plan.timeline.hidden_bytes / plan.timeline.sent > left.timeline.hidden_bytes / left.timeline.sent + 0.1
+    assert sum(c.count for c in plan.collectives) < sum(c.count for c in left.collectives)

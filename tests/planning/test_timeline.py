@@ -126,6 +126,23 @@ def test_the_longer_arm_of_a_branch_counts() -> None:
     assert sorted(found.kernels) == ["l1", "l2"]
 
 
+def test_a_branch_hides_what_was_started_before_it() -> None:
+    arm = f"%arm (p: {ARRAY}) -> {ARRAY} {{\n  %p = {ARRAY} parameter(0)\n  ROOT %k = {ARRAY} negate(%p)\n}}\n"
+    branch = f"%c = {ARRAY} conditional(%i, %x), branch_computations={{%arm}}"
+    found = run(f"  %i = s32[] constant(0)\n  {OLD[0]}\n  {branch}\n  ROOT {OLD[1]}", inside=arm)
+    assert found.transfers["s"].exposed == found.transfers["s"].alone == pytest.approx(GATHER - KERNEL)
+
+
+def test_waiting_is_told_of_those_that_run_meanwhile() -> None:
+    second = OLD[0].replace("%s", "%s2")
+    found = run(
+        f"  {OLD[0]}\n  {second}\n  %k = {ARRAY} negate(%x)\n  %d2 = {ARRAY} all-gather-done(%s2)\n  {OLD[1]}\n"
+        f"  ROOT %z = {ARRAY} add(%d, %d2)"
+    )
+    assert found.transfers["s2"].exposed == pytest.approx(2 * GATHER - KERNEL)
+    assert [found.transfers[name].alone for name in ("s", "s2")] == pytest.approx([GATHER - KERNEL, GATHER])
+
+
 def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
     module = parse(
         f"{GATHERING}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n"

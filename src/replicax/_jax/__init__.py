@@ -96,6 +96,7 @@ from replicax._jax.primitives import (
     two_way_primitive,
 )
 from replicax._jax.runtime import (
+    GATHERS_AHEAD_ON_GPU,
     SAME_BITS_ON_CPU,
     SUMS_APART_ON_CPU,
     DetectedCluster,
@@ -143,6 +144,7 @@ from replicax._jax.traces import (
 from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
 
 __all__ = [
+    "GATHERS_AHEAD_ON_GPU",
     "INSTALLED",
     "NO_MESH",
     "SAME_BITS_ON_CPU",

@@ -354,6 +354,29 @@ that; and then other simplifications apply. So that pass is left out. A library 
 itself, and sums over elements with what their operands are computed from: which is the same wherever a replica is.
 """
 
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+_PIPELINED = (
+    {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
+    if jax.__version_info__ >= (0, 12)
+    else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _COLLECTIVES}
+)
+GATHERS_AHEAD_ON_GPU: dict[str, Any] = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    **_PIPELINED,
+    "xla_gpu_all_gather_combine_threshold_bytes": 2**30,
+    "xla_gpu_all_reduce_combine_threshold_bytes": 2**30,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**27,
+}
+"""Settings of the compiler for GPUs with which pieces of variables are gathered one layer ahead.
+
+A loop over layers then starts the gathers of the next layer at the end of a layer, as one, which products of this
+layer hide. Without them the backward pass gathers at its beginning, where nothing hides it; and on GPUs before H100s
+every collective is waited for, as the scheduler that hides them is off there. See docs/plan.md for what each changes.
+Those that ``XLA_FLAGS`` names are left to it.
+
+As an option, a mode has taken the place of a boolean in JAX 0.12; as a flag the boolean is still there.
+"""
+
 SUMS_APART_ON_CPU = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 """Settings of the compiler for CPUs with which it leaves the all-reduces of a program apart.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -285,7 +286,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
-    settings = (_jax.SAME_BITS_ON_CPU if in_order else _jax.SUMS_APART_ON_CPU if split else None) if on_cpu else None
+    settings = _settings(mesh.devices.flat[0].platform, bool(split), in_order)
     in_a_loop = steps is not None or here > 1 or in_order
     rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=in_a_loop, in_order=in_order)
     call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewriting, settings)
@@ -347,6 +348,28 @@ def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, *, in_a_loop: bool, in_order: b
     return Rewriting(rules) if rules else None
 
 
+def _settings(platform: str, split: bool, in_order: bool) -> Mapping[str, Any] | None:
+    """What the compiler is told besides what ``XLA_FLAGS`` says.
+
+    Args:
+      platform: of the devices.
+      split: whether variables lie in pieces.
+      in_order: whether sums are taken in a fixed order.
+    """
+    if platform == "cpu" and in_order:
+        return _jax.SAME_BITS_ON_CPU
+    if platform == "cpu" and split:
+        return _jax.SUMS_APART_ON_CPU
+    if platform == "gpu" and split:
+        flags = os.environ.get("XLA_FLAGS", "").replace("_enable_pipelined_", "_pipeline_")  # two names for one flag
+        return {
+            name: value
+            for name, value in _jax.GATHERS_AHEAD_ON_GPU.items()
+            if f"--{name.replace('_enable_pipelined_', '_pipeline_')}" not in flags
+        }
+    return None
+
+
 def over_replicas_of(
     mesh: Mesh,
     run: Callable[..., Groups[Any]],
@@ -355,7 +378,7 @@ def over_replicas_of(
     name: str,
     donates: bool,
     rewriting: Rewriting | None,
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
 

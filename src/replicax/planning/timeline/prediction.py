@@ -126,7 +126,7 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline
         communication=sum(t.count * t.each for t in transfers),
         exposed=sum(t.exposed for t in transfers),
         sent=sum(t.count * t.use.whole for t in transfers),
-        hidden_bytes=sum(int(t.count * t.use.whole * (1 - _share_exposed(t))) for t in transfers),
+        hidden_bytes=sum(int(t.count * t.use.whole * (1 - _share_alone(t))) for t in transfers),
         flops=flops,
         model_flops=model_flops,
         utilization=model_flops / peak,
@@ -137,8 +137,9 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline
     )
 
 
-def _share_exposed(transfer: TransferRun) -> float:
-    return min(1.0, transfer.exposed / (transfer.count * transfer.each)) if transfer.each else 0.0
+def _share_alone(transfer: TransferRun) -> float:
+    """Rounding, and iterations of loops that are alike but for their ends, may lead beyond 1."""
+    return min(1.0, transfer.alone / (transfer.count * transfer.each)) if transfer.each else 0.0
 
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:

@@ -55,8 +55,9 @@ class TransferRun:
       use: which.
       each: seconds of one.
       count: how often it is issued in one step.
-      exposed: seconds of a step in which kernels wait for it.
+      exposed: seconds of a step in which kernels wait for its end.
       reasons: seconds of these, by the reason.
+      alone: seconds of a step in which it runs and no kernel does, whatever these wait for.
     """
 
     instruction: Instruction
@@ -65,6 +66,7 @@ class TransferRun:
     count: int = 0
     exposed: float = 0.0
     reasons: dict[str, float] = dataclasses.field(default_factory=dict)
+    alone: float = 0.0
 
 
 @dataclasses.dataclass
@@ -92,7 +94,7 @@ class _Started:
     begun: float
     end: float
     kernels_before: float
-    transfer: TransferRun | None
+    transfer: str  # by its name in the run; empty for a copy
 
 
 class ScheduleWalk:
@@ -186,6 +188,7 @@ class _Clock:
         self._busy_until = 0.0  # the communication stream
         self._copying_until = 0.0
         self._in_kernels = 0.0
+        self._sending: list[_Started] = []  # what may still run on the communication stream
 
     def run_all(self) -> Run:
         self._computation(self._walk.entry, 1)
@@ -253,12 +256,14 @@ class _Clock:
         transfer.count += times
         begun = max(self._now, self._busy_until)
         self._busy_until = begun + each
-        return _Started(self._now, begun, begun + each, self._in_kernels, transfer)
+        started = _Started(self._now, begun, begun + each, self._in_kernels, name)
+        self._sending = [*(s for s in self._sending if s.end > self._now), started]
+        return started
 
     def _copy(self, computation: Computation, instruction: Instruction) -> _Started:
         begun = max(self._now, self._copying_until)
         self._copying_until = begun + self._walk.kernel(computation, instruction).seconds
-        return _Started(self._now, begun, self._copying_until, self._in_kernels, None)
+        return _Started(self._now, begun, self._copying_until, self._in_kernels, "")
 
     def _finish(self, instruction: Instruction, times: int, started: dict[str, _Started]) -> None:
         for name in instruction.operands:
@@ -267,17 +272,21 @@ class _Clock:
 
     def _wait(self, running: _Started, times: int, reason: str = "") -> None:
         waited = max(0.0, running.end - self._now)
+        transfers = self._found.transfers
+        for other in self._sending if waited and running.transfer else ():
+            together = min(other.end, running.end) - max(other.begun, self._now)
+            transfers[other.transfer].alone += times * max(0.0, together)
         self._now = max(self._now, running.end)
-        if running.transfer is None:
+        if not running.transfer:
             self._found.copies += times * waited
         elif waited:
             if not reason and self._in_kernels == running.kernels_before:
                 reason = NOTHING_BESIDE
             elif not reason:
                 reason = QUEUED if running.begun - running.issued >= waited else TOO_SHORT
-            running.transfer.exposed += times * waited
-            reasons = running.transfer.reasons
-            reasons[reason] = reasons.get(reason, 0.0) + times * waited
+            transfer = transfers[running.transfer]
+            transfer.exposed += times * waited
+            transfer.reasons[reason] = transfer.reasons.get(reason, 0.0) + times * waited
 
     # --- loops and branches
 

@@ -1,0 +1,17 @@
+"""Settings of the compiler for GPUs: this JAX knows each."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from replicax import _jax
+
+
+@pytest.mark.parametrize("name", _jax.GATHERS_AHEAD_ON_GPU)
+def test_this_jax_knows_the_setting(name: str) -> None:
+    value = _jax.GATHERS_AHEAD_ON_GPU[name]
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    lowered.compile({name: value})  # any compiler takes those of all
+    with pytest.raises(Exception, match="No such compile option"):
+        lowered.compile({name + "_not": value})
