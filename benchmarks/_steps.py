@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,6 +111,49 @@ def small_layers(count: int = 100, width: int = 32) -> Problem:
         return optax.softmax_cross_entropy_with_integer_labels(x, labels)
 
     return Problem(initial, _images(rng, width, width), losses, optax.sgd(0.01))
+
+
+def transformer(layers: int, width: int = 64, heads: int = 4, words: int = 128, length: int = 32) -> Problem:
+    """A transformer with twelve parameters a layer, most of them small, AdamW with clipping, batch 16."""
+    rng = np.random.default_rng(0)
+
+    def matrix(n_in: int, n_out: int) -> Any:
+        return rng.normal(0, n_in**-0.5, (n_in, n_out)).astype(np.float32)
+
+    def zeros(n: int) -> Any:
+        return np.zeros(n, np.float32)
+
+    ones = np.ones(width, np.float32)
+    initial = [matrix(words, width), matrix(length, width), ones, zeros(width)]
+    for _ in range(layers):
+        initial += [ones, zeros(width), matrix(width, 3 * width), zeros(3 * width), matrix(width, width), zeros(width)]
+        initial += [ones, zeros(width), matrix(width, 4 * width), zeros(4 * width), matrix(4 * width, width)]
+        initial += [zeros(width)]
+
+    def norm(x: Any, scale: Any, shift: Any) -> Any:
+        x = x - x.mean(-1, keepdims=True)
+        return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale + shift
+
+    def block(x: Any, parameters: Sequence[Any]) -> Any:
+        scale1, shift1, qkv, b_qkv, out, b_out, scale2, shift2, up, b_up, down, b_down = parameters
+        joint = (norm(x, scale1, shift1) @ qkv + b_qkv).reshape(len(x), length, heads, -1)
+        q, k, v = jnp.split(joint, 3, axis=3)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // heads)
+        weights = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9))
+        x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape) @ out + b_out
+        return x + jax.nn.gelu(norm(x, scale2, shift2) @ up + b_up) @ down + b_down
+
+    def losses(params: Sequence[Any], words: Any) -> Any:
+        table, places, scale, shift, *rest = params
+        x = table[words[:, :-1]] + places
+        for i in range(0, len(rest), 12):
+            x = block(x, rest[i : i + 12])
+        logits = norm(x, scale, shift) @ table.T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, words[:, 1:]).mean(-1)
+
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    batch = (rng.integers(words, size=(16, length + 1)).astype(np.int32),)
+    return Problem(initial, batch, losses, tx)
 
 
 def _images(rng: np.random.Generator, width: int, classes: int) -> tuple[Any, Any]:
