@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +55,19 @@ def interpret(
 
 def contains(jaxpr: Jaxpr, wanted: Callable[[Equation], bool]) -> bool:
     """Whether an equation of a program, or of one inside it, is such."""
-    return any(wanted(e) or any(contains(inner, wanted) for inner in sub_jaxprs(e)) for e in jaxpr.eqns)
+    return any(map(wanted, _equations_of(jaxpr)))
+
+
+def _equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
+    """Those of a program, and of all inside it. A step has thousands, and a dozen passes ask for them."""
+    known = _all_equations.get(jaxpr)
+    if known is None:
+        known = [e for outer in jaxpr.eqns for e in (outer, *itertools.chain(*map(_equations_of, sub_jaxprs(outer))))]
+        _all_equations[jaxpr] = known
+    return known
+
+
+_all_equations: weakref.WeakKeyDictionary[Jaxpr, Sequence[Equation]] = weakref.WeakKeyDictionary()
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:

@@ -51,11 +51,15 @@ class Rewriting:
             program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
                 *flat
             )
-            opened = _jax.opened(program.jaxpr)
-            results = _jax.staged(lambda *values: self.run(opened, values))(*program.consts, *flat)
+            results = self.evaluated(_jax.opened(program.jaxpr), [*program.consts, *flat])
             return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
 
         return call
+
+    def evaluated(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
+        """The results of a program without constants, as part of what is being traced now."""
+        results: list[Any] = _jax.staged(lambda *values: self.run(jaxpr, values))(*values)
+        return results
 
     def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         """``jaxpr``, with its constants among its inputs."""

@@ -259,6 +259,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
             values = values if here > 1 else each_of_one(values, given)
             results = evaluated_for_each(program.jaxpr, values, wanted, local, split, in_order)
             results = results if here > 1 else one_of_each(results)
+        elif rewriting is not None and localities is None:  # there is no other pass
+            results = rewriting.evaluated(program.jaxpr, values)
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]
@@ -289,7 +291,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     settings = _settings(mesh.devices.flat[0].platform, bool(split), in_order)
     in_a_loop = steps is not None or here > 1 or in_order
     rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=in_a_loop, in_order=in_order)
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, rewriting, settings)
+    at_the_end = None if localities is None else rewriting
+    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, at_the_end, settings)
     travel = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
