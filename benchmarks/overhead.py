@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import _measure
+import first_call
 import import_time
 from _measure import Paired
 
@@ -109,7 +110,8 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
     cases = [_summary(case, devices, runs[case.name, devices]) for case in CASES for devices in case.devices]
     imported = import_time.measure(pairs=max(5, round(15 * share)))
     imported["passed"] = imported["longer_s"] <= import_time.BAR
-    return {"cases": cases, "import": imported, "rounds": rounds}
+    first = first_call.measure(layers=16, devices=4, cached=False, pairs=rounds)
+    return {"cases": cases, "import": imported, "first_call": first, "rounds": rounds}
 
 
 def _summary(case: Case, devices: int, results: list[Any]) -> dict[str, Any]:
@@ -171,6 +173,7 @@ def show(results: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(speed)
     console.print(same)
+    first_call.show([results["first_call"]])
 
 
 def _right(*headers: str) -> Iterator[Column]:
@@ -185,7 +188,7 @@ def main() -> None:
     show(results)
     _measure.write("overhead.json", results)
     passed = all(c["passed"] and c["same_program"] for c in results["cases"])
-    sys.exit(not (passed and results["import"]["passed"]))
+    sys.exit(not (passed and results["import"]["passed"] and results["first_call"]["passed"]))
 
 
 if __name__ == "__main__":
