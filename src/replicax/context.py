@@ -108,6 +108,33 @@ class ReplicaContext(Renamed):
         """This replica's number, from 0: an int32 scalar of locality T (with a single replica, 0)."""
         return self._communicator.replica_id()
 
+    def random_key(self, key: jax.Array) -> jax.Array:
+        """``key``, folded with this replica's number: random numbers drawn from it are this replica's own.
+
+        For masks and noise on a replica's examples, such as dropout. Numbers that must be the same everywhere, such as
+        those that parameters start with, are drawn from ``key`` itself.
+
+        Args:
+          key: a random key of JAX's that is the same on every replica, of the new or the raw kind; or an array of keys
+            of the new kind.
+
+        Returns:
+          A key, or keys, of the same kind and shape. T. No collective.
+
+        >>> import replicax, jax
+        >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def step(key):
+        ...     return jax.random.bits(replicax.get_replica_context().random_key(key))
+        >>> mine = strategy.local_results(strategy.run(step, args=(jax.random.key(0),)))
+        >>> [int(x) == int(jax.random.bits(jax.random.fold_in(jax.random.key(0), i))) for i, x in enumerate(mine)]
+        [True, True]
+        """
+        fold = jax.random.fold_in
+        if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
+            for _ in range(key.ndim):
+                fold = jax.vmap(fold, (0, None))
+        return fold(key, self.replica_id_in_sync_group)
+
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that the step runs on. A compiled step is one program for all of them."""

@@ -110,6 +110,14 @@ class ShareWarning(UserWarning):
     """
 
 
+class LocalityWarning(UserWarning):
+    """Replicas compute the same where each should compute its own, or differ where they should agree.
+
+    It comes when a step is traced for several replicas: of a batch that was not distributed, of random numbers for each
+    example that are the same on every replica, and of state that was the same everywhere, and isn't any more.
+    """
+
+
 class ReproducibilityWarning(UserWarning):
     """``reproducible=True`` can't promise the same bits here; says why, and the cure. See ``docs/replicas.md``."""
 
@@ -148,6 +156,12 @@ def users_line() -> str:
     """The user's line that this thread is at."""
     frame, _ = _users_frame()
     return _UNKNOWN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_place() -> tuple[str, int]:
+    """The file and number of the user's line that this thread is at, for ``warnings.warn_explicit``."""
+    frame, _ = _users_frame()
+    return (_UNKNOWN, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def stack_level() -> int:

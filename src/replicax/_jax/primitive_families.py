@@ -52,6 +52,9 @@ SELECTIONS = primitives_named("select_n")
 CASTS = primitives_named("convert_element_type copy")
 """Elements keep their values, as far as the dtype has them."""
 
+BITCASTS = primitives_named("bitcast_convert_type")
+"""Elements keep their bits."""
+
 RANDOM = primitives_named(
     """
     random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap threefry2x32

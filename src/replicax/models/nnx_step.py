@@ -140,12 +140,7 @@ def _own_stream(kind: Any) -> Any:
     """A class of streams of ``kind`` that draw other numbers on each replica; what they store is the same on all."""
 
     def call(self: Any) -> Any:
-        key = kind.__call__(self)
-        number = _replica().replica_id_in_sync_group
-        fold = jax.random.fold_in
-        for _ in range(key.ndim):
-            fold = jax.vmap(fold, (0, None))
-        return fold(key, number)
+        return _replica().random_key(kind.__call__(self))
 
     return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
 

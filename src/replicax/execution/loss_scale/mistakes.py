@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 
 from replicax.errors import ShareWarning
 from replicax.execution.loss_scale.scale_pass import LossScalePass
@@ -20,7 +19,7 @@ def warn_of_loss_scale(program: Program, asked: bool) -> None:
       asked: whether the step has asked how many replicas there are.
     """
     found: dict[tuple[str, int, Kind], str] = {}
-    for rows in _numbers_of_examples(program):
+    for rows in program.numbers_of_examples or [0]:
         check = LossScalePass(program, rows, asked)
         facts = check.of_outputs()
         changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
@@ -33,14 +32,6 @@ def warn_of_loss_scale(program: Program, asked: bool) -> None:
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
         warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line)
-
-
-def _numbers_of_examples(program: Program) -> Iterable[int]:
-    """How many examples a replica may have: the sizes of arguments along dim 0, or to how many rows they are padded."""
-    if program.example_dims is not None:
-        return [program.arguments[-2][0].shape[0]]
-    sizes = [aval.shape[0] for aval, locality in program.arguments if locality is T and aval.ndim]
-    return dict.fromkeys(sizes) or [0]
 
 
 def _mistakes(fact: ScaleFact, replicas: int) -> list[tuple[int, Kind]]:

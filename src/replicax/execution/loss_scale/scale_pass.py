@@ -34,9 +34,9 @@ from replicax.execution.loss_scale.terms import (
     reading,
     settled,
 )
-from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
+from replicax.execution.padding.example_places import OperationShapes, Place, Rows
 from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import number, shape_of, sliced_place, stacked_place
+from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
@@ -102,15 +102,11 @@ class LossScalePass(Dataflow[ScaleFact]):
             trained = variable is not None and variable.trainable and jnp.issubdtype(variable.dtype, jnp.inexact)
             locality = use.layout.locality
             inputs.append(ScaleFact(locality, trained=trained, rest=locality is T))
-        padded = None if program.example_dims is None else [*program.example_dims, 0, ()]
-        for i, (aval, locality) in enumerate(program.arguments):
+        for (aval, locality), dim in zip(program.arguments, program.dims_of_examples, strict=True):
             if locality is not T:
                 inputs.append(ScaleFact(locality, outside=True))
                 continue
-            dim = padded[i] if padded is not None else 0
-            place: Place = None if dim == () else UNKNOWN if dim is None else Rows(dim)
-            if isinstance(place, Rows) and aval.shape[place.dim : place.dim + 1] != (self.rows,):
-                place = None
+            place = place_of_examples(aval.shape, dim, self.rows)
             inputs.append(ScaleFact(T, place, rest=place is None))
         return [*inputs, *[self.constant] * len(program.constants)]
 

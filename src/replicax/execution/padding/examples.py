@@ -79,6 +79,13 @@ def _is_something(place: Place) -> bool:
     return isinstance(place, Rows | Untraceable)
 
 
+def place_of_examples(shape: tuple[int, ...], dim: Any, rows: int) -> Place:
+    """Where the examples are in an argument, along ``dim``; ``None``: that is unknown; ``()``: along none."""
+    if dim is None:
+        return UNKNOWN
+    return Rows(dim) if dim != () and shape[dim : dim + 1] == (rows,) else None
+
+
 def sliced_place(place: Place) -> Place:
     """A turn's part of what a scan goes over."""
     if not isinstance(place, Rows):

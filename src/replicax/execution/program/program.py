@@ -11,7 +11,7 @@ import jax
 
 from replicax import _jax
 from replicax.execution.program.marks import Obligation
-from replicax.locality import Locality, M
+from replicax.locality import Locality, M, T
 from replicax.variables.layout import Layout
 from replicax.variables.slots import Slot
 
@@ -108,6 +108,20 @@ class Program:
     def has_derivatives(self) -> bool:
         """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
         return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_way_back)
+
+    @property
+    def dims_of_examples(self) -> list[Any]:
+        """The dim of each argument along which examples may lie; ``None`` if it is unknown, ``()`` if it has none."""
+        if self.example_dims is None:
+            return [0] * len(self.arguments)
+        return [*self.example_dims, 0, ()]
+
+    @property
+    def numbers_of_examples(self) -> list[int]:
+        """How many examples a replica may have: the sizes of arguments along dim 0, or to what they are padded."""
+        if self.example_dims is not None:
+            return [self.arguments[-2][0].shape[0]]
+        return list(dict.fromkeys(aval.shape[0] for aval, locality in self.arguments if locality is T and aval.ndim))
 
     @property
     def input_localities(self) -> list[Locality]:

@@ -22,6 +22,8 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
+from replicax.execution.locality_check.common_draws import warn_of_common_draws
+from replicax.execution.locality_check.replicated_work import warn_of_replicated_work
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
@@ -198,10 +200,13 @@ def capture(
     )
     if store.communicator.sums_own:
         program = dataclasses.replace(program, jaxpr=with_all_reduces(program.jaxpr, program.input_localities))
-    if program.replicas > 1 and program.has_derivatives:
-        from replicax.execution.loss_scale.mistakes import warn_of_loss_scale  # not every program has a loss
+    if program.replicas > 1:
+        warn_of_common_draws(program)
+        if program.has_derivatives:
+            from replicax.execution.loss_scale.mistakes import warn_of_loss_scale  # not every program has a loss
 
-        warn_of_loss_scale(program, asked)
+            warn_of_replicated_work(program, paths())
+            warn_of_loss_scale(program, asked)
     return program
 
 

@@ -1,0 +1,158 @@
+"""Random numbers for each example that are the same on every replica: masks and noise from a key that all have.
+
+On one device each example of the global batch would get numbers of its own. So it is a mistake where numbers that are
+drawn for each row meet, row by row, the examples of a replica. What is drawn for parameters, for the features, or to
+shuffle, is to be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from replicax import _jax
+from replicax._jax import primitive_families as families
+from replicax.execution.locality_check.warning import warn_at
+from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
+from replicax.execution.padding.example_rules import result_places
+from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place
+from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
+from replicax.execution.program.dataflow import Control, Dataflow, Found
+from replicax.execution.program.locality_rules import join, result_localities
+from replicax.execution.program.program import Program
+from replicax.locality import Locality, M, R, T
+
+_DRAWS = frozenset({"random_bits", "random_gamma"}) & families.RANDOM
+_KEPT = (
+    families.ELEMENTWISE
+    | families.BITCASTS
+    | families.DIM_MOVES
+    | families.RESHAPES
+    | families.SQUEEZES
+    | families.IDENTITIES
+)
+"""What comes of a number that is drawn stays in its place, or is moved with the others."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What is known of a value.
+
+    Attributes:
+      locality: whether replicas may differ in it.
+      place: where the examples are; of what is drawn, the rows that there is a number for each of.
+      draw: the operation that has drawn it, by its number; 0 if it is not drawn from a key that all replicas have.
+    """
+
+    locality: Locality = M
+    place: Place = None
+    draw: int = 0
+
+
+def warn_of_common_draws(program: Program) -> None:
+    """Warn if examples of different replicas get the same random numbers, as far as that is certain."""
+    if not _jax.contains(program.jaxpr, lambda e: e.primitive.name in _DRAWS):
+        return
+    found: dict[tuple[str, int], tuple[str, int]] = {}
+    for rows in program.numbers_of_examples:
+        check = _DrawsPass(program, rows)
+        check.run(program.jaxpr, check.inputs(), final=True)
+        found.update(check.places())
+    for (file, line), (user, number_of_line) in found.items():
+        warn_at(
+            f"step {program.name!r}: the numbers drawn here come from a random key that is the same on all "
+            f"{program.replicas} replicas, and meet each replica's own examples (at {user}:{number_of_line}): example "
+            "i of every replica gets the same numbers. Draw them with this replica's key: "
+            "replicax.get_replica_context().random_key(key), which is jax.random.fold_in(key, replica_id).",
+            file,
+            line,
+        )
+
+
+class _DrawsPass(Dataflow[_Drawn]):
+    def __init__(self, program: Program, rows: int) -> None:
+        super().__init__(_Drawn())
+        self.program = program
+        self.rows = rows
+        self._inside: list[_jax.Equation] = []
+        self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
+        self._met: dict[int, tuple[_jax.Equation, ...]] = {}
+
+    def inputs(self) -> list[_Drawn]:
+        """The facts on the program's inputs."""
+        program = self.program
+        dims = program.dims_of_examples
+        arguments = [
+            _Drawn(locality, place_of_examples(aval.shape, dim, self.rows) if locality is T else None)
+            for (aval, locality), dim in zip(program.arguments, dims, strict=True)
+        ]
+        variables = [_Drawn(use.layout.locality) for use in program.reads]
+        return [*variables, *arguments, *[self.constant] * len(program.constants)]
+
+    def places(self) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+        """The user's lines that draw, each with one where the numbers meet examples."""
+        for draw, meeting in self._met.items():
+            yield _jax.source_place(self._lines[draw]), _jax.source_place(meeting)
+
+    def join(self, facts: Iterable[_Drawn]) -> _Drawn:
+        first, *others = dict.fromkeys(facts)
+        if not others:
+            return first
+        return _Drawn(join(f.locality for f in (first, *others)), UNKNOWN)
+
+    def decided(self, fact: _Drawn, decision: _Drawn) -> _Drawn:
+        return fact if decision.locality is not T else _Drawn(T, UNKNOWN)
+
+    def sliced(self, facts: list[_Drawn]) -> list[_Drawn]:
+        return [dataclasses.replace(f, place=sliced_place(f.place)) for f in facts]
+
+    def stacked(self, facts: list[_Drawn], over: list[_Drawn]) -> list[_Drawn]:
+        return [dataclasses.replace(f, place=stacked_place(f.place, False)) for f in facts]
+
+    def equation(self, equation: _jax.Equation, facts: list[_Drawn], control: Control, final: bool) -> Found[_Drawn]:
+        self._inside.append(equation)
+        name, count = equation.primitive.name, len(equation.outvars)
+        if replicas_meet(equation):
+            found = [_Drawn(R if all_get_the_same(equation) else T, UNKNOWN)] * count, facts
+        elif name in families.AXIS_POSITION and over_replicas(equation.params):
+            found = [_Drawn(T)] * count, facts
+        else:
+            found = super().equation(equation, facts, control, final)
+        self._inside.pop()
+        return found
+
+    def operation(self, equation: _jax.Equation, facts: list[_Drawn], control: Control, final: bool) -> Found[_Drawn]:
+        name, count = equation.primitive.name, len(equation.outvars)
+        localities = result_localities(name, equation.params, [f.locality for f in facts], count)
+        if name in families.REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
+            return [_Drawn(T, UNKNOWN)] * count, [_Drawn(T, UNKNOWN)] * len(facts)
+        if name in _DRAWS and localities[0] is not T:
+            self._lines.setdefault(id(equation), tuple(self._inside))
+            shape = shape_of(equation.outvars[0])
+            place = Rows(shape.index(self.rows)) if self.rows in shape else None
+            return [_Drawn(M, place, id(equation))], facts
+        own = [f for f in facts if f.locality is T]
+        drawn = [f for f in facts if f.draw and isinstance(f.place, Rows)]
+        if name in families.ELEMENTWISE and own and drawn:
+            for f in drawn:
+                if any(f.place == other.place for other in own):
+                    self._met.setdefault(f.draw, tuple(self._inside))
+        elif not own and not drawn:
+            return [_Drawn(locality) for locality in localities], facts
+        kept = localities[0] is T or name in _KEPT
+        places = self._places(equation, [f.place if f in own or (f in drawn and not own) else None for f in facts])
+        draw = drawn[0].draw if drawn and not own else 0
+        return [_Drawn(loc, p if kept else None, draw) for loc, p in zip(localities, places, strict=True)], facts
+
+    def _places(self, equation: _jax.Equation, places: list[Place]) -> list[Place]:
+        return result_places(
+            OperationShapes(
+                equation.primitive.name,
+                equation.params,
+                tuple(places),
+                tuple(map(shape_of, equation.invars)),
+                tuple(map(shape_of, equation.outvars)),
+                self.rows,
+                lambda i: number(equation.invars[i]),
+            )
+        )

@@ -1,0 +1,65 @@
+"""A training step in which nothing differs between replicas: each of them computes all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _jax
+from replicax._jax.primitive_families import AXIS_POSITION
+from replicax.errors import users_place
+from replicax.execution.locality_check.warning import warn_at
+from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
+from replicax.execution.program.program import Program
+from replicax.locality import T
+
+_MOST_SHOWN = 3
+
+
+def warn_of_replicated_work(program: Program, paths: Sequence[str]) -> None:
+    """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed.
+
+    Args:
+      program: one that has derivatives, for several replicas.
+      paths: where each argument stands.
+    """
+    if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
+        return
+    arrays = [
+        path
+        for path, (aval, _) in zip(paths, program.arguments, strict=False)
+        if _may_be_a_batch(aval, program.replicas)
+    ]
+    arrays += [
+        f"an array that it captures ({array.dtype.name}{list(array.shape)})"
+        for array in program.constants
+        if _may_be_a_batch(array, program.replicas)
+    ]
+    if not arrays:
+        return
+    shown = ", ".join(arrays[:_MOST_SHOWN]) + (", …" if len(arrays) > _MOST_SHOWN else "")
+    warn_at(
+        f"step {program.name!r} differentiates a loss of values that are the same on all {program.replicas} replicas "
+        f"({shown}), so every replica computes all of it. If a batch is among them, give each replica its part: "
+        "iterate over strategy.distribute_dataset(batches), or split one batch with "
+        "next(iter(strategy.distribute_dataset([batch]))).",
+        *users_place(),
+    )
+
+
+def _makes_a_difference(equation: _jax.Equation) -> bool:
+    """Whether replicas may get different results of the same operands."""
+    if replicas_meet(equation):
+        return not all_get_the_same(equation)
+    name, params = equation.primitive.name, equation.params
+    return (name in AXIS_POSITION and over_replicas(params)) or not _jax.is_function(name, params)
+
+
+def _may_be_a_batch(array: Any, replicas: int) -> bool:
+    """Whether the replicas could have parts of it."""
+    if not array.ndim or array.shape[0] < replicas or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return False
+    return not (array.dtype == jnp.uint32 and array.shape == (2,))  # a random key
