@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         as_share,
         compute_average_loss,
         scale_regularization_loss,
+        total_of_shares,
         value_and_grad,
     )
     from replicax.values import PerReplica
@@ -219,6 +220,7 @@ __all__ = [
     "set_strategy",
     "text_lines",
     "tfrecords",
+    "total_of_shares",
     "train",
     "use_cpu_devices",
     "value_and_grad",
@@ -328,6 +330,7 @@ _LATER = {
     "set_strategy": "replicax.context",
     "text_lines": "replicax.data.files",
     "tfrecords": "replicax.data.files",
+    "total_of_shares": "replicax.training",
     "train": "replicax.loop",
     "use_cpu_devices": "replicax.devices.selection",
     "value_and_grad": "replicax.training",

@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Sequence
 
 
 class LocalityError(ValueError):
@@ -137,6 +138,16 @@ def shortened(text: str, most: int = 80) -> str:
     'a long…'
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """Names in a message: the first of them, if there are many.
+
+    >>> from replicax.errors import few
+    >>> few(["a", "b", "c", "d"])
+    'a, b, c, …'
+    """
+    return ", ".join([*names[:most], *(["…"] if len(names) > most else [])])
 
 
 def line_of(error: BaseException) -> str:

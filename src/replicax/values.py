@@ -11,7 +11,7 @@ import html
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import jax
 import numpy as np
@@ -93,6 +93,10 @@ class ExampleMask:
         return self is other or np.array_equal(self.host, other.host)
 
 
+Scale = Literal["mean", "share"]
+"""What a number is: the mean over one replica's own examples, or its share of the mean over the global batch."""
+
+
 class PerReplica:
     """One component for each replica: ``run`` returns it for a value that may differ between replicas.
 
@@ -106,6 +110,8 @@ class PerReplica:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
       mask: which rows are examples, if the value was computed from a padded batch and may have padding.
       dim: the dim of a component along which the examples lie; ``None`` if that is not known.
+      scale: ``"mean"`` if it is the mean over each replica's own examples, ``"share"`` if it is each replica's share of
+        the mean over the global batch; ``None`` if neither is certain.
 
     With several workers each worker has the components of its own replicas.
 
@@ -118,14 +124,19 @@ class PerReplica:
     [0, 10]
     """
 
-    __slots__ = ("__weakref__", "_real", "_values", "dim", "form", "mask")
+    __slots__ = ("__weakref__", "_real", "_values", "dim", "form", "mask", "scale")
 
     def __init__(
-        self, form: Stacked | Uneven | Components | Local, mask: ExampleMask | None = None, dim: int | None = 0
+        self,
+        form: Stacked | Uneven | Components | Local,
+        mask: ExampleMask | None = None,
+        dim: int | None = 0,
+        scale: Scale | None = None,
     ) -> None:
         self.form = form
         self.mask = mask
         self.dim = dim
+        self.scale = scale
         self._values: tuple[Any, ...] | None = None
         self._real: tuple[Any, ...] | None = None
 

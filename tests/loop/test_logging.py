@@ -51,6 +51,35 @@ def test_shares_are_added_up_and_what_all_replicas_have_is_itself(replicas: int)
     assert values == {"loss": 5.5, "nested/mean": 5.5, "nested/rows": 7.0, "rate": 0.5}
 
 
+def test_a_plain_mean_that_is_added_up_is_told_once_by_its_name() -> None:
+    def step(x: Any) -> Any:
+        return {"loss": replicax.compute_average_loss(x), "accuracy": jnp.mean(x > 1.0)}
+
+    for evaluate in (None, (step, [np.arange(4, dtype=np.float32)] * 2)):
+        with pytest.warns(
+            replicax.ShareWarning, match=r"a mean over one replica's own examples as 'accuracy'.*2 times the mean"
+        ) as found:
+            run_of(step, log_every=1, evaluate=evaluate)
+        [text] = [str(warning.message) for warning in found]
+        assert "compute_average_loss(values)" in text
+        assert "reduce={'accuracy': 'mean'}" in text
+    run_of(step, log_every=1, reduce={"accuracy": "mean"})
+    run_of(step, log_every=1, replicas=1)
+
+
+def test_a_mean_of_an_evaluation_that_is_added_up_is_told() -> None:
+    def evaluated(x: Any) -> Any:
+        return {"accuracy": jnp.mean(x > 1.0)}
+
+    with pytest.warns(replicax.ShareWarning, match="'accuracy' is 2 times the mean"):
+        run_of(replicax.compute_average_loss, 1, evaluate=(evaluated, [np.arange(4, dtype=np.float32)]))
+
+
+def test_a_share_that_is_averaged_is_told() -> None:
+    with pytest.warns(replicax.ShareWarning, match="1/2 of that mean"):
+        run_of(replicax.compute_average_loss, 1, reduce="mean")
+
+
 def test_reduce_says_how_replicas_are_combined() -> None:
     def step(x: Any) -> Any:
         return {"mean": x.mean(), "sum": x.sum()}

@@ -219,6 +219,61 @@ def test_batches_that_are_padded_or_differ_in_size(
         pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair, count, **options))),))
 
 
+@pytest.mark.parametrize("count", [1, 7, 8])
+@pytest.mark.parametrize("is_pure", [False, True], ids=["variables", "pure"])
+def test_a_mean_of_means_of_different_numbers(pair: replicax.MirroredStrategy, count: int, is_pure: bool) -> None:
+    w = weights(pair)
+    average = replicax.get_replica_context
+
+    def step(x: Any) -> None:
+        _, [gradient] = replicax.value_and_grad(lambda: jnp.mean((x @ w.value) ** 2), [w])()  # wrong
+        w.assign_sub(0.1 * average().all_reduce("mean", gradient))
+
+    def pure(v: Any, x: Any) -> Any:
+        return v - 0.1 * average().all_reduce("mean", jax.grad(lambda v: jnp.mean((x @ v) ** 2))(v))  # wrong
+
+    batch = next(iter(batches(pair, count)))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            pair.run(pure if is_pure else step, args=(np.ones(3, np.float32), batch) if is_pure else (batch,))
+    texts = [str(warning.message) for warning in found if warning.category is replicax.ShareWarning]
+    if count == 8:
+        assert texts == []
+    else:
+        [text] = texts
+        assert "replicas have different numbers here" in text
+        assert "compute_average_loss(per_example_losses) and sum" in text
+
+
+# --- numbers that are returned ----------------------------------------------------------------------------------
+
+
+def numbers(x: Any) -> dict[str, Any]:
+    losses = jnp.square(x).sum(-1)
+    return {
+        "share": replicax.compute_average_loss(losses),
+        "mean": jnp.mean(losses),
+        "accuracy": jnp.mean(losses > 1.0),
+        "sum": jnp.sum(losses),
+        "root": jnp.max(losses),
+    }
+
+
+def test_what_is_returned_is_known_for_a_mean_or_a_share(pair: replicax.MirroredStrategy) -> None:
+    returned = pair.run(numbers, args=(next(iter(batches(pair))),))
+    scales = {name: value.scale for name, value in returned.items()}
+    assert scales == {"share": "share", "mean": "mean", "accuracy": "mean", "sum": None, "root": None}
+    for name in ("mean", "accuracy", "sum"):
+        pair.reduce("mean", returned[name])
+        pair.reduce("sum", returned[name])
+    pair.reduce("sum", returned["share"])
+    with pytest.raises(
+        replicax.ShareWarning, match=r"(?s)reduce\('mean', …\).*1/2 of that mean.*reduce\('sum', value\)"
+    ):
+        pair.reduce("mean", returned)
+
+
 def test_many_steps_in_one_dispatch(pair: replicax.MirroredStrategy) -> None:
     step = mean_step(weights(pair))
     with pytest.raises(replicax.ShareWarning, match="a mean over one replica"):

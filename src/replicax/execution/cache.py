@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import PACKAGE, RetraceWarning, shortened, stack_level
+from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, stack_level
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.tracing.arguments import describe_difference
+from replicax.execution.tracing.arguments import came_apart, describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
@@ -86,7 +86,25 @@ class ProgramCache:
                 RetraceWarning,
                 stacklevel=stack_level(),
             )
+        if code in self._last and not _is_ours(code):
+            self._warn_of_own_models(self._last[code], key, name)
         self._last[code] = key
+
+    def _warn_of_own_models(self, last: Any, key: Any, name: str) -> None:
+        """Warn if state that was the same everywhere comes back as the step has returned it: per replica."""
+        before = self._entries.get(last)
+        changed = came_apart(last[1], key[1])
+        if before is None or not changed or not before.program.has_derivatives:
+            return
+        warnings.warn(
+            f"step {name!r}: {few(changed)} was the same on every replica in the last call, and differs between "
+            f"the {self.replicas.count} replicas in this one: the step returned it per replica, so each of them trains "
+            "a model of its own. Reduce the gradients in the step: grads = replicax.get_replica_context()"
+            ".all_reduce('mean', grads). (If each replica is to have its own model, begin with state that is per "
+            "replica: strategy.distribute_values_from_function(lambda ctx: state).)",
+            LocalityWarning,
+            stacklevel=stack_level(),
+        )
 
     def refuse(self, key: Any, why: str) -> None:
         """Remember that no program can be made for ``key``; forgotten like programs."""

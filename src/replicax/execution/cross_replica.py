@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from replicax import context
 from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
+from replicax.errors import ShareWarning, stack_level
 from replicax.execution.cache import ProgramCache
 from replicax.execution.padding.questions import cant_be_told
 from replicax.execution.replica_values import ARRAYS
@@ -58,6 +60,14 @@ def reduce(
         for leaf in leaves
     ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
+    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "share" for i in ours):
+        warnings.warn(
+            f"{what}('mean', …): a value is each replica's share of a mean over the global batch "
+            f"(replicax.compute_average_loss), so the mean of the {programs.replicas.count} shares is "
+            f"1/{programs.replicas.count} of that mean. Add the shares up: {what}('sum', value).",
+            ShareWarning,
+            stacklevel=stack_level(),
+        )
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
         if axis is not None:

@@ -229,7 +229,7 @@ def check_call(
 def results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:
     """What the step returned, from what its program has computed."""
     leaves = []
-    padded = executable.padded
+    padded, scales = executable.padded, executable.program.scales
     for result in executable.program.results:
         if result.index is None:
             value = result.value
@@ -243,7 +243,9 @@ def results(executable: Executable, computed: Sequence[jax.Array], num_replicas:
                 leaves.append(PerReplica(Uneven(array, result.shapes)))
                 continue
             stacked = num_replicas > 1 and executable.localities[result.index] is T
-            leaves.append(PerReplica(Stacked(array)) if stacked else array)
+            leaves.append(
+                PerReplica(Stacked(array), scale=scales[result.index] if scales else None) if stacked else array
+            )
     return jax.tree_util.tree_unflatten(executable.program.result_tree, leaves)
 
 

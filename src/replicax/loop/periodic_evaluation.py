@@ -77,7 +77,8 @@ class Evaluation:
         totals, examples = None, 0
         with heartbeat.phase(heartbeat_page.EVALUATION_STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
-                weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
+                numbers, weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
+                self._combination.check_scales(numbers)
                 totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
                 examples += count
         if totals is None or not examples:
@@ -96,12 +97,12 @@ class Evaluation:
 
 
 class _EvaluationStep(Wrapper):
-    """The numbers of a step, weighed by how many examples its batch has."""
+    """The numbers of a step, and those weighed by how many examples its batch has."""
 
     def __call__(self, element: Any, examples: Any) -> Any:
         returned = checked_result(self.fn(element), self.fn, "replicax.train")
         numbers = named_numbers(returned, self.__name__)
-        return {name: value.astype(jnp.float32) * examples for name, value in numbers.items()}
+        return numbers, {name: value.astype(jnp.float32) * examples for name, value in numbers.items()}
 
 
 def _added(totals: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import lax
 from replicax import context
 from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array
+from replicax.errors import ShareWarning, stack_level
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
 from replicax.nests import is_leaf, known
@@ -116,6 +118,7 @@ class Combination:
             self._of = {name: ReduceOp.parse(op) for name, op in ops.items()}
         else:
             self._of_all = ReduceOp.parse(ops)
+        self._looked_at: set[str] = set()
 
     def check(self, numbers: Mapping[str, Any]) -> None:
         """Raise if a name is none of those of the step.
@@ -128,6 +131,22 @@ class Combination:
                 has = ", ".join(map(repr, filter(is_shown, numbers))) or "none"
                 raise ValueError(
                     f"replicax.train(reduce={{{name!r}: …}}): the step returns no {name!r}; it returns {has}"
+                )
+
+    def check_scales(self, numbers: Mapping[str, Any]) -> None:
+        """Warn, once for each name, of the means over replicas' own examples that are added up."""
+        for name, value in numbers.items():
+            if name in self._looked_at or name in self._of or self._of_all is not ReduceOp.SUM:
+                continue
+            self._looked_at.add(name)
+            if isinstance(value, PerReplica) and value.scale == "mean":
+                warnings.warn(
+                    f"replicax.train: the step returns a mean over one replica's own examples as {name!r}, and numbers "
+                    f"in which replicas differ are added up: {name!r} is {value.count} times the mean. Return "
+                    "replicax.compute_average_loss(values), this replica's share of the mean over the global batch, or "
+                    f"pass replicax.train(reduce={{{name!r}: 'mean'}}).",
+                    ShareWarning,
+                    stacklevel=stack_level(),
                 )
 
     def combined(self, numbers: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:

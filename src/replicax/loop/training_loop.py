@@ -223,6 +223,7 @@ class TrainingLoop:
             wall.count_as("compile")
         if not self._outputs:
             self._combination.check(ctx.last_step_outputs)
+            self._combination.check_scales(ctx.last_step_outputs)
         self._outputs = ctx.last_step_outputs
         run.step += ctx.steps
         heartbeat.made(run.step)

@@ -4,6 +4,7 @@ from replicax.training.gradients import value_and_grad
 from replicax.training.losses import as_share, compute_average_loss, scale_regularization_loss
 from replicax.training.metrics import Accuracy, Mean
 from replicax.training.optimizer import Optimizer
+from replicax.training.totals import total_of_shares
 
 __all__ = [
     "Accuracy",
@@ -12,5 +13,6 @@ __all__ = [
     "as_share",
     "compute_average_loss",
     "scale_regularization_loss",
+    "total_of_shares",
     "value_and_grad",
 ]

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION
-from replicax.errors import users_place
+from replicax.errors import few, users_place
 from replicax.execution.locality_check.warning import warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.program import Program
 from replicax.locality import T
-
-_MOST_SHOWN = 3
 
 
 def warn_of_replicated_work(program: Program, paths: Sequence[str]) -> None:
@@ -40,10 +38,9 @@ def warn_of_replicated_work(program: Program, paths: Sequence[str]) -> None:
     ]
     if not arrays:
         return
-    shown = ", ".join(arrays[:_MOST_SHOWN]) + (", …" if len(arrays) > _MOST_SHOWN else "")
     warn_at(
         f"step {program.name!r} differentiates a loss of values that are the same on all {program.replicas} replicas "
-        f"({shown}), so every replica computes all of it. If a batch is among them, give each replica its part: "
+        f"({few(arrays)}), so every replica computes all of it. If a batch is among them, give each replica its part: "
         "iterate over strategy.distribute_dataset(batches), or split one batch with "
         "next(iter(strategy.distribute_dataset([batch]))).",
         *users_place(),

@@ -3,43 +3,70 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 from replicax.errors import ShareWarning
 from replicax.execution.loss_scale.scale_pass import LossScalePass
 from replicax.execution.loss_scale.terms import Kind, Level, ScaleFact, reading
 from replicax.execution.program.program import Program
 from replicax.locality import T
+from replicax.values import Scale
+
+__warningregistry__: dict[Any, Any] = {}
 
 
-def warn_of_loss_scale(program: Program, asked: bool) -> None:
+def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Scale | None, ...]:
     """Warn if gradients that are summed over the replicas are not those of shares, as far as that is certain.
 
     Args:
-      program: one that has derivatives, as it was captured.
+      program: as it was captured.
       asked: whether the step has asked how many replicas there are.
+      is_ragged: whether other replicas may have another number of examples.
+
+    Returns:
+      What each computed result is: a mean over one replica's own examples, or a share; ``None`` if that is not certain.
     """
     found: dict[tuple[str, int, Kind], str] = {}
+    scales: list[set[Scale]] = [set() for _ in program.jaxpr.outvars[len(program.writes) :]]
     for rows in program.numbers_of_examples or [0]:
-        check = LossScalePass(program, rows, asked)
+        check = LossScalePass(program, rows, asked, is_ragged)
         facts = check.of_outputs()
         changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
+        returned = facts[len(changed) :]
         # Of a pure step: what it was given, changed by a gradient. What it returns else may still be scaled outside.
-        changed += [("what it returns", m) for m in facts[len(changed) :] if m.outside and m.locality is not T]
+        changed += [("what it returns", m) for m in returned if m.outside and m.locality is not T]
         for what, fact in changed:
-            for line, kind in _mistakes(fact, program.replicas):
+            for line, kind in _mistakes(fact, program.replicas, is_ragged):
                 place = check.place(line)
                 found.setdefault((*place, kind), what)
+        for fact, scale in zip(returned, scales, strict=True):
+            scale.update(_scale(fact, program.replicas))
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
-        warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line)
+        warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line, registry=__warningregistry__)
+    return tuple(scale.pop() if len(scale) == 1 else None for scale in scales)
 
 
-def _mistakes(fact: ScaleFact, replicas: int) -> list[tuple[int, Kind]]:
+def _scale(fact: ScaleFact, replicas: int) -> Iterable[Scale]:
+    """What a result is, if it is certain."""
+    if fact.locality is T and not fact.rest and not fact.has_examples and {t.level for t in fact.terms} == {Level.LOSS}:
+        kinds = {reading(t, replicas) for t in fact.terms}
+        if kinds == {Kind.MEAN}:
+            yield "mean"
+        elif kinds == {Kind.SHARE}:
+            yield "share"
+
+
+def _mistakes(fact: ScaleFact, replicas: int, is_ragged: bool) -> list[tuple[int, Kind]]:
     """The lines of what is wrong with the value that a variable gets, and what it is."""
     totals = [(t, reading(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
     # Parameters that each replica has changed by itself are averaged: that is no gradient.
     averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
-    return [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
+    found = [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
+    if is_ragged:
+        found += [(t.line, Kind.RAGGED) for t, kind in totals if t.kind is Kind.MEAN and kind is Kind.SHARE]
+    return found
 
 
 _SUMMED = "and its gradient is summed over the {n} replicas, into {variable}"
@@ -66,6 +93,13 @@ _TEXTS = {
         "step {step}: this is a replica's share already, and it is divided by the number of replicas once more: the "
         "gradient that is summed over the {n} replicas, into {variable}, is 1/{n} of what it should be. Leave out one "
         "of the two: sum the gradients of shares, and don't average them."
+    ),
+    Kind.RAGGED: (
+        "step {step}: this is a mean over one replica's own examples, of which replicas have different numbers here. "
+        "Its gradient is averaged over the {n} replicas, into {variable}: examples of a replica that has fewer weigh "
+        "more than others, and a replica without any counts as much as a full one. Use "
+        "replicax.compute_average_loss(per_example_losses) and sum the gradients; or let no batch differ in size "
+        '(drop the remainder, or InputOptions(partial_batch="pad") and the mask).'
     ),
     Kind.NONLINEAR: (
         "step {step}: this is a function of a replica's share that is not linear, such as a root. Such values don't "

@@ -134,9 +134,9 @@ def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
         return Scale(())
     value = 1 / m.number if divides else m.number
     size = abs(value)
-    if is_close(size, 1.0):
-        return Scale(())
     origin = o.origin(m.number) if divides else Origin.UNKNOWN
+    if is_close(size, 1.0) and origin is not Origin.MEAN:
+        return Scale(())
     if is_close(size, 1 / o.replicas) or origin is Origin.MEAN:
         return Scale((Factor(size, origin),), value)
     if o.asked and not is_close(size, o.replicas):

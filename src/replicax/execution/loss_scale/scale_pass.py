@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, REFERENCES
+from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, QUOTIENTS, REFERENCES
 from replicax.collectives import all_reduce_p, share_back_p, share_p
 from replicax.execution.loss_scale.backward_rules import (
     BEGINNING,
@@ -61,13 +61,15 @@ class LossScalePass(Dataflow[ScaleFact]):
       program: as it was captured.
       rows: how many examples a replica has.
       asked: whether the step has asked how many replicas there are.
+      is_ragged: whether other replicas may have another number of examples.
     """
 
-    def __init__(self, program: Program, rows: int, asked: bool) -> None:
+    def __init__(self, program: Program, rows: int, asked: bool, is_ragged: bool = False) -> None:
         super().__init__(ScaleFact(outside=True))
         self.program = program
         self.rows = rows
         self.asked = asked
+        self.is_ragged = is_ragged
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
         self._backward = False
@@ -160,9 +162,12 @@ class LossScalePass(Dataflow[ScaleFact]):
         if not _jax.is_way_back(equation):
             return self._equation(equation, [left(m) for m in facts], control, final)
         self._backward = True
+        divides = equation.primitive.name in QUOTIENTS  # what it divides by is no derivative
         begun = [
-            BEGINNING if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () else m
-            for v, m in zip(equation.invars, facts, strict=True)
+            BEGINNING
+            if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () and not (divides and i == 1)
+            else m
+            for i, (v, m) in enumerate(zip(equation.invars, facts, strict=True))
         ]
         found = self._equation(equation, begun, control, final)
         self._backward = False
@@ -254,7 +259,8 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     def _origin(self, equation: _jax.Equation, divisor: float) -> Origin:
         """Where the number comes from that an equation divides by."""
-        if _jax.comes_from(equation, *_OVER_ELEMENTS):
+        # Without other sizes, it does not matter whether one example is averaged or added up.
+        if (divisor != 1.0 or self.is_ragged) and _jax.comes_from(equation, *_OVER_ELEMENTS):
             return Origin.MEAN
         by_function = any(_jax.comes_from(equation, [name], file) for name, file in _OVER_REPLICAS)
         if is_close(divisor, self.program.replicas) and (by_function or (self.asked and self._is_no_size)):

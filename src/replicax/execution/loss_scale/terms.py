@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     SHARE = "this replica's share of a whole"
     DECLARED = "declared to be a share, with as_share"
     REPEATED = "computed from variables alone, so the same on every replica"
+    RAGGED = "a mean over this replica's own examples, averaged with those of replicas that have other numbers of them"
     DOUBLE_SCALED = "a share that has been divided by the number of replicas once more"
     NONLINEAR = "a function of a share that is not linear, so that it is no share"
     CLIPPED = "a gradient that its replica has clipped, or scaled by a function of itself"

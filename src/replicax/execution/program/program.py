@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.execution.program.marks import Obligation
 from replicax.locality import Locality, M, T
+from replicax.values import Scale
 from replicax.variables.layout import Layout
 from replicax.variables.slots import Slot
 
@@ -87,6 +89,8 @@ class Program:
     obligations: Mapping[int, Obligation]
     timeout: float | None
     """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""
+    scales: tuple[Scale | None, ...] = ()
+    """What each computed result is over the replicas, as far as that is certain; empty if it was not looked at."""
     example_dims: tuple[Any, ...] | None = None
     """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
@@ -108,6 +112,12 @@ class Program:
     def has_derivatives(self) -> bool:
         """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
         return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_way_back)
+
+    @property
+    def returns_numbers(self) -> bool:
+        """Whether a result is a float scalar."""
+        outputs: Any = (v.aval for v in self.jaxpr.outvars[len(self.writes) :])
+        return any(aval.shape == () and jnp.issubdtype(aval.dtype, jnp.floating) for aval in outputs)
 
     @property
     def dims_of_examples(self) -> list[Any]:

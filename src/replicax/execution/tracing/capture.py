@@ -202,11 +202,14 @@ def capture(
         program = dataclasses.replace(program, jaxpr=with_all_reduces(program.jaxpr, program.input_localities))
     if program.replicas > 1:
         warn_of_common_draws(program)
-        if program.has_derivatives:
-            from replicax.execution.loss_scale.mistakes import warn_of_loss_scale  # not every program has a loss
-
+        has_derivatives = program.has_derivatives
+        if has_derivatives:
             warn_of_replicated_work(program, paths())
-            warn_of_loss_scale(program, asked)
+        if has_derivatives or program.returns_numbers:
+            from replicax.execution.loss_scale.mistakes import check_loss_scale  # not every program has a loss
+
+            scales = check_loss_scale(program, asked, store.communicator.is_ragged)
+            program = dataclasses.replace(program, scales=scales)
     return program
 
 

@@ -187,6 +187,7 @@ class _Joining:
             result_tree=first.result_tree,
             obligations={},  # they have been answered
             timeout=max(timeouts, default=None),
+            scales=first.scales,
         )
 
     def _object(self, column: Sequence[Any]) -> Any:

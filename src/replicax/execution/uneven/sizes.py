@@ -198,6 +198,8 @@ def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, .
 class UnevenCommunicator(SpmdCommunicator):
     """The communicator of a replica of one of the sizes; see :class:`replicax.collectives.Communicator`."""
 
+    is_ragged = True
+
     def __init__(self, questions: _Questions, number: int, options: CommunicationOptions | None) -> None:
         super().__init__(options=options)
         self._questions = questions

@@ -1,0 +1,71 @@
+"""A pure step whose gradients were not reduced is told when its state comes back per replica."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+
+
+def descended(state: Any, x: Any, *, op: str | None) -> tuple[Any, Any]:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+    if op is not None:
+        gradient = replicax.get_replica_context().all_reduce(op, gradient)
+    return {"w": state["w"] - 0.1 * gradient, "steps": state["steps"] + 1}, loss
+
+
+def separate(state: Any, x: Any) -> tuple[Any, Any]:
+    return descended(state, x, op=None)
+
+
+def together(state: Any, x: Any) -> tuple[Any, Any]:
+    return descended(state, x, op="mean")
+
+
+def calls(pair: replicax.MirroredStrategy, step: Any, state: Any, count: int = 3) -> list[warnings.WarningMessage]:
+    [batch] = pair.distribute_dataset([X])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(count):
+            state, _ = pair.run(step, args=(state, batch))
+    return found
+
+
+def start() -> Any:
+    return {"w": jnp.ones(3), "steps": jnp.int32(0)}
+
+
+def test_state_that_comes_back_per_replica_is_told_once(pair: replicax.MirroredStrategy) -> None:
+    [warning] = calls(pair, separate, start())
+    assert warning.category is replicax.LocalityWarning
+    assert warning.filename == __file__
+    for part in ("'separate'", "args[0]['w'] was the same", "the 2 replicas", "all_reduce('mean', grads)"):
+        assert part in str(warning.message)
+
+
+def test_it_is_told_before_the_second_step_runs(pair: replicax.MirroredStrategy) -> None:
+    [batch] = pair.distribute_dataset([X])
+    state, _ = pair.run(separate, args=(start(), batch))
+    with pytest.raises(replicax.LocalityWarning, match="trains a model of its own"):
+        pair.run(separate, args=(state, batch))
+
+
+def test_state_that_stays_the_same_or_is_meant_to_differ(pair: replicax.MirroredStrategy) -> None:
+    assert calls(pair, together, start()) == []
+    own = pair.distribute_values_from_function(lambda ctx: start()["w"])
+    assert calls(pair, separate, {"w": own, "steps": jnp.int32(0)}) == []
+
+
+def test_a_step_that_does_not_train(pair: replicax.MirroredStrategy) -> None:
+    def running_mean(mean: Any, x: Any) -> Any:
+        return 0.9 * mean + 0.1 * x.mean(0), None
+
+    assert calls(pair, running_mean, jnp.zeros(3)) == []
