@@ -64,6 +64,19 @@ def test_state_that_stays_the_same_or_is_meant_to_differ(pair: replicax.Mirrored
     assert calls(pair, separate, {"w": own, "steps": jnp.int32(0)}) == []
 
 
+def test_a_batch_that_is_distributed_later(pair: replicax.MirroredStrategy) -> None:
+    with pair.scope():
+        w = replicax.Variable(np.ones(3, np.float32))
+
+    def step(x: Any, scale: Any) -> Any:
+        gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2 * scale[0]))(w.value)
+        w.assign_sub(0.1 * replicax.get_replica_context().all_reduce("mean", gradient))
+
+    [scale], [batch] = pair.distribute_dataset([np.ones(2, np.float32)]), pair.distribute_dataset([X])
+    pair.run(step, args=(X[:2], scale))
+    pair.run(step, args=(batch, scale))
+
+
 def test_a_step_that_does_not_train(pair: replicax.MirroredStrategy) -> None:
     def running_mean(mean: Any, x: Any) -> Any:
         return 0.9 * mean + 0.1 * x.mean(0), None

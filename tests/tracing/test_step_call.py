@@ -220,7 +220,8 @@ def test_a_module_whose_new_state_leaves_the_step(strategy, executor) -> None:
         trained(net, x)
         return net
 
-    new = strategy.run(step, args=(net, X), options=options)
+    [batch] = strategy.distribute_dataset([X])
+    new = strategy.run(step, args=(net, batch), options=options)
     assert not np.allclose(strategy.local_results(new.kernel)[0], net.kernel)
     assert strategy.run(lambda net, x: net(x), args=(net, X), options=options).shape == (4, 2)
 

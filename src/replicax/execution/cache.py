@@ -13,6 +13,7 @@ from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, short
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import came_apart, describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.locality import T
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
 from replicax.variables.variable import Variable
@@ -96,8 +97,13 @@ class ProgramCache:
         changed = came_apart(last[1], key[1])
         if before is None or not changed or not before.program.has_derivatives:
             return
+        outputs: Any = [v.aval for v in before.program.jaxpr.outvars[len(before.program.writes) :]]
+        own = {(x.shape, x.dtype) for x, locality in zip(outputs, before.localities, strict=True) if locality is T}
+        if not own.issuperset(kind for _, kind in changed):
+            return
+        paths = [path for path, _ in changed]
         warnings.warn(
-            f"step {name!r}: {few(changed)} was the same on every replica in the last call, and differs between "
+            f"step {name!r}: {few(paths)} was the same on every replica in the last call, and differs between "
             f"the {self.replicas.count} replicas in this one: the step returned it per replica, so each of them trains "
             "a model of its own. Reduce the gradients in the step: grads = replicax.get_replica_context()"
             ".all_reduce('mean', grads). (If each replica is to have its own model, begin with state that is per "

@@ -312,8 +312,12 @@ def path_of(tree: Any, position: int) -> str:
     return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
 
 
-def came_apart(old: Any, new: Any) -> list[str]:
-    """The paths of arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ."""
+def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
+    """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
+
+    Returns:
+      The path of each, and its shape and dtype on a replica.
+    """
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree or len(old_keys) != len(new_keys):
         return []
@@ -321,7 +325,7 @@ def came_apart(old: Any, new: Any) -> list[str]:
     pairs = [(old_keys[i], new_keys[i]) for i in differ]
     if any(a[0] is not M or b[0] is not T or _local_shape(b) != a[1] or b[2] != a[2] for a, b in pairs):
         return []
-    return [path_of(new_tree, i) for i in differ]
+    return [(path_of(new_tree, i), (old_keys[i][1], old_keys[i][2])) for i in differ]
 
 
 def describe_difference(old: Any, new: Any) -> list[str]:

@@ -203,7 +203,7 @@ def capture(
     if program.replicas > 1:
         warn_of_common_draws(program)
         has_derivatives = program.has_derivatives
-        if has_derivatives:
+        if has_derivatives and replicas.elsewhere is None:  # workers of servers get their parts otherwise
             warn_of_replicated_work(program, paths())
         if has_derivatives or program.returns_numbers:
             from replicax.execution.loss_scale.mistakes import check_loss_scale  # not every program has a loss
