@@ -29,6 +29,8 @@ from tests.programs.programs import PROGRAMS, Program, bundles, third_party
 
 T = replicax.Locality.PER_REPLICA
 
+pytestmark = pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # one program draws from a constant key
+
 
 class Counted:
     """A function that knows how often it has been called."""
