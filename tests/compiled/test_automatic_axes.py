@@ -26,6 +26,7 @@ _OTHERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.parametrize(
     "which",
     bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8),
@@ -165,6 +166,7 @@ def test_gradients_in_bfloat16() -> None:
     np.testing.assert_array_equal(strategy.run(step, args=(x, w)).astype(jnp.float32), np.full((8, 8), 16.0))
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # both replicas differentiate the same
 def test_branches_may_split_in_different_ways() -> None:
     strategy = logical_strategy(2, 4)
     split = strategy.split_to_logical_devices
