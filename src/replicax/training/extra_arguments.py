@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 
-from replicax import _jax
+from replicax import _jax, context
 from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.nests import is_leaf, known
-from replicax.training.totals import total_of_shares
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -120,16 +119,29 @@ def of_parameters(
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
+    def total(values: Any) -> Any:
+        replica = context.get_replica_context()
+        assert replica is not None
+        return replica.all_reduce("sum", values) if aggregate else values
+
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if jax.tree_util.tree_structure(parameters) != tree:
             return fn(parameters, *args, **kwargs)
         outer = current_store()
 
-        def share(leaves: Sequence[Any]) -> Any:
-            return own(leaves, outer, args, kwargs)
+        # The parameters are the same on all replicas, so the gradient of the sum is the sum of the gradients. (The
+        # gradient of all_reduce is another: it is with respect to each replica's own values.)
+        @jax.custom_vjp
+        def summed(leaves: Sequence[Any]) -> Any:
+            return total(own(leaves, outer, args, kwargs))
 
+        def forward(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            result, pull = jax.vjp(lambda leaves: own(leaves, outer, args, kwargs), leaves)
+            return total(result), pull
+
+        summed.defvjp(forward, lambda pull, cotangent: (total(pull(cotangent)[0]),))
         with _jax.kept_programs():
-            result = (total_of_shares(share) if aggregate else share)(jax.tree_util.tree_leaves(parameters))
+            result = summed(jax.tree_util.tree_leaves(parameters))
         _jax.renew_kept_programs()
         return result
 
