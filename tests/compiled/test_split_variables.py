@@ -46,6 +46,7 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("devices", "group", "per_device"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)

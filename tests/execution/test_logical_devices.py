@@ -82,6 +82,7 @@ def test_values_and_gradients_are_those_of_one_device(replicas: int, parts: list
     assert executable.call._cache_size() == 1  # compiled once
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_under_transformations(executor: str) -> None:
     strategy = logical_strategy(2, 4)
@@ -169,6 +170,7 @@ def test_each_logical_device_does_its_part_of_a_matrix_product(parts_x, parts_w)
     assert flops(False) / flops(True) == pytest.approx(4, rel=0.05)
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
 def test_layers_and_their_gradients_take_a_part_of_the_work_and_the_memory() -> None:
     strategy = logical_strategy(2, 4)
 
@@ -224,6 +226,7 @@ def test_a_split_image_is_convolved_in_parts_that_exchange_their_borders(replica
     assert executable.call._cache_size() == 1
 
 
+@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
 def test_the_gradient_is_split_in_the_same_way() -> None:
     strategy = logical_strategy(2, 4)
 
