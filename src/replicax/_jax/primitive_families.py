@@ -62,6 +62,9 @@ RANDOM = primitives_named(
 )
 """Each result is computed from the key in its place, and may have dims of its own after those of the keys."""
 
+DRAWS = primitives_named("random_bits random_gamma")
+"""Their results are random numbers, and no keys."""
+
 HANDED_ON = primitives_named("optimization_barrier")
 """Their results are their operands, each in its place."""
 

@@ -22,7 +22,6 @@ from replicax.execution.program.locality_rules import join, result_localities
 from replicax.execution.program.program import Program
 from replicax.locality import Locality, M, R, T
 
-_DRAWS = frozenset({"random_bits", "random_gamma"}) & families.RANDOM
 _KEPT = (
     families.ELEMENTWISE
     | families.BITCASTS
@@ -51,7 +50,7 @@ class _Drawn:
 
 def warn_of_common_draws(program: Program) -> None:
     """Warn if examples of different replicas get the same random numbers, as far as that is certain."""
-    if not _jax.contains(program.jaxpr, lambda e: e.primitive.name in _DRAWS):
+    if not _jax.contains(program.jaxpr, lambda e: e.primitive.name in families.DRAWS):
         return
     found: dict[tuple[str, int], tuple[str, int]] = {}
     for rows in program.numbers_of_examples:
@@ -126,7 +125,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         localities = result_localities(name, equation.params, [f.locality for f in facts], count)
         if name in families.REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
             return [_Drawn(T, UNKNOWN)] * count, [_Drawn(T, UNKNOWN)] * len(facts)
-        if name in _DRAWS and localities[0] is not T:
+        if name in families.DRAWS and localities[0] is not T:
             self._lines.setdefault(id(equation), tuple(self._inside))
             shape = shape_of(equation.outvars[0])
             place = Rows(shape.index(self.rows)) if self.rows in shape else None
