@@ -25,6 +25,9 @@ ORACLE_READY := .venv-oracle/.ready
 # So do the libraries beside which Replicax is measured,
 PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/.ready
+# XLA's compiler for GPUs,
+GPU := .venv-gpu/bin
+GPU_READY := .venv-gpu/.ready
 # and those whose datasets are taken.
 INTEGRATIONS := .venv-integrations/bin
 INTEGRATIONS_READY := .venv-integrations/.ready
@@ -45,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench peers oracle integrations keras matrix chaos docs dist clean
+.PHONY: help demo test soak lint primitives bench peers gpu oracle integrations keras matrix chaos docs dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -73,6 +76,9 @@ bench: $(READY)  ## measure Replicax against hand-written JAX
 
 peers: $(PEERS_READY)  ## measure Replicax beside TensorFlow, Keras, Flax NNX and PyTorch
 	$(PEERS)/python -m benchmarks.peers $(ARGS)
+
+gpu: $(GPU_READY)  ## compile every program of the tests for GPUs that are not there, beside a table of their collectives
+	JAX_PLATFORMS=cpu $(GPU)/python -m pytest $(SHARED) -m "" tests/gpu $(ARGS)
 
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
 	$(ORACLE)/python -m tests.oracle $(ARGS)
@@ -102,7 +108,7 @@ dist:  ## build the wheel and the sdist in dist/, and try them in empty environm
 	$(PYTHON) tests/matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-peers .venv-integrations .venv-keras .venv-matrix .venv-docs .venv-dist
+	rm -rf .venv .venv-oracle .venv-peers .venv-gpu .venv-integrations .venv-keras .venv-matrix .venv-docs .venv-dist
 	rm -rf build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -130,6 +136,15 @@ $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers/constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	PIP_CONSTRAINT="constraints.txt benchmarks/peers/constraints.txt" \
 	    $(PEERS)/python -m pip install --editable '.[nnx,torch]' keras tensorflow-cpu
+	touch $@
+
+# The development environment, and the compiler beside it, where no other test sees it.
+$(GPU_READY): $(READY) tests/gpu/constraints.txt
+	$(PYTHON) -m venv .venv-gpu
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	    > $$($(GPU)/python -c 'import site; print(site.getsitepackages()[0])')/development.pth
+	PIP_CONSTRAINT="constraints.txt tests/gpu/constraints.txt" \
+	    $(GPU)/python -m pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt
 	touch $@
 
 $(DOCS_READY): pyproject.toml constraints.txt docs/site/constraints.txt

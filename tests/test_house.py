@@ -110,7 +110,7 @@ def locked(path: pathlib.Path) -> dict[str, str]:
     return {re.sub("[-_.]+", "-", name).lower(): version for name, version in pairs}
 
 
-@pytest.mark.parametrize("folder", ["docs/site", "tests/integration", "tests/oracle", "benchmarks/peers"])
+@pytest.mark.parametrize("folder", ["docs/site", "tests/gpu", "tests/integration", "tests/oracle", "benchmarks/peers"])
 def test_constraints_do_not_contradict_each_other(folder: str) -> None:
     """An environment that takes both files could not be installed."""
     common, special = locked(ROOT / "constraints.txt"), locked(ROOT / folder / "constraints.txt")

@@ -1,0 +1,188 @@
+"""Every program of the corpus compiles for H100s, with the collectives of a golden table; ``make gpu`` runs this.
+
+``REPLICAX_WRITE_GOLDEN=1`` writes the table anew: look at what has changed before you keep it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from tests.gpu.described import devices, needs_compiler
+from tests.planning.test_planner import build
+from tests.programs.programs import PROGRAMS, Program, bundles, third_party
+
+pytestmark = [needs_compiler, pytest.mark.soak]
+
+GOLDEN = pathlib.Path(__file__).with_name("collectives.json")
+TABLE: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+
+for _name in ("collectives", "derivatives", "libraries", "loops", "models", "nnx", "numerics", "optax", "random",
+              "variables"):  # fmt: skip
+    importlib.import_module(f"tests.programs.programs_{_name}")
+
+APART = [p for p in PROGRAMS if p.theme == "libraries" or p.variables]
+TOGETHER = bundles([p for p in PROGRAMS if p not in APART], 8)
+
+
+def strategy_on(name: str = "h100:8", **arguments: Any) -> replicax.MirroredStrategy:
+    return replicax.MirroredStrategy(devices(name), **arguments)
+
+
+def check(name: str, plan: replicax.Plan) -> None:
+    """The plan's collectives are those of the table: kind, bytes, participants, and how often."""
+    assert plan.platform == "gpu"
+    found = sorted(f"{c.count} x {c.kind} of {c.bytes} among {c.participants}" for c in plan.collectives)
+    if os.environ.get("REPLICAX_WRITE_GOLDEN"):
+        TABLE.update({**(json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}), name: found})
+        GOLDEN.write_text(json.dumps(TABLE, indent=1, sort_keys=True) + "\n")
+    assert found == TABLE.get(name), f"{name}: the golden table has {TABLE.get(name)}"
+
+
+def described(value: Any) -> Any:
+    array = np.asarray(value) if not hasattr(value, "dtype") else value
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+@pytest.mark.parametrize("which", [*TOGETHER, *APART], ids=lambda p: p.name)
+@third_party
+def test_programs(which: Program) -> None:
+    strategy = strategy_on("h100:4")  # some have dims that four replicas can share out, and eight can't
+    shared = which.shared()
+    if which.variables:
+        with strategy.scope():
+            shared = jax.tree.map(lambda x: replicax.Variable(jnp.asarray(x)), shared)
+    element = jax.tree.map(described, which.data(0)), *shared
+    check(which.name, replicax.plan(strategy, lambda element: which.step(*element), element))
+
+
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "mirrored": {},
+    "split": {"variable_partitioner": replicax.FixedShardsPartitioner(8)},
+    "groups": {"variable_partitioner": replicax.GroupPartitioner(4)},
+    "logical devices": {"num_logical_devices": 2},
+    "logical devices, groups": {"num_logical_devices": 2, "variable_partitioner": replicax.GroupPartitioner(2)},
+    "several replicas": {"num_replicas": 32},
+    "several at once": {"num_replicas": 32, "replicas_at_once": 4},
+    "several, split": {"num_replicas": 32, "variable_partitioner": replicax.FixedShardsPartitioner(8)},
+    "reproducible": {"reproducible": True},
+    "reproducible, several": {"reproducible": True, "num_replicas": 32},
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placements(placement: str) -> None:
+    strategy = strategy_on(**PLACEMENTS[placement])
+    parts = PLACEMENTS[placement].get("num_logical_devices", 1)
+    check(f"placement {placement}", replicax.plan(strategy, *build(strategy, parts=parts)))
+
+
+@pytest.mark.parametrize("example", ["digits", "language_model"])
+def test_examples(example: str) -> None:
+    strategy = strategy_on()
+    keywords = {"size": "tiny"} if example == "language_model" else {}
+    made = importlib.import_module(f"examples.{example}").plan(strategy, **keywords)
+    check(f"example {example}", replicax.plan(strategy, *made))
+
+
+def test_a_pipeline() -> None:
+    strategy = strategy_on(num_logical_devices=2)
+    with strategy.scope():
+        first, last = (replicax.Variable(lambda: jnp.zeros((64, 64)), name=name) for name in ("first", "last"))
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x):
+        def loss():
+            h = strategy.assign_to_logical_device(jnp.tanh(x @ first), 0)
+            return replicax.compute_average_loss(strategy.assign_to_logical_device((h @ last).sum(-1), 1))
+
+        value, gradients = replicax.value_and_grad(loss, [first, last])()
+        optimizer.apply_gradients(zip(gradients, [first, last], strict=True))
+        return value
+
+    plan = replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 64), jnp.float32))
+    assert len(plan.stages) == 2
+    check("pipeline", plan)
+
+
+# --- beside hand-written JAX ----------------------------------------------------------------------------
+
+LAYERS, WIDTH = 16, 256
+SHAPES = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+
+
+def block(weights, x):
+    q, k, v = jnp.split((x @ weights["qkv"]).reshape(*x.shape[:2], 4, -1), 3, axis=-1)
+    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    x = x + jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(x.shape) @ weights["out"]
+    return x + jax.nn.gelu(x @ weights["up"]) @ weights["down"]
+
+
+def network(layers, x):
+    for weights in layers:
+        x = block(weights, x)
+    return jnp.square(x).mean((1, 2))
+
+
+def kernels(text: str) -> int:
+    """Fusions, library calls and the like that the program launches."""
+    from replicax.hlo.instructions import parse
+    from replicax.planning.cost import cost_of
+
+    return cost_of(parse(text)).launches
+
+
+def test_a_transformer_of_16_layers_beside_hand_written_jax() -> None:
+    found = devices().ravel()
+    strategy = replicax.MirroredStrategy(devices())
+    zeros = {name: lambda shape=shape: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    with strategy.scope():
+        layers = [
+            {name: replicax.Variable(make, name=f"{name}{i}") for name, make in zeros.items()} for i in range(LAYERS)
+        ]
+        optimizer = replicax.Optimizer(optax.adam(1e-3))
+    variables = jax.tree.leaves(layers, is_leaf=lambda v: isinstance(v, replicax.Variable))
+
+    def step(x):
+        def loss():
+            return replicax.compute_average_loss(network([{k: v.value for k, v in one.items()} for one in layers], x))
+
+        value, gradients = replicax.value_and_grad(loss, variables)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return value
+
+    spec = jax.ShapeDtypeStruct((8, 128, WIDTH), jnp.float32)
+    plan = replicax.plan(strategy, step, spec)
+
+    mesh = jax.sharding.Mesh(found, ("replica",))
+    split, everywhere = (jax.sharding.PartitionSpec(*axes) for axes in (("replica",), ()))
+    tx = optax.adam(1e-3)
+
+    def by_hand(state, x):
+        weights, slots = state
+        value, gradients = jax.value_and_grad(lambda w: network(w, x).sum() / (8 * len(found)))(weights)
+        updates, slots = tx.update(jax.lax.psum(gradients, "replica"), slots, weights)
+        return (optax.apply_updates(weights, updates), slots), value[None]
+
+    weights = [
+        {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()} for _ in range(LAYERS)
+    ]
+    state = weights, jax.eval_shape(tx.init, weights)
+    mapped = jax.shard_map(
+        by_hand, mesh=mesh, in_specs=(everywhere, split), out_specs=(everywhere, split), check_vma=False
+    )
+    whole = jax.ShapeDtypeStruct((8 * len(found), 128, WIDTH), jnp.float32)
+    on = lambda spec: lambda a: a.update(sharding=jax.NamedSharding(mesh, spec))  # noqa: E731
+    hand = jax.jit(mapped, donate_argnums=0).lower(jax.tree.map(on(everywhere), state), on(split)(whole)).compile()
+    assert plan.cost.launches <= 1.02 * kernels(hand.as_text())
+    assert plan.memory.temporaries <= 1.02 * hand.memory_analysis().temp_size_in_bytes
