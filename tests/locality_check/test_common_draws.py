@@ -131,6 +131,12 @@ def a_number_for_the_batch(key: Any, w: Any, x: Any) -> Any:
 
 
 @right
+def numbers_that_are_printed(key: Any, w: Any, x: Any) -> Any:
+    jax.debug.print("{} {}", x, jax.random.normal(key, x.shape))
+    return x @ w
+
+
+@right
 def values_beside_the_examples(key: Any, w: Any, x: Any) -> Any:
     return jnp.sum(x @ w), jax.random.normal(key, (ROWS, FEATURES))
 

@@ -125,6 +125,8 @@ class _DrawsPass(Dataflow[_Drawn]):
         localities = result_localities(name, equation.params, [f.locality for f in facts], count)
         if name in families.REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
             return [_Drawn(T, UNKNOWN)] * count, [_Drawn(T, UNKNOWN)] * len(facts)
+        if not count:  # a print, for example
+            return [], facts
         if name in families.DRAWS and localities[0] is not T:
             self._lines.setdefault(id(equation), tuple(self._inside))
             shape = shape_of(equation.outvars[0])
