@@ -77,6 +77,7 @@ def _normalised(x: Array, axes: Any) -> Any:
     results, moments = [], []
     for mode in ("ema", "batch"):
         norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name=axes, mode=mode)
+        state = jax.tree.map(lambda leaf: jnp.full_like(leaf, leaf.dtype == bool), state)  # some of it is "empty"
         out, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
         out, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(out, state)
         results.append(out)
