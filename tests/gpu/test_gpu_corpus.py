@@ -22,7 +22,7 @@ from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import build
 from tests.programs.programs import PROGRAMS, Program, bundles, third_party
 
-pytestmark = [needs_compiler, pytest.mark.soak]
+pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")]
 
 GOLDEN = pathlib.Path(__file__).with_name("collectives.json")
 TABLE: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
@@ -65,8 +65,13 @@ def test_programs(which: Program) -> None:
     if which.variables:
         with strategy.scope():
             shared = jax.tree.map(lambda x: replicax.Variable(jnp.asarray(x)), shared)
-    element = jax.tree.map(described, which.data(0)), *shared
-    step = lambda element: which.step(*element)  # noqa: E731
+    element, given = jax.tree.map(described, which.data(0)), ()
+    if shared and not which.variables:  # variables are closed over, as a step has them
+        element, given = (element, shared), shared
+
+    def step(element):
+        return which.step(element[0], *element[1]) if given else which.step(element, *shared)
+
     if which.name in CALL_THE_HOST:
         with pytest.raises(replicax.CompilationError, match="Unknown backend: 'gpu' requested"):
             replicax.plan(strategy, step, element)
