@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from replicax import _jax
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -62,9 +64,10 @@ class TowerWords(contextlib.ContextDecorator):
     """Errors that the core raises inside come out in tower words; what the user's own code raises stays as it is."""
 
     def __enter__(self) -> None:
-        pass
+        _jax.debugging.set(_jax.debugging.get() + 1)  # frames stay, as they tell who has raised
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: types.TracebackType | None) -> None:
+        _jax.debugging.set(_jax.debugging.get() - 1)
         if error is not None and error.args and isinstance(error.args[0], str) and _is_ours(error, traceback):
             error.args = (translated(error.args[0]), *error.args[1:])
 
