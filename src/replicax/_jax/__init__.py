@@ -128,7 +128,7 @@ from replicax._jax.runtime import (
     wait_for_key,
     without_compilation_cache,
 )
-from replicax._jax.tracebacks import debugging, hide_frames, hiding_frames
+from replicax._jax.tracebacks import debugging, hide_frames, hiding_frames, raised_by
 from replicax._jax.traces import (
     current_trace,
     eval_trace,
@@ -247,6 +247,7 @@ __all__ = [
     "program_p",
     "pruned",
     "put_alone",
+    "raised_by",
     "renew_kept_programs",
     "replace_inputs",
     "resized",

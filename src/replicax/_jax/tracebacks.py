@@ -60,8 +60,23 @@ def hide_frames(error: BaseException) -> None:
         if source is not None and _is_internal(source, hidden) and not _is_of_replicax(current):
             current.__cause__, current.__suppress_context__ = None, True
             source = None
+        vars(current).setdefault(_RAISED_BY, _last_module(current.__traceback__))
         current.__traceback__ = _without(current.__traceback__, hidden)
         current = source
+
+
+_RAISED_BY = "_replicax_raised_by"
+"""An attribute of errors whose frames are hidden: exceptions can't be referred to weakly."""
+
+
+def raised_by(error: BaseException) -> str:
+    """The name of the module that has raised ``error``, also if its frame is hidden."""
+    return str(vars(error).get(_RAISED_BY) or _last_module(error.__traceback__))
+
+
+def _last_module(trace: TracebackType | None) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return str(frames[-1].f_globals.get("__name__")) if frames else ""
 
 
 def _is_internal(error: BaseException, hidden: set[str]) -> bool:
@@ -71,8 +86,7 @@ def _is_internal(error: BaseException, hidden: set[str]) -> bool:
 
 def _is_of_replicax(error: BaseException) -> bool:
     """Whether a line of Replicax has raised ``error``: then it says itself what of its cause is to be seen."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return not frames or _room(frames[-1].f_globals) == "replicax"
+    return raised_by(error).partition(".")[0] in ("", "replicax")
 
 
 def _without(trace: TracebackType | None, hidden: set[str]) -> TracebackType | None:

@@ -64,23 +64,19 @@ class TowerWords(contextlib.ContextDecorator):
     """Errors that the core raises inside come out in tower words; what the user's own code raises stays as it is."""
 
     def __enter__(self) -> None:
-        _jax.debugging.set(_jax.debugging.get() + 1)  # frames stay, as they tell who has raised
+        pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: types.TracebackType | None) -> None:
-        _jax.debugging.set(_jax.debugging.get() - 1)
-        if error is not None and error.args and isinstance(error.args[0], str) and _is_ours(error, traceback):
+        if error is not None and error.args and isinstance(error.args[0], str) and _is_ours(error):
             error.args = (translated(error.args[0]), *error.args[1:])
 
 
 in_tower_words = TowerWords()
 
 
-def _is_ours(error: BaseException, traceback: types.TracebackType | None) -> bool:
+def _is_ours(error: BaseException) -> bool:
     """Whether the frame that raised belongs to Replicax; or it is an error of JAX's, which Replicax explains."""
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    raised_by = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__"))
-    return raised_by.startswith("replicax.") or type(error).__module__.startswith("jax.")
+    return _jax.raised_by(error).startswith("replicax.") or type(error).__module__.startswith("jax.")
 
 
 def also(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
