@@ -150,7 +150,7 @@ def test_one_replica_is_a_group() -> None:
 
 @pytest.mark.parametrize("slices", [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1]])
 def test_groups_are_no_slices_that_lie_otherwise(slices: list[int]) -> None:
-    devices = np.array([[types.SimpleNamespace(slice_index=number)] for number in slices])
+    devices = np.array([[types.SimpleNamespace(slice_index=number, device_kind="TPU v5")] for number in slices])
     with pytest.raises(ValueError, match="not in one slice after the other.*give group_size"):
         replicax.GroupPartitioner().size(len(slices), slices_in_turn(devices))
     assert replicax.GroupPartitioner(1).size(len(slices), slices_in_turn(devices)) == 1
