@@ -12,8 +12,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.old_names import missing
+from replicax.system.exit_codes import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
     from replicax.checkpoint import Checkpoint, CheckpointManager

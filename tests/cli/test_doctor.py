@@ -201,7 +201,7 @@ def test_an_accelerator_that_jax_does_not_use(monkeypatch) -> None:
     expected = "devices: 1 × cpu, though there is a NVIDIA GPU → unset JAX_PLATFORMS=cpu"
     assert told(device_check.look(1), State.WARNING) == expected
     monkeypatch.delenv("JAX_PLATFORMS")
-    assert "→ pip install 'jax[cuda12]'" in told(device_check.look(1), State.WARNING)
+    assert "→ pip install 'replicax[cuda12]'" in told(device_check.look(1), State.WARNING)
 
 
 # --- software and machine -------------------------------------------------------------------------------------

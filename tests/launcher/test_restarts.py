@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.launcher.attempt import AttemptOutcome, AttemptResult
 from replicax.launcher.launch_settings import LaunchSettings
 from replicax.launcher.restarts import RestartPolicy
 from replicax.launcher.worker_process import Ending
 from replicax.launcher.worker_program import WorkerProgram
+from replicax.system.exit_codes import EXIT_PREEMPTED
 from tests.launcher.launches import Launch, launched, said
 
 PROGRAM = WorkerProgram(("train.py",))

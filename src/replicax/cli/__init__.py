@@ -10,10 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from replicax.cli import demo, doctor, launch_command, migrate, plan
+from replicax import __version__
+from replicax.cli import demo, doctor, env_command, launch_command, migrate, plan
 from replicax.cli.command_line import CommandError, Parser
 
-_COMMANDS = (demo, plan, launch_command, doctor, migrate)
+_COMMANDS = (demo, plan, launch_command, doctor, env_command, migrate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       interrupted.
     """
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
+    parser.add_argument("--version", action="version", version=f"replicax {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)

@@ -39,6 +39,17 @@ def seed(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """The type of an argument that is a time in seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, got {text}")
+    return found
+
+
 def _int(text: str) -> int:
     try:
         return int(text)

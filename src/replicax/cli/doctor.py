@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replicax.cli.command_line import seconds
+
 if TYPE_CHECKING:
     from replicax.cli.diagnosis.findings import Finding
 
@@ -41,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help=f"how long each check may take, all at the same time (default: {_TOTAL:g} for the whole command)",
     )
@@ -72,17 +74,17 @@ def run(args: argparse.Namespace) -> int:
     ]
     limit = max(_LEAST, _TOTAL - _since_the_start()) if args.timeout is None else args.timeout
     findings = examine(checks, limit)
-    seconds = time.monotonic() - began
+    took = time.monotonic() - began
     is_well = all(finding.state is not State.WRONG for finding in findings)
     if args.json:
-        report = {"well": is_well, "seconds": round(seconds, 2), "findings": [f.as_dict() for f in findings]}
+        report = {"well": is_well, "seconds": round(took, 2), "findings": [f.as_dict() for f in findings]}
         print(json.dumps(report, indent=2))
     else:
-        _print(findings, seconds)
+        _print(findings, took)
     return 0 if is_well else 1
 
 
-def _print(findings: Sequence[Finding], seconds: float) -> None:
+def _print(findings: Sequence[Finding], took: float) -> None:
     import rich.console
     from rich.table import Table
     from rich.text import Text
@@ -110,7 +112,7 @@ def _print(findings: Sequence[Finding], seconds: float) -> None:
         for state, word in ((State.WRONG, "wrong"), (State.WARNING, "to look at"))
         if (count := counts[state])
     )
-    console.print(f"\n{verdict or 'All is well'} ({seconds:.1f} s)")
+    console.print(f"\n{verdict or 'All is well'} ({took:.1f} s)")
 
 
 def _since_the_start() -> float:
@@ -120,14 +122,3 @@ def _since_the_start() -> float:
     except OSError:
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK"))
-
-
-def _seconds(text: str) -> float:
-    """The type of a time in seconds."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, got {text}")
-    return seconds

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping
 
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.launcher import LaunchError, meeting_point
 from replicax.launcher.attempt import Attempt, AttemptOutcome, AttemptResult
 from replicax.launcher.console import Console
@@ -20,6 +19,7 @@ from replicax.launcher.orphans import Guard
 from replicax.launcher.restarts import RestartPolicy
 from replicax.launcher.signal_inbox import SignalInbox
 from replicax.launcher.worker_environment import worker_environment
+from replicax.system.exit_codes import EXIT_PREEMPTED
 
 _OTHER_PORTS = 3
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from replicax.exit_codes import EXIT_PREEMPTED
+from replicax.system.exit_codes import EXIT_PREEMPTED
 
 _SAID_BY_OTHERS = (signal.SIGABRT, signal.SIGTERM)
 _COUNTERS = Path("/proc/vmstat")

@@ -18,7 +18,6 @@ from replicax import _jax
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog, can_write_events
@@ -32,6 +31,7 @@ from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopReq
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
 from replicax.strategy import Strategy
+from replicax.system.exit_codes import EXIT_PREEMPTED
 from replicax.workers import heartbeat
 
 if TYPE_CHECKING:

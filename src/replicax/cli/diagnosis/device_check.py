@@ -117,8 +117,8 @@ def _found(devices: dict[str, Any]) -> list[Finding]:
     unused = [name for name, there in (("NVIDIA GPU", has_nvidia_gpu()), ("TPU", has_tpu())) if there]
     if devices["platform"] == "cpu" and unused:
         chosen = os.environ.get("JAX_PLATFORMS")
-        package = "replicax[tpu]" if unused[0] == "TPU" else "jax[cuda12]"
-        to_do = f"unset JAX_PLATFORMS={chosen}" if chosen else f"pip install '{package}', of the version of JAX"
+        package = "replicax[tpu]" if unused[0] == "TPU" else "replicax[cuda12]"
+        to_do = f"unset JAX_PLATFORMS={chosen}" if chosen else f"pip install '{package}'"
         return [warning("devices", f"{what}, though there is a {unused[0]}", to_do, **data)]
     return [ok("devices", what, **data)]
 

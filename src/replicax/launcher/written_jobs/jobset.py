@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.launcher import LaunchError
 from replicax.launcher.written_jobs.job_request import JobRequest
+from replicax.system.exit_codes import EXIT_PREEMPTED
 
 _JOB = "worker"
 _PORT = 8476

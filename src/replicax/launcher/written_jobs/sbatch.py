@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 
-from replicax.exit_codes import EXIT_PREEMPTED
 from replicax.launcher import LaunchError
 from replicax.launcher.written_jobs.job_request import JobRequest
+from replicax.system.exit_codes import EXIT_PREEMPTED
 
 
 def sbatch_script(request: JobRequest) -> str:

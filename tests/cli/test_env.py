@@ -1,0 +1,88 @@
+"""``replicax env``, ``replicax --version`` and ``python -m replicax``: what people type before they ask for help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import replicax
+from replicax.cli import main
+from replicax.cli.diagnosis import device_check, environment_variables
+from replicax.cli.diagnosis.findings import ok, wrong
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Has the devices be what the test says, as there is no need to ask JAX in a process of its own again."""
+
+    def answer(*findings):
+        monkeypatch.setattr(device_check, "look", lambda seconds: [*findings])
+
+    answer(ok("devices", "8 × NVIDIA H100 80GB HBM3 (gpu), 59.5 GiB each"), ok("compiler", "a small program: 0.1 s"))
+    monkeypatch.setattr(environment_variables, "environment_at_start", lambda: {"NCCL_DEBUG": "INFO", "HOME": "/me"})
+    return answer
+
+
+def test_the_version(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"replicax {replicax.__version__}\n"
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "replicax"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"replicax {replicax.__version__}\n", "")
+    done = subprocess.run([*command, "no"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("replicax: error: argument command: invalid choice: 'no'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_to_paste_into_an_issue(devices, capsys) -> None:
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"replicax:    {replicax.__version__}"
+    assert lines[2].startswith("platform:    Linux-")
+    assert lines[3] == f"packages:    jax {jax.__version__}"
+    assert "devices:     8 × NVIDIA H100 80GB HBM3 (gpu), 59.5 GiB each" in lines
+    assert "environment: NCCL_DEBUG=INFO" in lines
+    assert lines[-1] == "not well:    none"
+    text = "\n".join(lines)
+    assert "/me" not in text  # variables that don't matter stay at home
+    assert "pytest" not in text  # as do packages for working on Replicax
+    assert " optax " in text
+
+
+def test_what_is_not_well_is_in_it(devices, capsys) -> None:
+    devices(wrong("devices", "importing JAX did not end within 20.0 s", "find out why"))
+    assert main(["env", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "devices" not in report
+    assert "devices: importing JAX did not end within 20.0 s" in report["not well"]
+    assert report["environment"] == {"NCCL_DEBUG": "INFO"}
+
+
+def test_the_devices_that_are_here() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "replicax", "env", "--timeout", "100"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=True,
+    )
+    assert "devices:     1 × cpu" in done.stdout or "devices:     8 × cpu" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("seconds", ["0", "x"])
+def test_times_that_are_none(capsys, seconds) -> None:
+    assert main(["env", "--timeout", seconds]) == 2
+    assert "must be a number of seconds, above 0" in capsys.readouterr().err
