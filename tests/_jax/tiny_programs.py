@@ -165,6 +165,7 @@ PROGRAMS: dict[str, Program] = {
         lambda x: x, _row(), lambda _, b: b, transpose_solve=lambda _, b: b
     ),
     "custom_vjp_call": lambda: _with_vjp(_row()),
+    "custom_vmap_call": lambda: jax.custom_batching.sequential_vmap(lambda x: x)(_row()),
     "debug_callback": lambda: jax.debug.callback(lambda x: None, _row()),
     "debug_print": lambda: jax.debug.print("{}", _row()),
     "device_put": lambda: jax.device_put(_row(), jax.devices()[0]),

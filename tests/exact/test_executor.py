@@ -62,6 +62,18 @@ def _of_times(primals, tangents):
     return _times(*primals), tangents[0] * primals[1]
 
 
+@jax.custom_batching.custom_vmap
+def _sum_of_rows(x):
+    return jax.lax.while_loop(
+        lambda y: y.max() < 9, lambda y: y + context().all_reduce("sum", jnp.abs(x).sum()), jnp.zeros(1)
+    )
+
+
+@_sum_of_rows.def_vmap
+def _of_batches(size, batched, x):
+    return context().all_reduce("sum", x.sum(1)), batched[0]
+
+
 def counting():
     return jnp.float32(0), jnp.zeros(2), jax.random.key(0)
 
@@ -129,6 +141,7 @@ STEPS = {
         jax.vjp(_times, x, jnp.int32(3))[1](x)[0],
         jax.grad(lambda x, n: jnp.sum(_times(x, n)), allow_int=True)(x, jnp.int32(3)),
     ),
+    "a collective in a custom_vmap": lambda x: (_sum_of_rows(x[:, None]), jax.vmap(_sum_of_rows)(x[:, None])),
     "a linear solve over replicas": lambda x: jax.scipy.sparse.linalg.cg(
         lambda v: context().all_reduce("mean", jnp.square(x) * v) + v, jnp.ones(3), maxiter=4
     )[0],

@@ -29,6 +29,12 @@ INPUT = [
         r"jax.random.key_data\(keys\).*jax.random.wrap_key_data",
     ),
     (
+        "random keys as examples",
+        lambda w: w.s.make_numpy_dataset({"x": np.ones(4), "key": jax.random.split(jax.random.key(0), 4)}),
+        TypeError,
+        r"input\['key'\] holds random keys.*random_key\(key\)",
+    ),
+    (
         "a function for a dataset",
         lambda w: w.s.distribute_dataset(lambda ctx: [np.ones(2)]),
         TypeError,

@@ -90,20 +90,21 @@ RUNNING = [
     ),
     *[
         (
-            f"{kind} in a step, {executor}",
-            lambda w, kind=kind, executor=executor: w.s.run(
-                lambda x: mapped(kind)(x), (np.ones(2, np.float32),), options=replicax.RunOptions(executor)
+            f"{kind} of {rows} rows in a step, {executor}",
+            lambda w, kind=kind, rows=rows, executor=executor: w.s.run(
+                lambda x: mapped(kind)(x), (np.ones(rows, np.float32),), options=replicax.RunOptions(executor)
             ),
             ValueError,
             "maps over devices itself.*Call the mapped function directly, without pmap, shard_map",
         )
-        for kind, executor in [
-            ("pmap", "compiled"),
-            ("pmap", "per_replica"),
-            ("shard_map", "compiled"),
-            ("shard_map", "per_replica"),
-            ("device_put", "compiled"),
-            ("in_shardings", "compiled"),
+        for kind, rows, executor in [
+            ("pmap", 2, "compiled"),
+            ("pmap", 2, "per_replica"),
+            ("pmap", 32, "compiled"),
+            ("shard_map", 2, "compiled"),
+            ("shard_map", 2, "per_replica"),
+            ("device_put", 2, "compiled"),
+            ("in_shardings", 2, "compiled"),
         ]
     ],
     ("an async step", lambda w: inside(w, coroutine, w.x), TypeError, "coroutine is an async function"),

@@ -117,12 +117,18 @@ def test_branches_join_with_their_predicate(pair) -> None:
 
 
 def test_calls_are_looked_into(pair) -> None:
+    @jax.custom_batching.custom_vmap
+    def batched(a, b):
+        return a, b + 1, lax.psum(a, "replica")
+
+    batched.def_vmap(lambda size, batched, a, b: ((a, b, a), (True, True, True)))
+
     def step(x, m):
         pair_ = jax.jit(lambda a, b: (a + 1, b + 1))(x, m)
         kept = jax.checkpoint(lambda a, b: (jnp.sin(a), jnp.sin(b)))(x, m)
-        return *pair_, *kept
+        return *pair_, *kept, *batched(x, m)
 
-    assert localities(pair, step, ONE) == "TMTM"
+    assert localities(pair, step, ONE) == "TMTMTMM"
 
 
 def test_custom_derivatives_are_looked_into(pair) -> None:

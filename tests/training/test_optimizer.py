@@ -235,7 +235,9 @@ def test_bad_input(pair) -> None:
     with pytest.raises(ValueError, match=r"gradient of variable 'w' .*has shape \(3,\); expected \(2,\)"):
         pair.run(lambda: optimizer.apply_gradients([(jnp.ones(3), w)]))
     for arguments in [([(None, w)],), ([None], [w])]:
-        with pytest.raises(ValueError, match=r"every gradient is None, .*: variable 'w' .* and 0 more. Differentiate"):
+        with pytest.raises(
+            ValueError, match=r"every gradient is None, .*: variable 'w' \(float32\[\d*\]\)\. Differentiate"
+        ):
             pair.run(lambda arguments=arguments: optimizer.apply_gradients(*arguments))
     with pair.scope(), pytest.raises(replicax.ContextError, match="call it inside a step"):
         optimizer.apply_gradients([(jnp.ones(2), w)])

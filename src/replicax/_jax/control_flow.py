@@ -103,7 +103,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = {
 def called_program(equation: Equation) -> Jaxpr | None:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
     params = equation.params
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
         if name in params and equation.primitive.name not in CONTROL_FLOW:
             inner = open_jaxpr(params[name])
             if hasattr(inner, "eqns") and _fit(inner.invars, equation.invars) and _fit(inner.outvars, equation.outvars):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 
 import jax
 
@@ -21,6 +22,7 @@ _ABOUT_ANOTHER_MESH = (
 
 INSTALLED = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 """The folder of JAX's own source."""
+_PMAP = os.path.join(INSTALLED, "_src", "pmap.py")
 
 
 def asked_for_a_value(error: Exception) -> str | None:
@@ -67,7 +69,11 @@ def missed_a_mesh(error: Exception) -> str | None:
         return None
     if "context mesh cannot be empty" in str(error):
         return "mesh"
-    return "other" if any(words in str(error) for words in _ABOUT_ANOTHER_MESH) else None
+    if any(words in str(error) for words in _ABOUT_ANOTHER_MESH):
+        return "other"
+    # What a pmap makes of arguments that have not a row for each device.
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "other" if str(error).startswith("cannot select an axis to squeeze out") and _PMAP in files else None
 
 
 def missed_axis_types(error: AssertionError) -> bool:

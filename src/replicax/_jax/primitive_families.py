@@ -167,6 +167,9 @@ CONTROL_FLOW = SCANS | WHILE_LOOPS | BRANCHES
 LINEAR_SOLVES = primitives_named("custom_linear_solve")
 """They apply one program to some of their operands; the other programs and operands are for the derivative."""
 
+BATCHING_CALLS = primitives_named("custom_vmap_call")
+"""They apply a program to their operands, and another one under ``jax.vmap``."""
+
 SHARD_MAPS = primitives_named("shard_map")
 """They apply a program to each device's part of their operands."""
 

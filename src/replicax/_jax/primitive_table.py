@@ -43,6 +43,7 @@ cumlogsumexp cummax cummin cumprod cumsum: axis reverse
 custom_jvp_call: call_jaxpr jvp_jaxpr_fun num_consts symbolic_zeros
 custom_linear_solve: const_lengths jaxprs
 custom_vjp_call: bwd call_jaxpr fwd_jaxpr_thunk num_consts out_trees symbolic_zeros
+custom_vmap_call: call in_tree out_tree rule
 debug_callback: callback effect partitioned
 debug_print: fmt has_placeholders in_tree logging_record np_printoptions ordered partitioned static_args
 device_put: copy_semantics devices srcs

@@ -215,6 +215,16 @@ def is_key(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+def check_no_keys(array: Any, name: str) -> None:
+    """Raise a TypeError if ``array``, of a dataset, holds random keys."""
+    if is_key(getattr(array, "dtype", None)):
+        raise TypeError(
+            f"{name} holds random keys, and datasets take only numbers: put jax.random.key_data(keys) into the "
+            "dataset, and make keys of it in the step with jax.random.wrap_key_data. Or pass one key in args, and "
+            "draw with this replica's own: replicax.get_replica_context().random_key(key)"
+        )
+
+
 def casts(source: Any, target: Any) -> bool:
     """Whether ``source`` converts to ``target`` within its kind, or to a wider kind."""
     if is_key(source) or is_key(target):

@@ -341,9 +341,10 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
             tree, [None if g is None else v for g, v in zip(parts, leaves, strict=True)]
         )
     if found and all(g is None for g, _ in found):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ValueError(
-            f"apply_gradients: every gradient is None, so no variable would change: {_named(found[0][1])} and "
-            f"{len(found) - 1} more. Differentiate the loss by these variables: value_and_grad(loss, variables)"
+            f"apply_gradients: every gradient is None, so no variable would change: {_named(found[0][1])}{more}. "
+            "Differentiate the loss by these variables: value_and_grad(loss, variables)"
         )
     return [(_gradient(g, v), v) for g, v in found if g is not None], chosen
 

@@ -13,7 +13,14 @@ from replicax._jax.control_flow import solving
 from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
-from replicax._jax.primitive_families import BRANCHES, CHECKPOINTS, LINEAR_SOLVES, WHILE_LOOPS, by_primitive
+from replicax._jax.primitive_families import (
+    BATCHING_CALLS,
+    BRANCHES,
+    CHECKPOINTS,
+    LINEAR_SOLVES,
+    WHILE_LOOPS,
+    by_primitive,
+)
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import ClosedJaxpr, Primitive
@@ -112,8 +119,8 @@ class WatchingTrace(EagerTrace):
             return fun.call_wrapped(*tracers)
 
 
-# What ``jax.checkpoint`` makes is a program, even where nothing is compiled. It may hold branches and loops, which JAX
-# would compile. (Scans and calls it has written out.)
+# What ``jax.checkpoint`` and ``custom_vmap`` make is a program, even where nothing is compiled. It may hold branches
+# and loops, which JAX would compile. (Scans and calls it has written out.)
 
 
 def _call(program: Any, args: Sequence[Any]) -> list[Any]:
@@ -142,6 +149,7 @@ def _selected(rows: Any, new: Any, old: Any) -> Any:
 _STEP_BY_STEP: Mapping[str, Callable[[list[Any], Any], list[Any]]] = by_primitive(
     {
         CHECKPOINTS: lambda args, params: _call(params["jaxpr"], args),
+        BATCHING_CALLS: lambda args, params: _call(params["call"], args),
         LINEAR_SOLVES: lambda args, params: _call(*solving(params, args)),
         BRANCHES: _branch,
         WHILE_LOOPS: _while,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.devices.host_values import check_integers, is_key
+from replicax.devices.host_values import check_integers, check_no_keys
 from replicax.execution.replica_values import ARRAYS
 from replicax.nests import known
 
@@ -173,12 +173,7 @@ class Checker:
         if not isinstance(leaf, ARRAYS):
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-        if is_key(array.dtype):
-            raise TypeError(
-                f"{name} holds random keys, and datasets take only numbers: put jax.random.key_data(keys) into the "
-                "dataset, and make keys of it in the step with jax.random.wrap_key_data. Or pass one key in args, and "
-                "let each replica fold its replica_id_in_sync_group in"
-            )
+        check_no_keys(array, name)
         if not _is_numeric(array.dtype):
             raise TypeError(
                 f"{name} is an array of dtype {array.dtype}, which is not an array of numbers: make numbers of it in "

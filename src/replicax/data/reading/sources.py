@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax._grain import graph, nodes
 from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
+from replicax.devices.host_values import check_no_keys
 from replicax.integrations.converted_dataset import adapted
 from replicax.nests import known
 
@@ -129,8 +130,9 @@ class _Slices:
         sizes = {}
         self._leaves = []
         for path, leaf in paths:
-            array = np.asarray(leaf)
             name = "input" + jax.tree_util.keystr(path)
+            check_no_keys(leaf, name)
+            array = np.asarray(leaf)
             if array.ndim == 0:
                 raise ValueError(f"{name} is a scalar; every array needs a dim 0 along which the examples lie")
             sizes[name] = array.shape[0]
